@@ -1,0 +1,93 @@
+"""An alert as Alertmanager reports it, and what Trainmedic knows of it.
+
+Who calls it: the webhook builds `Alert` values, the engine decides on them, the store keeps an
+`AlertRecord` for each identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class AlertStatus(StrEnum):
+    """The status of one alert, in Alertmanager's words."""
+
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+class Identity(NamedTuple):
+    """What makes two reports speak of the same alert: same labels, same beginning.
+
+    ``starts_at`` is an aware UTC datetime.
+    """
+
+    fingerprint: str
+    starts_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One entry of ``alerts[]`` in a delivery. Times are aware UTC datetimes.
+
+    ``ends_at`` is None while the alert fires (Alertmanager sends the year 0001 then).
+    """
+
+    fingerprint: str
+    status: AlertStatus
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    starts_at: datetime
+    ends_at: datetime | None = None
+    generator_url: str = ""
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.fingerprint, self.starts_at)
+
+    @property
+    def name(self) -> str:
+        """The ``alertname`` label; empty where a receiver was sent an alert without one."""
+        return self.labels.get("alertname", "")
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRecord:
+    """An alert with what was heard of it: first, last, how often, and when it resolved.
+
+    ``resolved_because`` is ``alertmanager`` for a resolved that was delivered, ``superseded`` for
+    an older beginning of an alert that resolved, ``asked`` where the Alertmanager said on request
+    that it no longer fires, ``assumed`` where it was not heard of for too long.
+    """
+
+    alert: Alert
+    first_heard_at: datetime
+    last_heard_at: datetime
+    count: int = 1
+    resolved_at: datetime | None = None
+    resolved_because: str | None = None
+
+    @property
+    def identity(self) -> Identity:
+        return self.alert.identity
+
+    @property
+    def is_resolved(self) -> bool:
+        return self.resolved_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One webhook POST: its alerts, and how many more Alertmanager left out (``truncated``)."""
+
+    id: str
+    received_at: datetime
+    receiver: str
+    group_key: str
+    external_url: str
+    alerts: tuple[Alert, ...] = field(default=())
+    truncated: int = 0

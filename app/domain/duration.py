@@ -1,0 +1,64 @@
+"""Prometheus durations (``90s``, ``10m``, ``1h30m``): reading, writing, and a field type for models."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+# The grammar and the units of Prometheus (common/model/time.go): each unit at most once, largest
+# first; a year is 365 days.
+PATTERN = r"^(?=.)(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?$"
+_UNITS = {
+    "y": timedelta(days=365),
+    "w": timedelta(weeks=1),
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+}
+_GRAMMAR = re.compile(PATTERN)
+_PART = re.compile(r"(\d+)(ms|[ywdhms])")
+
+
+def parse(text: str) -> timedelta:
+    """The duration that `text` writes. Raises ValueError with an example where it writes none."""
+    if text == "0":
+        return timedelta(0)
+    if not _GRAMMAR.match(text):
+        raise ValueError(f"{text!r} is not a duration; write it as Prometheus does: 90s, 10m, 1h30m")
+    try:
+        return sum((int(count) * _UNITS[unit] for count, unit in _PART.findall(text)), timedelta(0))
+    except OverflowError:
+        raise ValueError(f"{text!r} is too long a duration") from None
+
+
+def write(value: timedelta) -> str:
+    """The shortest Prometheus duration of `value`, to the millisecond."""
+    left = round(value / _UNITS["ms"])
+    parts = []
+    for unit in ("d", "h", "m", "s", "ms"):
+        size = round(_UNITS[unit] / _UNITS["ms"])
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, str):
+        return parse(value)
+    raise ValueError(f"{value!r} is not a duration; write it with its unit: 90s, 10m, 1h30m")
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(_read),
+    PlainSerializer(write, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": PATTERN, "examples": ["90s", "10m", "1h30m"]}),
+]

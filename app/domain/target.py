@@ -1,0 +1,196 @@
+"""What a run works on, when two of them overlap, and how labels name one.
+
+Not here: asking a cluster or an inventory for the node behind an address; callers hand in
+``inventory``, a mapping from address to node name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """The kinds of target."""
+
+    GPU = "gpu"
+    NODE = "node"
+    JOB = "job"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A gpu (always with its node), a node, a job, or the cluster.
+
+    ``gpu`` is a UUID, a PCI address or an index, as the alert named it; the agent on the node
+    confirms it against its own driver.
+    """
+
+    kind: Kind
+    node: str | None = None
+    gpu: str | None = None
+    job: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The target in one line: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
+        match self.kind:
+            case Kind.GPU:
+                return f"gpu:{self.node}/{self.gpu}"
+            case Kind.NODE:
+                return f"node:{self.node}"
+            case Kind.JOB:
+                return f"job:{self.job}"
+            case Kind.CLUSTER:
+                return "cluster"
+
+    def overlaps(self, other: Target) -> bool:
+        """Whether two runs on these targets could touch the same thing.
+
+        The cluster covers everything, a node covers its GPUs. Two GPUs of one node that are named
+        in different ways (one by UUID, one by index) cannot be told apart here, so they overlap.
+        """
+        if Kind.CLUSTER in (self.kind, other.kind):
+            return True
+        if self.kind is Kind.JOB or other.kind is Kind.JOB:
+            return self.kind is other.kind and self.job == other.job
+        if self.node != other.node:
+            return False
+        if Kind.NODE in (self.kind, other.kind):
+            return True
+        return self.gpu == other.gpu or _naming(self.gpu) != _naming(other.gpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """The labels name no target, or several. ``reason`` is ``target_unknown`` or ``target_ambiguous``."""
+
+    reason: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityLabels:
+    """Which labels name a target, most trusted first. Compared without regard to case.
+
+    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter,
+    kube-state-metrics and Trainmedic's own exporter. ``exported_`` forms, which Prometheus makes
+    when a scrape adds a label of the same name, are looked up with each.
+    """
+
+    gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid")
+    gpu_index: tuple[str, ...] = ("gpu", "gpu_id")
+    node: tuple[str, ...] = ("node", "nodename", "kubernetes_node", "hostname")
+    job: tuple[str, ...] = (
+        "job_name",
+        "training_job",
+        "label_training_kubeflow_org_job_name",
+        "label_jobset_sigs_k8s_io_jobset_name",
+        "label_batch_kubernetes_io_job_name",
+        "label_job_name",
+    )
+
+
+def resolve(
+    kind: Kind,
+    labels: Mapping[str, str],
+    inventory: Mapping[str, str],
+    identity: IdentityLabels = IdentityLabels(),
+) -> Target | Unresolved:
+    """The target of `kind` that `labels` name; refused, never guessed, where they do not name one."""
+    folded = _fold(labels)
+    match kind:
+        case Kind.CLUSTER:
+            return Target(kind)
+        case Kind.JOB:
+            job = _single(folded, identity.job, "job")
+            return job if isinstance(job, Unresolved) else Target(kind, job=job)
+        case Kind.NODE:
+            node = _node(folded, inventory, identity)
+            return node if isinstance(node, Unresolved) else Target(kind, node=node)
+        case Kind.GPU:
+            return _gpu(folded, inventory, identity)
+
+
+def _gpu(folded: Mapping[str, set[str]], inventory: Mapping[str, str], identity: IdentityLabels) -> Target | Unresolved:
+    gpu = _single(folded, identity.gpu_uuid, "GPU UUID")
+    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
+        gpu = _single(folded, identity.gpu_index, "GPU")
+    if isinstance(gpu, Unresolved):
+        return gpu
+    node = _node(folded, inventory, identity)
+    if isinstance(node, Unresolved):
+        return node
+    return Target(Kind.GPU, node=node, gpu=gpu)
+
+
+def _node(folded: Mapping[str, set[str]], inventory: Mapping[str, str], identity: IdentityLabels) -> str | Unresolved:
+    named = _single(folded, identity.node, "node")
+    if isinstance(named, str):
+        return inventory.get(named, named)
+    if named.reason == "target_ambiguous":
+        return named
+    for instance in sorted(folded.get("instance", ())):
+        host = host_of(instance)
+        if host in inventory:
+            return inventory[host]
+        if is_address(host):
+            return Unresolved("target_unknown", f"instance {instance!r} is an address that no inventory maps to a node")
+        return host
+    return named
+
+
+def _single(folded: Mapping[str, set[str]], names: Iterable[str], what: str) -> str | Unresolved:
+    """The one value that the labels of these names agree on."""
+    tried: list[str] = []
+    values: dict[str, str] = {}
+    for name in names:
+        for form in (name.lower(), f"exported_{name.lower()}"):
+            tried.append(form)
+            for value in folded.get(form, ()):
+                values.setdefault(value, form)
+    if not values:
+        return Unresolved("target_unknown", f"no label names the {what} (looked for {', '.join(tried)})")
+    if len(values) > 1:
+        shown = ", ".join(f"{form}={value!r}" for value, form in sorted(values.items()))
+        return Unresolved("target_ambiguous", f"the labels disagree on the {what}: {shown}")
+    return next(iter(values))
+
+
+def _fold(labels: Mapping[str, str]) -> dict[str, set[str]]:
+    folded: dict[str, set[str]] = {}
+    for name, value in labels.items():
+        if value.strip():
+            folded.setdefault(name.lower(), set()).add(value.strip())
+    return folded
+
+
+def host_of(instance: str) -> str:
+    """The host part of ``host:port``, ``[v6]:port``, or of a bare host or IPv6 address."""
+    if instance.startswith("["):
+        return instance[1:].partition("]")[0]
+    if instance.count(":") > 1:
+        return instance
+    return instance.partition(":")[0]
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address or a name of the loopback, which name no node."""
+    if host in ("", "localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _naming(gpu: str | None) -> str:
+    if gpu is None:
+        return "none"
+    if gpu.isdigit():
+        return "index"
+    return "pci" if ":" in gpu else "uuid"

@@ -1,0 +1,97 @@
+"""Every error that Trainmedic raises on purpose.
+
+The tree::
+
+    TrainmedicError
+    ├── ConfigurationError      a setting, file or flag is wrong; the process cannot start with it
+    ├── PlaybookError           a playbook cannot be loaded; says file, line and column
+    ├── ExpressionError         a template or expression failed while a run used it
+    ├── PayloadError            a webhook body is not what Alertmanager sends; says the field
+    ├── NotFound                no run, playbook or other named thing of that name
+    ├── Conflict                the request does not fit the state: approving a closed run
+    ├── Saturated               a bounded queue is full; the same request may succeed later
+    ├── StoreUnavailable        the run store cannot be reached or written
+    ├── BusUnavailable          Redis cannot be reached
+    └── ActionFailure           an attempt of a step did not succeed
+        ├── TemporaryFailure    another attempt may succeed
+        ├── PermanentFailure    another attempt would fail alike (rejected, unsupported, bad parameters)
+        └── OutcomeUnknown      it may or may not have happened (no reply in time, killed in between)
+
+Errors of libraries are translated once, in the adapter that met them, and chained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class TrainmedicError(Exception):
+    """Base of the tree; its text is meant for a person."""
+
+
+class ConfigurationError(TrainmedicError):
+    """A setting, file or flag is wrong."""
+
+
+class PlaybookError(TrainmedicError):
+    """A playbook cannot be loaded."""
+
+
+class ExpressionError(TrainmedicError):
+    """A template or expression failed while a run used it."""
+
+
+class PayloadError(TrainmedicError):
+    """A webhook body is not what Alertmanager sends.
+
+    ``field`` is the path of the offending member, such as ``alerts.0.startsAt``.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class NotFound(TrainmedicError):
+    """There is nothing of that name."""
+
+
+class Conflict(TrainmedicError):
+    """The request does not fit the present state."""
+
+
+class Saturated(TrainmedicError):
+    """A bounded queue is full; ``retry_after`` is in seconds."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class StoreUnavailable(TrainmedicError):
+    """The run store cannot be reached or written."""
+
+
+class BusUnavailable(TrainmedicError):
+    """Redis cannot be reached."""
+
+
+class ActionFailure(TrainmedicError):
+    """An attempt of a step did not succeed. ``output`` is what is known of it."""
+
+    def __init__(self, message: str, output: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.output: Mapping[str, Any] = output or {}
+
+
+class TemporaryFailure(ActionFailure):
+    """Another attempt may succeed."""
+
+
+class PermanentFailure(ActionFailure):
+    """Another attempt would fail alike."""
+
+
+class OutcomeUnknown(ActionFailure):
+    """The effect may or may not have happened."""

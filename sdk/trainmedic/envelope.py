@@ -1,0 +1,224 @@
+"""The wire format between Trainmedic's server and those who carry out its commands.
+
+A command is one entry of a Redis stream with the field ``command`` (JSON, UTF-8) and, where a
+signing key is in use, ``signature``: the HMAC-SHA256 of exactly those bytes, in hexadecimal. A
+reply is one entry of ``trainmedic:replies`` with the field ``reply`` (JSON).
+
+This module is the one definition of both; the server imports it from here. It needs the standard
+library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Mapping
+
+VERSION = 1
+REPLIES = "trainmedic:replies"
+
+ACCEPTED = "accepted"
+APPLIED = "applied"
+REJECTED = "rejected"
+UNSUPPORTED = "unsupported"
+FAILED = "failed"
+EXPIRED = "expired"
+STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED})
+FINAL = STATUSES - {ACCEPTED}
+
+
+def job_commands(job: str) -> str:
+    """The stream of a training job's commands."""
+    return f"trainmedic:commands:job:{job}"
+
+
+def node_commands(node: str) -> str:
+    """The stream of a node agent's commands."""
+    return f"trainmedic:commands:node:{node}"
+
+
+def job_presence(job: str) -> str:
+    """The expiring key by which a training job says that it is connected."""
+    return f"trainmedic:job:{job}"
+
+
+def agent_presence(node: str) -> str:
+    """The expiring key by which a node agent says that it is connected."""
+    return f"trainmedic:agent:{node}"
+
+
+class EnvelopeError(ValueError):
+    """A message is not a well-formed envelope, or its signature is missing or wrong."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """An action sent to a node agent or a training job.
+
+    ``issued_at`` and ``expires_at`` are aware UTC datetimes; a receiver never applies a command
+    after ``expires_at``. ``undo_of`` is set on a command that takes back an earlier one: a receiver
+    that did not apply that one has nothing to undo, and says so.
+    """
+
+    id: str
+    action: str
+    target: Mapping[str, Any]
+    params: Mapping[str, Any]
+    run_id: str
+    playbook: str
+    reason: str
+    issued_at: datetime
+    expires_at: datetime
+    undo_of: str | None = None
+    v: int = VERSION
+
+    def encode(self) -> bytes:
+        """The exact bytes that are sent and signed."""
+        fields: dict[str, Any] = {
+            "v": self.v,
+            "id": self.id,
+            "action": self.action,
+            "target": dict(self.target),
+            "params": dict(self.params),
+            "run_id": self.run_id,
+            "playbook": self.playbook,
+            "reason": self.reason,
+            "issued_at": write_time(self.issued_at),
+            "expires_at": write_time(self.expires_at),
+        }
+        if self.undo_of is not None:
+            fields["undo_of"] = self.undo_of
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Command:
+        """The command that `raw` holds. Raises EnvelopeError, naming the field. Extra fields are ignored."""
+        fields = _object(raw, "command")
+        if fields.get("v") != VERSION:
+            raise EnvelopeError(f"command: v is {fields.get('v')!r}; this version reads {VERSION}")
+        undo_of = fields.get("undo_of")
+        if undo_of is not None and not isinstance(undo_of, str):
+            raise EnvelopeError("command: undo_of is not a string")
+        return cls(
+            id=_member(fields, "id", str),
+            action=_member(fields, "action", str),
+            target=_member(fields, "target", dict),
+            params=_member(fields, "params", dict),
+            run_id=_member(fields, "run_id", str),
+            playbook=_member(fields, "playbook", str),
+            reason=_member(fields, "reason", str),
+            issued_at=read_time(_member(fields, "issued_at", str)),
+            expires_at=read_time(_member(fields, "expires_at", str)),
+            undo_of=undo_of,
+        )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer of one rank of a job, or of an agent (rank None), to one command."""
+
+    command_id: str
+    sender: str
+    status: str
+    rank: int | None = None
+    output: Mapping[str, Any] = field(default_factory=dict)
+    at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in FINAL
+
+    def encode(self) -> bytes:
+        fields = {
+            "command_id": self.command_id,
+            "from": self.sender,
+            "rank": self.rank,
+            "status": self.status,
+            "output": dict(self.output),
+            "at": write_time(self.at),
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Reply:
+        """The reply that `raw` holds. Raises EnvelopeError, naming the field."""
+        fields = _object(raw, "reply")
+        status = _member(fields, "status", str)
+        if status not in STATUSES:
+            raise EnvelopeError(f"reply: status is {status!r}; it must be one of {', '.join(sorted(STATUSES))}")
+        rank = fields.get("rank")
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
+            raise EnvelopeError("reply: rank is not a whole number")
+        at = fields.get("at")
+        return cls(
+            command_id=_member(fields, "command_id", str),
+            sender=str(fields.get("from", "")),
+            status=status,
+            rank=rank,
+            output=fields["output"] if isinstance(fields.get("output"), dict) else {},
+            at=read_time(at) if isinstance(at, str) else datetime.now(timezone.utc),
+        )
+
+
+def sign(raw: bytes, key: bytes) -> str:
+    """The signature of the bytes of a command: HMAC-SHA256 (RFC 2104), hexadecimal."""
+    return hmac.new(key, raw, hashlib.sha256).hexdigest()
+
+
+def verify(raw: bytes, signature: bytes | str | None, key: bytes | None) -> None:
+    """Raise EnvelopeError unless `signature` is that of `raw`. Without a key everything passes."""
+    if key is None:
+        return
+    if not signature:
+        raise EnvelopeError("the command is not signed, and a signing key is in use here")
+    given = signature.encode() if isinstance(signature, str) else signature
+    if not hmac.compare_digest(sign(raw, key).encode(), given):
+        raise EnvelopeError("the command's signature is wrong")
+
+
+def new_id(now_ms: int | None = None) -> str:
+    """A UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits."""
+    stamp = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    value = (stamp & ((1 << 48) - 1)) << 80 | int.from_bytes(os.urandom(10), "big")
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def write_time(value: datetime) -> str:
+    """RFC 3339 in UTC, to the microsecond: ``2026-01-31T12:00:00.000000Z``."""
+    return value.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def read_time(text: str) -> datetime:
+    """The aware UTC datetime that an RFC 3339 text writes. Raises EnvelopeError."""
+    try:
+        value = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+    except ValueError as error:
+        raise EnvelopeError(f"{text!r} is not an RFC 3339 time") from error
+    if value.tzinfo is None:
+        raise EnvelopeError(f"{text!r} has no time zone")
+    return value.astimezone(timezone.utc)
+
+
+def _object(raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise EnvelopeError(f"{what}: not JSON") from error
+    if not isinstance(fields, dict):
+        raise EnvelopeError(f"{what}: not a JSON object")
+    return fields
+
+
+def _member(fields: dict[str, Any], name: str, kind: type) -> Any:
+    value = fields.get(name)
+    if not isinstance(value, kind):
+        raise EnvelopeError(f"{name} is missing or not {'an object' if kind is dict else 'a string'}")
+    return value
