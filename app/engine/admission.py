@@ -129,7 +129,8 @@ class Admitting:
         self._keep(ended)
         for run in self._facts.linked.get(record.identity, ()):
             self._note(run.run_id, "alert_resolved", alert=record.alert.name, because=because)
-            self.changes.touched.add(run.run_id)
+            if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
+                self.changes.touched.add(run.run_id)
 
     def _firing(self, alert: Alert, candidates: Iterable[Candidate]) -> tuple[bool, list[Admitted]]:
         """Take in a firing; whether it was known, and what each playbook decided."""

@@ -61,6 +61,18 @@ class Driver:
         """Something outside has changed: read it before the next move."""
         self._touched.set()
 
+    @property
+    def is_touched(self) -> bool:
+        """Whether there is something that it has not read yet."""
+        return self._touched.is_set()
+
+    async def start_over(self) -> None:
+        """Take the run as the store has it, after an error left this one in doubt."""
+        snapshot = await self._around.recorder.snapshot(self.run.id)
+        if snapshot is not None:
+            self.run = snapshot.run
+            self._signals = Signals(snapshot.alerts, snapshot.orders, self._around.is_paused())
+
     async def turned(self) -> None:
         """Return after the driver has next taken in what it was touched for."""
         async with self._turns:

@@ -31,6 +31,7 @@ class Workers:
         self._around = around
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._touched_early: set[str] = set()
 
     def start(self, run: Run, book: Book, alert: AlertRecord) -> None:
         """Drive a run that has just been admitted."""
@@ -43,7 +44,9 @@ class Workers:
             driver = self._drivers.get(run_id)
             if driver is not None:
                 driver.touch()
-            elif run_id not in self._tasks:
+            elif run_id in self._tasks:
+                self._touched_early.add(run_id)
+            else:
                 self._spawn(run_id, self._revive(run_id))
 
     def touch_all(self) -> None:
@@ -149,6 +152,10 @@ class Workers:
             return
         signals = Signals(snapshot.alerts, snapshot.orders, self._around.is_paused())
         driver = self._drivers[run_id] = Driver(snapshot.run, book, signals, self._around, None)
+        if run_id in self._touched_early:
+            # The snapshot may be older than what this run was touched for.
+            self._touched_early.discard(run_id)
+            driver.touch()
         await self._drive(driver)
 
     def _launch(self, driver: Driver) -> None:
@@ -167,13 +174,15 @@ class Workers:
             while True:
                 try:
                     await driver.drive()
+                    if driver.is_touched:
+                        continue
                     return
                 except Exception:  # the boundary of a run: a bug in one must not take down the others
                     self._around.metrics.loop_errors.labels("driver").inc()
                     log.exception("a run's driver failed; starting it again", run_id=driver.run.id, retry_in=backoff)
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, _LONGEST_BACKOFF)
-                driver.touch()
+                await driver.start_over()
         finally:
             self._drivers.pop(driver.run.id, None)
 
