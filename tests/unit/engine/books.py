@@ -1,0 +1,22 @@
+"""Playbooks of the engine's tests, compiled by the real catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app import ports
+
+CAP = """
+playbook: cap
+on: {alert: Hot}
+target: {gpu: "{{ labels.gpu }}", node: "{{ labels.node }}"}
+steps:
+  - id: cap
+    action: test.cap
+    with: {amount: 80}
+    undo: on_resolve
+"""
+
+
+def catalog_of(texts: Sequence[str], actions: ports.Actions) -> ports.Catalog:
+    raise RuntimeError("joined when the catalog is")
