@@ -18,6 +18,7 @@ from app import errors, ports, telemetry
 from app.adapters.memory_store import MemoryStore
 from app.domain.admission import Admission
 from app.domain.alert import Alert, AlertStatus, Delivery, Identity
+from app.domain.playbook import Mode
 from app.domain.run import Run
 from app.domain.target import Kind
 from app.engine.service import Engine
@@ -141,12 +142,14 @@ class Source:
 class World:
     """One server's engine, which can be killed and started again over the same store."""
 
-    def __init__(self, *playbooks: str, source: Source | None = None, inventory: Mapping[str, str] | None = None, **limits: Any) -> None:
+    def __init__(
+        self, *playbooks: str, source: Source | None = None, inventory: Mapping[str, str] | None = None, **limits: Any
+    ) -> None:
         self.store = MemoryStore()
         self.clock = VirtualClock()
         self.actions = ScriptedActions()
         self.metrics = telemetry.Metrics()
-        self.limits = Limits(**{"mode": "enforce", **limits})
+        self.limits = _limits(limits)
         self.source = source
         self.inventory = dict(inventory or {})
         self.catalog = catalog_of(playbooks, self.actions)
@@ -170,7 +173,7 @@ class World:
         await self.engine.stop()
         await asyncio.sleep(after)
         if limits:
-            self.limits = Limits(**{"mode": "enforce", **limits})
+            self.limits = _limits(limits)
         self.engine = self._engine()
         await self.engine.start()
         await self.pass_time(0)
@@ -180,7 +183,14 @@ class World:
         for _ in range(50):
             await asyncio.sleep(0)
 
-    def alert(self, name: str = "Hot", status: str = "firing", began_ago: float = 0.0, fingerprint: str | None = None, **labels: str) -> Alert:
+    def alert(
+        self,
+        name: str = "Hot",
+        status: str = "firing",
+        began_ago: float = 0.0,
+        fingerprint: str | None = None,
+        **labels: str,
+    ) -> Alert:
         labels = {"alertname": name, **labels}
         return Alert(
             fingerprint or "-".join(f"{key}={value}" for key, value in sorted(labels.items())),
@@ -201,7 +211,14 @@ class World:
 
     async def resolve(self, alert: Alert) -> Admission:
         return await self.post(
-            Alert(alert.fingerprint, AlertStatus.RESOLVED, alert.labels, alert.annotations, alert.starts_at, self.clock.now())
+            Alert(
+                alert.fingerprint,
+                AlertStatus.RESOLVED,
+                alert.labels,
+                alert.annotations,
+                alert.starts_at,
+                self.clock.now(),
+            )
         )
 
     async def runs(self) -> list[Run]:
@@ -228,3 +245,7 @@ class World:
         for name in self.actions.names():
             counts[name.removeprefix("test.")] = len(self.actions[name.removeprefix("test.")].calls)
         return {name: count for name, count in counts.items() if count}
+
+
+def _limits(given: Mapping[str, Any]) -> Limits:
+    return Limits(**{**given, "mode": Mode(given.get("mode", Mode.ENFORCE))})
