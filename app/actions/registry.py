@@ -23,14 +23,14 @@ from typing import cast
 from pydantic import BaseModel
 
 from app import ports, telemetry
-from app.actions import messages
+from app.actions import alertmanager, http, messages
 from app.domain.target import Kind
 from app.errors import PermanentFailure
 
 GROUP = "trainmedic.actions"
 NAME = re.compile(r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")
 
-BUILT_IN: tuple[type[ports.Action], ...] = (*messages.ACTIONS,)
+BUILT_IN: tuple[type[ports.Action], ...] = (*messages.ACTIONS, *http.ACTIONS, *alertmanager.ACTIONS)
 
 log = telemetry.logger(__name__)
 
