@@ -17,7 +17,8 @@ from app.domain.duration import Duration
 from app.domain.target import Kind
 from app.errors import PermanentFailure
 
-COMMENT = Field("Silenced by Trainmedic", max_length=1024, description="The silence's comment; an id is added to it.")
+COMMENT_LIMIT = 1000
+"""Characters. What is longer is cut: it may hold text from the alert."""
 
 
 class SilenceParams(BaseModel):
@@ -26,7 +27,9 @@ class SilenceParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     duration: Duration = Field(description="How long the silence lasts, from when the step runs.", gt=timedelta(0))
-    comment: str = COMMENT
+    comment: str = Field(
+        "Silenced by Trainmedic", description="The silence's comment; the id of the command is added to it."
+    )
     labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None,
         description="The labels whose values an alert must share to be silenced. By default all of this alert's "
@@ -41,7 +44,7 @@ class ExpireParams(BaseModel):
 
     silence_id: str | None = Field(None, pattern=r"^[0-9A-Za-z-]{1,64}$", description="The silence's id.")
     comment: str | None = Field(
-        None, max_length=1024, description="Where the id is not known, in an undo: the comment it was made with."
+        None, description="Where the id is not known, in an undo: the comment it was made with."
     )
 
     @model_validator(mode="after")
@@ -128,7 +131,7 @@ def _configured(alertmanager: ports.AlertSource | None) -> ports.AlertSource:
 
 
 def _comment(comment: str, command_id: str) -> str:
-    return f"{comment} [{command_id}]"
+    return f"{comment[:COMMENT_LIMIT]} [{command_id}]"
 
 
 def _matchers(labels: Mapping[str, str], chosen: tuple[str, ...] | None) -> dict[str, str]:

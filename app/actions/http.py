@@ -119,7 +119,7 @@ class HttpParams(BaseModel):
 
     @model_validator(mode="after")
     def _one_body(self) -> HttpParams:
-        if self.body is not None and "json_" in self.model_fields_set:
+        if self.body is not None and self.json_ is not None:
             raise ValueError("give json or body, not both")
         return self
 
@@ -167,7 +167,7 @@ class HttpRequest:
             raise TemporaryFailure("no time was left to make the call")
         headers = {**params.headers, "Idempotency-Key": call.command_id}
         body = None if params.body is None else params.body.encode()
-        if "json_" in params.model_fields_set:
+        if params.json_ is not None:
             body = json.dumps(params.json_).encode()
             if not any(name.lower() == "content-type" for name in headers):
                 headers["Content-Type"] = "application/json"

@@ -16,14 +16,18 @@ from app import ports
 from app.domain.target import Kind
 from app.errors import OutcomeUnknown, PermanentFailure
 
+TITLE_LIMIT = 250
+MESSAGE_LIMIT = 16_000
+"""Characters. What is longer is cut, not refused: the people must hear of it all the same."""
+
 
 class NotifyParams(BaseModel):
     """What is sent, and to which channel."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    message: str = Field(min_length=1, max_length=16_384, description="What people are told.")
-    title: str = Field("Trainmedic", max_length=256, description="The line above it.")
+    message: str = Field(min_length=1, description="What people are told.")
+    title: str = Field("Trainmedic", description="The line above it.")
     to: str | None = Field(None, description="The name of a notification channel; all channels without it.")
 
 
@@ -49,7 +53,9 @@ class Notify:
             raise OutcomeUnknown("the message may or may not have been sent before the server stopped")
         try:
             async with asyncio.timeout((call.deadline - self._clock.now()).total_seconds()):
-                await self._notifier.notify(params.title, params.message, params.to)
+                await self._notifier.notify(
+                    _cut(params.title, TITLE_LIMIT), _cut(params.message, MESSAGE_LIMIT), params.to
+                )
         except TimeoutError as error:
             raise OutcomeUnknown("sending the message took too long; it may or may not have been sent") from error
         return {"to": params.to or "all"}
@@ -61,6 +67,10 @@ class Notify:
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
         """A message cannot be taken back."""
         return None
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 ACTIONS: tuple[type[ports.Action], ...] = (Notify,)

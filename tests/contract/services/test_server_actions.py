@@ -68,6 +68,14 @@ async def test_notify_sends_the_message(actions, peer):
     assert json.loads(peer.requests[0].body)["message"] == "hot"
 
 
+async def test_notify_cuts_what_is_too_long(actions, peer):
+    """A label of any length does not keep the news from people."""
+    await _do(actions, "notify", {"message": "m" * 100_000, "title": "t" * 1000})
+    sent = json.loads(peer.requests[0].body)
+    assert (len(sent["message"]), len(sent["title"])) == (16_000, 250)
+    assert sent["message"].endswith("m…")
+
+
 async def test_notify_is_not_sent_twice_after_a_crash(actions, peer):
     """Whether the first attempt got out is not known, and said so."""
     with pytest.raises(OutcomeUnknown, match="may or may not have been sent before the server stopped"):
@@ -210,7 +218,7 @@ async def test_silence_interrupted_by_a_crash_is_found_again(actions, alertmanag
 @pytest.mark.parametrize("told", [True, False])
 async def test_silence_is_taken_back(actions, alertmanager, told):
     """By its id, and where that was lost by its comment."""
-    call = _call(actions, "alertmanager.silence", {"duration": "10m"})
+    call = _call(actions, "alertmanager.silence", {"duration": "10m", "comment": "long" * 1000})
     output = await actions.get("alertmanager.silence").perform(call)
     inverse = actions.spec("alertmanager.silence").inverse(call.params, output if told else None)
     for _ in range(2):
