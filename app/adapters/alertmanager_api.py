@@ -6,6 +6,7 @@ as Bearer. The file is read for each call, so that it may be renewed.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from app.errors import ActionFailure, ConfigurationError, OutcomeUnknown, Perman
 from app.ports import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
+ANSWER_SERVES_FOR = timedelta(seconds=1)
 BODY_LIMIT = 64 * 1024 * 1024
 """An alert is about 1 KB, so this is some 60,000 alerts."""
 
@@ -41,21 +43,38 @@ class AlertmanagerApi:
         self._token_file = token_file
         self._clock = clock
         self._http = HttpxCaller(body_limit=BODY_LIMIT)
+        self._asking = asyncio.Lock()
+        self._firing: Mapping[str, list[datetime]] = {}
+        self._answered_at: float | None = None
 
     async def is_firing(self, identity: Identity) -> bool:
+        beginnings = (await self._all_firing()).get(identity.fingerprint, ())
+        # An earlier beginning is the same alert, two overlapping reports of which were merged; a
+        # later one is another: the asked one has ended.
+        return any(began <= identity.starts_at + _PRECISION for began in beginnings)
+
+    async def _all_firing(self) -> Mapping[str, list[datetime]]:
+        """The beginnings of what fires, by fingerprint. The API has no question about one alert, so
+        one answer serves all who ask within a second of it."""
+        async with self._asking:
+            now = asyncio.get_running_loop().time()
+            if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
+                self._firing = await self._ask_for_firing()
+                self._answered_at = asyncio.get_running_loop().time()
+            return self._firing
+
+    async def _ask_for_firing(self) -> Mapping[str, list[datetime]]:
+        firing: dict[str, list[datetime]] = {}
         try:
-            alerts = _listed(await self._call("GET", "/alerts?active=true&silenced=true&inhibited=true"))
-            # An earlier beginning is the same alert, two overlapping reports of which were merged;
-            # a later one is another: the asked one has ended.
-            return any(
-                alert["fingerprint"] == identity.fingerprint
-                and datetime.fromisoformat(alert["startsAt"]) <= identity.starts_at + _PRECISION
-                for alert in alerts
-            )
+            for alert in _listed(await self._call("GET", "/alerts?active=true&silenced=true&inhibited=true")):
+                firing.setdefault(alert["fingerprint"], []).append(
+                    datetime.fromisoformat(alert["startsAt"]).astimezone(UTC)
+                )
         except (KeyError, TypeError, ValueError) as error:
             raise TemporaryFailure("the Alertmanager's list of alerts cannot be read") from error
         except ActionFailure as error:
             raise TemporaryFailure(str(error)) from error
+        return firing
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
         found = await self.find_silence(comment)

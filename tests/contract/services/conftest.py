@@ -52,6 +52,8 @@ def _answer(request: Request) -> tuple[str, dict[str, str], bytes]:
         return "200", {"X-Seen": request.headers.get("authorization", "")}, repr(request.headers).encode()
     if path == "/json":
         return "200", {"Content-Type": "application/json", "Set-Cookie": "session=1", "ETag": '"7"'}, b'{"done": true}'
+    if path.startswith("/list/"):
+        return "200", {"Content-Type": "application/json"}, b"[]"
     if path == "/latin":
         return "200", {"Content-Type": "text/plain; charset=iso-8859-1"}, "größer".encode("iso-8859-1")
     if path == "/charset":

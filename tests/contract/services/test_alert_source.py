@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import uuid
 from collections.abc import AsyncIterator
@@ -62,6 +63,15 @@ async def test_an_alert_that_was_merged_into_a_longer_one_fires(source, firing):
 async def test_an_alert_that_nobody_sent_does_not_fire(source):
     """An unknown fingerprint is not firing."""
     assert not await source.is_firing(Identity("0" * 16, datetime.now(UTC)))
+
+
+async def test_many_questions_at_once_are_one_request(peer, clock):
+    """After a storm the Alertmanager is not asked for all its alerts once for each of them."""
+    source = AlertmanagerApi(peer.url("/list"), clock)
+    answers = [source.is_firing(Identity(f"{number:016x}", clock.now())) for number in range(100)]
+    assert await asyncio.gather(*answers) == [False] * 100
+    assert len(peer.requests) == 1
+    await source.close()
 
 
 async def test_a_silenced_alert_still_fires(source, firing, clock):
