@@ -88,7 +88,8 @@ def test_every_alert_explains_itself() -> None:
     """Summary, description and a runbook section that exists."""
     headings = re.findall(r"^#+ (.+)$", (programs.ROOT / "docs/how-to/monitoring.md").read_text(), re.MULTILINE)
     for name, rule in shipped_alerts().items():
-        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
         assert rule["annotations"]["runbook_url"] == f"docs/how-to/monitoring.md#{name.lower()}"
         assert name in headings
 
