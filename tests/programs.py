@@ -45,6 +45,11 @@ def eventually(ask: Callable[[], Answer | None], within: float, what: str, every
         time.sleep(every)
 
 
+def inherited() -> dict[str, str]:
+    """This process's environment without the settings of a Trainmedic that its user may run."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TRAINMEDIC_")}
+
+
 class Program:
     """One subprocess; what it prints goes to ``log``. Leaving the context ends it."""
 
@@ -57,7 +62,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env={**inherited(), **(environment or {})},
                 cwd=log.parent,
             )
 

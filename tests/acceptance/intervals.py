@@ -13,7 +13,7 @@ DURATION = re.compile(
     (?<=\[) \d+[smh] (?=\])            # a range: metric[5m]
     | (?<=offset\ ) \d+[smh]\b         # offset 5m
     | (?<=for:\ ) \d+[smh]\b           # how long an alert must hold
-    | (?<=_interval:\ ) \d+[smh]\b     # scrape_, evaluation_, group_ and repeat_interval
+    | (?<=interval:\ ) \d+[smh]\b      # of a rule group; scrape_, evaluation_, group_ and repeat_
     | (?<=group_wait:\ ) \d+[smh]\b
     """
 )
