@@ -32,12 +32,17 @@ steps:
     with: {factor: 0.5}
 """
 
+AS_SERVED = (
+    *("--loop", "uvloop", "--http", "httptools", "--ws", "none", "--lifespan", "off"),
+    *("--no-access-log", "--no-server-header", "--no-proxy-headers", "--log-level", "warning"),
+)
+"""The settings of ``app.server.listener``."""
+
 
 def start_empty(directory: Path) -> tuple[Program, str]:
     port = free_port()
     argv = [sys.executable, "-m", "uvicorn", "benchmarks.empty_endpoint:app", "--port", str(port)]
-    settings = ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"]
-    program = Program([*argv, *settings], directory / "empty.log", {"PYTHONPATH": os.fspath(ROOT)})
+    program = Program([*argv, *AS_SERVED], directory / "empty.log", {"PYTHONPATH": os.fspath(ROOT)})
     url = f"http://127.0.0.1:{port}"
     return program.wait_for(f"{url}/openapi.json"), url
 

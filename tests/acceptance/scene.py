@@ -34,10 +34,10 @@ class Scene:
     prometheus_url: str
     alertmanager_url: str
 
-    def told(self, event: str) -> dict[str, Any] | None:
-        """The first line of that kind that the training job printed."""
-        lines = (json.loads(line) for line in self.job.log.read_text().splitlines() if line.startswith("{"))
-        return next((line for line in lines if line["event"] == event), None)
+    def told(self, event: str) -> list[dict[str, Any]]:
+        """What the training job has printed of that kind of event."""
+        lines = [json.loads(line) for line in self.job.log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == event]
 
     def highest(self, metric: str, seconds: int) -> float:
         """The highest value that Prometheus has seen of a metric."""
