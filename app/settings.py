@@ -4,7 +4,8 @@ Every field says its unit, its default and the reason for it; ``docs/reference/s
 the same, and a test keeps the two together. Flags win over the environment. An empty variable
 counts as unset, because that is how charts and compose files write "not given".
 
-Who calls it: ``cli.serve`` makes its flags from `OPTIONS` and reads the settings with `load`;
+Not here: whether the listening address needs tokens (``server.auth``), which takes the tokens file
+to tell. Who calls it: ``cli.serve`` makes its flags from `OPTIONS` and reads the settings with `load`;
 ``wiring`` is handed the result. Nothing else reads the environment, the clients' ``--server`` and
 ``--token`` aside.
 """
@@ -12,16 +13,15 @@ Who calls it: ``cli.serve`` makes its flags from `OPTIONS` and reads the setting
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from app.domain import duration
 from app.domain.duration import Duration
@@ -237,15 +237,6 @@ class Settings(BaseModel):
             raise ValueError("must be longer than 0s")
         return value
 
-    @model_validator(mode="after")
-    def _is_guarded(self) -> Self:
-        if self.tokens is None and not self.allow_anonymous and not _is_loopback(self.host):
-            raise ValueError(
-                f"without tokens the server listens on loopback only, and {self.host} is not; give --tokens FILE "
-                "(TRAINMEDIC_TOKENS_FILE), or TRAINMEDIC_ALLOW_ANONYMOUS=true where the network is closed"
-            )
-        return self
-
     @property
     def database_url(self) -> str:
         """Of the run store: the one given, else that of the SQLite file in the state directory."""
@@ -374,12 +365,3 @@ def _channels(text: str) -> Iterator[tuple[str, str]]:
             raise ValueError(f"the name {name!r} is given twice")
         seen.add(name)
         yield name, url
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

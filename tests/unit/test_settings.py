@@ -120,21 +120,6 @@ def test_every_wrong_value_is_reported_at_once() -> None:
     assert len(str(caught.value).splitlines()) == 2
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "gpu-node-1"])
-def test_without_tokens_only_loopback_is_listened_on(host: str) -> None:
-    """A server that anyone can reach and command must be asked for in so many words."""
-    with pytest.raises(ConfigurationError, match="--tokens FILE"):
-        settings.load({"host": host}, {})
-    assert settings.load({"host": host}, {"TRAINMEDIC_ALLOW_ANONYMOUS": "true"}).host == host
-    assert settings.load({"host": host, "tokens": "/etc/tokens.yaml"}, {}).host == host
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_loopback_needs_no_tokens(host: str) -> None:
-    """The first start on a laptop needs no set-up."""
-    assert settings.load({"host": host}, {}).host == host
-
-
 def test_notification_channels_are_named() -> None:
     """name=url pairs with white space between; a URL may hold an equals sign itself."""
     made = settings.load({}, {"TRAINMEDIC_NOTIFY_URLS": "oncall=json://h/a?x=1\n team=mailto://u:p@h "})
