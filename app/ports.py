@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel
-from trainmedic.envelope import Command, Reply
 
 from app.domain.alert import Alert, AlertRecord, Identity
 from app.domain.playbook import ActionStep, ApproveStep, Mode, Playbook, WaitStep
 from app.domain.run import Controls, Event, Order, Run, StepState
 from app.domain.target import Kind, Target, Unresolved
+from trainmedic.envelope import Command, Reply
 
 T = TypeVar("T")
 
@@ -107,8 +107,8 @@ class Transaction(Protocol):
         """Insert new runs with their steps."""
         ...
 
-    def save_run(self, run: Run, before: Run | None = None) -> None:
-        """Update a run and those of its steps that differ from `before` (all of them where None)."""
+    def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
+        """Update runs, each with those of its steps that differ from what was before (all where None)."""
         ...
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
