@@ -37,7 +37,8 @@ class Option:
     """How a setting is given: its environment variable, and its flag where it has one.
 
     A ``secret`` is never shown, and can be read from the file that ``<variable>_FILE`` names. Of
-    several values in one variable (``repeatable``) a colon stands between, as in ``PATH``.
+    several values in one variable (``repeatable``) a colon stands between, as in ``PATH``. A
+    ``family`` takes every variable that begins like that.
     """
 
     variable: str
@@ -45,6 +46,7 @@ class Option:
     value: str = "TEXT"
     secret: bool = False
     repeatable: bool = False
+    family: bool = False
     shown_default: str | None = None
 
 
@@ -136,6 +138,12 @@ class Settings(BaseModel):
         description="Alertmanager's own URL, used to ask whether an alert still fires, and for silences. None by "
         "default, because the webhook alone suffices.",
     )
+    alertmanager_token: Annotated[
+        Path | None, Option("TRAINMEDIC_ALERTMANAGER_TOKEN_FILE", "--alertmanager-token", "FILE")
+    ] = Field(
+        None,
+        description="File with the bearer token for Alertmanager's API, read for each call so that it can be renewed.",
+    )
     assume_resolved_after: Annotated[
         Duration, Option("TRAINMEDIC_ASSUME_RESOLVED_AFTER", "--assume-resolved-after", "DURATION")
     ] = Field(
@@ -174,10 +182,15 @@ class Settings(BaseModel):
         description="Fewest nodes acted on that can open the breaker. 10, so that a small cluster is not stopped by "
         "two repairs.",
     )
-    notify_urls: Annotated[Mapping[str, SecretStr], Option("TRAINMEDIC_NOTIFY_URLS", secret=True)] = Field(
+    notify_urls: Annotated[Mapping[str, tuple[SecretStr, ...]], Option("TRAINMEDIC_NOTIFY_URLS", secret=True)] = Field(
         {},
-        description="Notification channels as name=url pairs with white space between, the URLs in Apprise's form. "
-        "None by default. No flag, because the URLs hold credentials.",
+        description="Notification channels as name=url pairs with white space between, the URLs in Apprise's form; a "
+        "name given again adds a URL to its channel. None by default. No flag, because the URLs hold credentials.",
+    )
+    http_secrets: Annotated[Mapping[str, SecretStr], Option("TRAINMEDIC_HTTP_", secret=True, family=True)] = Field(
+        {},
+        description="Bearer tokens that http.request may send, each under a name of your choice, such as "
+        "TRAINMEDIC_HTTP_TICKETS. A playbook names the variable, so that the token is in no file of it.",
     )
     inventory: Annotated[Path | None, Option("TRAINMEDIC_INVENTORY", "--inventory", "FILE")] = Field(
         None,
@@ -193,7 +206,7 @@ class Settings(BaseModel):
     def _fold(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("state_dir", "tokens", "inventory", mode="after")
+    @field_validator("state_dir", "tokens", "alertmanager_token", "inventory", mode="after")
     @classmethod
     def _expand(cls, path: Path | None) -> Path | None:
         return path.expanduser() if path is not None else None
@@ -228,7 +241,7 @@ class Settings(BaseModel):
     @field_validator("notify_urls", mode="before")
     @classmethod
     def _pairs(cls, value: Any) -> Any:
-        return dict(_channels(value)) if isinstance(value, str) else value
+        return _channels(value) if isinstance(value, str) else value
 
     @field_validator("max_age", "retention", "assume_resolved_after", "breaker_window")
     @classmethod
@@ -305,13 +318,20 @@ def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Variables that look like a setting but are none, each with the nearest that is one."""
     known = {option.variable for option in OPTIONS.values()} | _ELSEWHERE
     known |= {f"{option.variable}_FILE" for option in OPTIONS.values() if option.secret}
-    strangers = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    families = tuple(option.variable for option in OPTIONS.values() if option.family)
+    strangers = sorted(
+        name for name in environ if name.startswith(PREFIX) and name not in known and not name.startswith(families)
+    )
     nearest = [(name, difflib.get_close_matches(name, known, n=1, cutoff=0.85)) for name in strangers]
     return [(name, close[0]) for name, close in nearest if close]
 
 
 def _given(option: Option, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
     """The value and where it came from."""
+    if option.family:
+        # As they are: who uses them reads a _FILE each time, so that it can be renewed.
+        members = {name: value for name, value in environ.items() if name.startswith(option.variable) and value}
+        return (members, option.variable) if members else None
     if flag is not None and flag != ():
         return flag, option.flag or option.variable
     text, file = environ.get(option.variable), environ.get(f"{option.variable}_FILE") if option.secret else None
@@ -355,13 +375,11 @@ def _shown(value: Any) -> str:
     return repr(os.pathsep.join(map(str, value))) if isinstance(value, tuple) else repr(str(value))
 
 
-def _channels(text: str) -> Iterator[tuple[str, str]]:
-    seen: set[str] = set()
+def _channels(text: str) -> dict[str, tuple[str, ...]]:
+    channels: dict[str, tuple[str, ...]] = {}
     for number, pair in enumerate(text.split(), 1):
         name, equals, url = pair.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or "://" not in url:
             raise ValueError(f"pair {number} is not name=url, such as oncall=slack://TokenA/TokenB/TokenC")
-        if name in seen:
-            raise ValueError(f"the name {name!r} is given twice")
-        seen.add(name)
-        yield name, url
+        channels[name] = (*channels.get(name, ()), url)
+    return channels

@@ -121,12 +121,19 @@ def test_every_wrong_value_is_reported_at_once() -> None:
 
 
 def test_notification_channels_are_named() -> None:
-    """name=url pairs with white space between; a URL may hold an equals sign itself."""
-    made = settings.load({}, {"TRAINMEDIC_NOTIFY_URLS": "oncall=json://h/a?x=1\n team=mailto://u:p@h "})
-    assert {name: url.get_secret_value() for name, url in made.notify_urls.items()} == {
-        "oncall": "json://h/a?x=1",
-        "team": "mailto://u:p@h",
-    }
+    """name=url pairs with white space between; a URL may hold an equals sign, a channel several URLs."""
+    made = settings.load({}, {"TRAINMEDIC_NOTIFY_URLS": "oncall=json://h/a?x=1\n team=mailto://u:p@h oncall=json://i "})
+    shown = {name: [url.get_secret_value() for url in urls] for name, urls in made.notify_urls.items()}
+    assert shown == {"oncall": ["json://h/a?x=1", "json://i"], "team": ["mailto://u:p@h"]}
+
+
+def test_secrets_of_http_calls_are_a_family_of_variables() -> None:
+    """A playbook names the variable; any name that begins so is one, and none is taken for a slip."""
+    environ = {"TRAINMEDIC_HTTP_TICKETS": "hunter2", "TRAINMEDIC_HTTP_WIKI_FILE": "/run/wiki", "HTTP_PROXY": "p"}
+    made = settings.load({}, environ)
+    assert set(made.http_secrets) == {"TRAINMEDIC_HTTP_TICKETS", "TRAINMEDIC_HTTP_WIKI_FILE"}
+    assert "hunter2" not in repr(made)
+    assert settings.misspelt(environ) == []
 
 
 def test_a_misspelt_variable_is_noticed() -> None:
@@ -138,7 +145,7 @@ def test_a_misspelt_variable_is_noticed() -> None:
 def _row(name: str) -> str:
     option = settings.OPTIONS[name]
     flag = f"`{option.flag} {option.value}`" if option.flag else ""
-    variable = f"`{option.variable}`" + (", `_FILE`" if option.secret else "")
+    variable = f"`{option.variable}{'…' if option.family else ''}`" + (", `_FILE`" if option.secret else "")
     what = settings.Settings.model_fields[name].description
     return f"| {flag} | {variable} | `{settings.default_of(name)}` | {what} |"
 
