@@ -30,6 +30,7 @@ from app.domain.target import Kind, Target
 Row = Any
 """A row as SQLAlchemy gives it: its columns are attributes."""
 
+_PHASES = ("approval", "steps", "on_failure")
 _NO_UNDO = (None,) * 11
 
 
@@ -125,9 +126,9 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
     )
 
 
-def _place(step: StepState) -> tuple[bool, str, int]:
-    """The steps themselves come before those of ``on_failure``."""
-    return (step.phase != "steps", step.phase, step.index)
+def _place(step: StepState) -> tuple[int, int]:
+    """In the order in which they run."""
+    return (_PHASES.index(step.phase), step.index)
 
 
 def step_row(run_id: str, step: StepState) -> tuple[Any, ...]:

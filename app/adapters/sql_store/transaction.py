@@ -223,9 +223,10 @@ class SqlTransaction(ports.Transaction):
             self._own.add_run(run)
             self._memo.follow(run)
 
-    def save_run(self, run: Run, before: Run | None = None) -> None:
-        self._own.save_run(run, before)
-        self._memo.follow(run)
+    def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
+        for run, before in changes:
+            self._own.save_run(run, before)
+            self._memo.follow(run)
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
         self._own.links.update(dict.fromkeys(links))
