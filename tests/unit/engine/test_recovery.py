@@ -132,7 +132,11 @@ async def test_a_run_goes_on_with_the_playbook_that_it_started_with(world: MakeW
 
 async def test_targets_are_held_again_after_a_restart(world: MakeWorld) -> None:
     """Who had begun comes first; who waited waits on."""
-    second = CAP.replace("playbook: cap", "playbook: another").replace("test.cap", "test.other").replace("    undo: on_resolve\n", "")
+    second = (
+        CAP.replace("playbook: cap", "playbook: another")
+        .replace("test.cap", "test.other")
+        .replace("    undo: on_resolve\n", "")
+    )
     w = world(CAP, second)
     w.actions["cap"].outcomes += [timedelta(seconds=60), timedelta(seconds=20)]
     await w.post(w.alert(gpu="0", node="n1"))
@@ -144,7 +148,12 @@ async def test_targets_are_held_again_after_a_restart(world: MakeWorld) -> None:
 
 async def test_a_run_that_never_began_is_stale_if_its_alert_resolved_meanwhile(world: MakeWorld) -> None:
     """Killed between the admission and the first act, and resolved before the restart."""
-    w = world(CAP, CAP.replace("playbook: cap", "playbook: another").replace("test.cap", "test.other").replace("    undo: on_resolve\n", ""))
+    w = world(
+        CAP,
+        CAP.replace("playbook: cap", "playbook: another")
+        .replace("test.cap", "test.other")
+        .replace("    undo: on_resolve\n", ""),
+    )
     w.actions["cap"].outcomes.append(timedelta(seconds=600))
     alert = w.alert(gpu="0", node="n1")
     await w.post(alert)

@@ -241,7 +241,9 @@ steps:
 async def test_two_runs_never_work_on_the_same_target_at_once(world: MakeWorld) -> None:
     """A node covers its GPUs: the later run waits its turn, then acts."""
     on_node = CAP.replace("playbook: cap", "playbook: drain").replace("alert: Hot", "alert: Down")
-    on_node = on_node.replace('{gpu: "{{ labels.gpu }}", node: "{{ labels.node }}"}', "node").replace("test.cap", "test.other")
+    on_node = on_node.replace('{gpu: "{{ labels.gpu }}", node: "{{ labels.node }}"}', "node").replace(
+        "test.cap", "test.other"
+    )
     on_node = on_node.replace("    undo: on_resolve\n", "")
     w = world(CAP, on_node)
     w.actions["cap"].outcomes.append(timedelta(seconds=10))
@@ -258,7 +260,12 @@ async def test_two_runs_never_work_on_the_same_target_at_once(world: MakeWorld) 
 @pytest.mark.parametrize("why", ["resolved", "age"])
 async def test_a_run_whose_alert_goes_stale_while_its_target_is_busy_does_not_act(world: MakeWorld, why: str) -> None:
     """It is recorded as target_busy."""
-    w = world(CAP, CAP.replace("playbook: cap", "playbook: other").replace("test.cap", "test.other").replace("    undo: on_resolve\n", ""))
+    w = world(
+        CAP,
+        CAP.replace("playbook: cap", "playbook: other")
+        .replace("test.cap", "test.other")
+        .replace("    undo: on_resolve\n", ""),
+    )
     w.actions["cap"].outcomes.append(timedelta(seconds=1800))
     w = w
     alert = w.alert(gpu="0", node="n1")

@@ -141,7 +141,9 @@ class Source:
 class World:
     """One server's engine, which can be killed and started again over the same store."""
 
-    def __init__(self, *playbooks: str, source: Source | None = None, inventory: Mapping[str, str] | None = None, **limits: Any) -> None:
+    def __init__(
+        self, *playbooks: str, source: Source | None = None, inventory: Mapping[str, str] | None = None, **limits: Any
+    ) -> None:
         self.store = MemoryStore()
         self.clock = VirtualClock()
         self.actions = ScriptedActions()
@@ -180,7 +182,14 @@ class World:
         for _ in range(50):
             await asyncio.sleep(0)
 
-    def alert(self, name: str = "Hot", status: str = "firing", began_ago: float = 0.0, fingerprint: str | None = None, **labels: str) -> Alert:
+    def alert(
+        self,
+        name: str = "Hot",
+        status: str = "firing",
+        began_ago: float = 0.0,
+        fingerprint: str | None = None,
+        **labels: str,
+    ) -> Alert:
         labels = {"alertname": name, **labels}
         return Alert(
             fingerprint or "-".join(f"{key}={value}" for key, value in sorted(labels.items())),
@@ -201,7 +210,14 @@ class World:
 
     async def resolve(self, alert: Alert) -> Admission:
         return await self.post(
-            Alert(alert.fingerprint, AlertStatus.RESOLVED, alert.labels, alert.annotations, alert.starts_at, self.clock.now())
+            Alert(
+                alert.fingerprint,
+                AlertStatus.RESOLVED,
+                alert.labels,
+                alert.annotations,
+                alert.starts_at,
+                self.clock.now(),
+            )
         )
 
     async def runs(self) -> list[Run]:
