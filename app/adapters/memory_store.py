@@ -303,8 +303,9 @@ class _Unit(ports.Transaction):
                 raise errors.Conflict(f"there is a run {run.id} already")
             self._tables.put_run(run)
 
-    def save_run(self, run: Run, before: Run | None = None) -> None:
-        self._tables.put_run(run)
+    def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
+        for run, _ in changes:
+            self._tables.put_run(run)
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
         tables = self._tables

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from app import errors, telemetry
-from app.domain.run import Decision, Event, Run, Status, StepState
+from app.domain.run import Decision, Event, OrderKind, Run, Status, StepState
 from app.engine import plan
 from app.engine.locks import TargetLocks
 from app.engine.moves import Act, Context, Hold, Idle, Outcome, Plan, Signals
@@ -119,25 +119,21 @@ class Driver:
         holder = self._around.locks.holder(target)
         waiting = replace(self.run, status=Status.WAITING, waiting_on="target")
         await self._commit(Plan(waiting, (self._event("waiting_for_target", holder=holder),), Hold()))
-        while not granted.done():
+        while True:
             await self._take_in_signals()
+            if self._signals.last(OrderKind.CANCEL, OrderKind.UNDO):
+                return True  # planning closes it, and closing needs no target
             why = plan.stale(self.run, self._signals, self._around.limits.max_age, self._now())
-            if why is None and self._signals.orders:
-                break  # cancelled while in the queue: planning closes it, and no lock is needed for that
             if why is not None:
-                move = plan.close_stale(
-                    self.run,
-                    self._signals,
-                    self._context,
-                    self._now(),
-                    f"the target was busy, and {why}",
-                    Decision.TARGET_BUSY,
+                why = f"the target was busy, and {why}"
+                await self._commit(
+                    plan.close_stale(self.run, self._signals, self._context, self._now(), why, Decision.TARGET_BUSY)
                 )
-                await self._commit(move)
                 return False
-            ages = min((record.alert.starts_at for record in self._signals.alerts), default=self.run.created_at)
-            await self._rest(max(ages + self._around.limits.max_age, self._now()) + timedelta(milliseconds=1), granted)
-        return True
+            if granted.done():
+                return True
+            newest = max((record.alert.starts_at for record in self._signals.alerts), default=self.run.created_at)
+            await self._rest(newest + self._around.limits.max_age + timedelta(milliseconds=1), granted)
 
     async def _perform(self, act: Act) -> Outcome:
         state = self.run.step(act.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -61,7 +62,8 @@ class Engine:
         self._intake = Intake(store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted)
         self._sweeper = Sweeper(store, clock, limits, metrics, alert_source, self._workers.touch)
         self._loops: list[asyncio.Task[None]] = []
-        self._last_ms = 0
+        self._last_id = (0, 0)
+        self._id_lock = threading.Lock()
 
     @property
     def controls(self) -> Controls:
@@ -163,9 +165,15 @@ class Engine:
                 log.warning("could not note that the server is alive", error=str(error))
 
     def _new_id(self) -> str:
-        """A UUIDv7 that sorts after every earlier one of this process by its milliseconds."""
-        self._last_ms = max(self._last_ms, int(self._clock.now().timestamp() * 1000))
-        return envelope.new_id(self._last_ms)
+        """A UUIDv7 that sorts after every earlier one of this process."""
+        now_ms = int(self._clock.now().timestamp() * 1000)
+        with self._id_lock:  # admission asks from the store's thread
+            last_ms, counter = self._last_id
+            if now_ms > last_ms:
+                self._last_id = (now_ms, 0)
+            else:
+                self._last_id = (last_ms, counter + 1) if counter < 0xFFF else (last_ms + 1, 0)
+            return envelope.new_id(*self._last_id)
 
 
 def _accept(tx: Transaction, order: Order) -> None:

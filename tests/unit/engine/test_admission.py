@@ -214,6 +214,7 @@ async def test_the_breaker_opens_when_too_many_nodes_are_acted_on(world: MakeWor
     assert w.calls() == {"cap": 3, "uncap": 1}
     await w.restart()
     assert w.engine.controls.breaker_open
+    await w.pass_time(1)
     assert [run.decision for run in (await w.post(w.alert(gpu="0", node="n0"))).runs] == [Decision.BREAKER_OPEN]
     await w.engine.close_breaker("alice")
     await w.pass_time(5)

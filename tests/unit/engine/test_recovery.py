@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
+from app import errors
 from app.domain.run import Decision, OrderKind, Status, StepStatus
-from tests.unit.engine.books import CAP
+from app.ports import Transaction
+from tests.unit.engine.books import CAP, catalog_of
 from tests.unit.engine.test_runs import RETRYING, TWO_STAGES
 from tests.unit.engine.world import Source, World
 
@@ -52,8 +55,6 @@ async def test_a_wait_keeps_its_deadline_over_a_restart(world: MakeWorld) -> Non
 
 async def test_a_retry_keeps_its_time_over_a_restart(world: MakeWorld) -> None:
     """The backoff goes on where it stood."""
-    from app import errors
-
     w = world(RETRYING)
     w.actions["cap"].outcomes.append(errors.TemporaryFailure("busy"))
     await w.post(w.alert(node="n1"))
@@ -107,6 +108,7 @@ async def test_an_approval_outlives_a_restart(world: MakeWorld) -> None:
 async def test_after_a_long_downtime_an_open_run_is_stale_and_still_owes_its_undo(world: MakeWorld) -> None:
     """Nothing stale is acted on; what was taken is given back."""
     w = world(TWO_STAGES)
+    await w.engine.start()
     alert = w.alert(node="n1")
     await w.post(alert)
     await w.restart(after=3600)
@@ -120,8 +122,6 @@ async def test_after_a_long_downtime_an_open_run_is_stale_and_still_owes_its_und
 
 async def test_a_run_goes_on_with_the_playbook_that_it_started_with(world: MakeWorld) -> None:
     """Also when the file has changed since, and after a restart."""
-    from tests.unit.engine.books import catalog_of
-
     w = world(TWO_STAGES)
     await w.post(w.alert(node="n1"))
     w.catalog = catalog_of([TWO_STAGES.replace("amount: 60", "amount: 10")], w.actions)
@@ -158,11 +158,10 @@ async def test_a_run_that_never_began_is_stale_if_its_alert_resolved_meanwhile(w
     alert = w.alert(gpu="0", node="n1")
     await w.post(alert)
     await w.engine.stop()
-    from dataclasses import replace as changed
 
-    def end(tx: object) -> None:
-        record = tx.alerts([alert.identity])[alert.identity]  # type: ignore[attr-defined]
-        tx.save_alerts([changed(record, resolved_at=w.clock.now(), resolved_because="alertmanager")])  # type: ignore[attr-defined]
+    def end(tx: Transaction) -> None:
+        record = tx.alerts([alert.identity])[alert.identity]
+        tx.save_alerts([replace(record, resolved_at=w.clock.now(), resolved_because="alertmanager")])
 
     await w.store.transact(end)
     await w.restart(after=1)

@@ -193,7 +193,7 @@ async def test_pause_holds_harm_back_but_not_undo_nor_looking(world: MakeWorld) 
     w = world(
         """
 playbook: looker
-on: {alert: Hot}
+on: {alert: Slow}
 target: node
 steps:
   - {id: gone, wait_for: resolved, timeout: 1m, on_timeout: continue}
@@ -204,7 +204,7 @@ steps:
     )
     capped = w.alert(gpu="0", node="n2")
     await w.post(capped)
-    await w.post(w.alert(node="n1"))
+    await w.post(w.alert("Slow", node="n1"))
     await w.engine.pause("alice")
     await w.resolve(capped)
     await w.pass_time(90)
@@ -260,17 +260,10 @@ async def test_two_runs_never_work_on_the_same_target_at_once(world: MakeWorld) 
 @pytest.mark.parametrize("why", ["resolved", "age"])
 async def test_a_run_whose_alert_goes_stale_while_its_target_is_busy_does_not_act(world: MakeWorld, why: str) -> None:
     """It is recorded as target_busy."""
-    w = world(
-        CAP,
-        CAP.replace("playbook: cap", "playbook: other")
-        .replace("test.cap", "test.other")
-        .replace("    undo: on_resolve\n", ""),
-    )
+    other = CAP.replace("playbook: cap", "playbook: other").replace("test.cap", "test.other")
+    w = world(CAP.replace("    undo: on_resolve", "    timeout: 1h"), other.replace("    undo: on_resolve\n", ""))
     w.actions["cap"].outcomes.append(timedelta(seconds=1800))
-    w = w
     alert = w.alert(gpu="0", node="n1")
-    # The first playbook holds the target as long as its action takes.
-    w.catalog.get("cap")
     await w.post(alert)
     runs = await w.runs()
     assert [run.waiting_on for run in runs].count("target") == 1

@@ -18,6 +18,7 @@ from app import errors, ports, telemetry
 from app.adapters.memory_store import MemoryStore
 from app.domain.admission import Admission
 from app.domain.alert import Alert, AlertStatus, Delivery, Identity
+from app.domain.playbook import Mode
 from app.domain.run import Run
 from app.domain.target import Kind
 from app.engine.service import Engine
@@ -148,7 +149,7 @@ class World:
         self.clock = VirtualClock()
         self.actions = ScriptedActions()
         self.metrics = telemetry.Metrics()
-        self.limits = Limits(**{"mode": "enforce", **limits})
+        self.limits = _limits(limits)
         self.source = source
         self.inventory = dict(inventory or {})
         self.catalog = catalog_of(playbooks, self.actions)
@@ -172,7 +173,7 @@ class World:
         await self.engine.stop()
         await asyncio.sleep(after)
         if limits:
-            self.limits = Limits(**{"mode": "enforce", **limits})
+            self.limits = _limits(limits)
         self.engine = self._engine()
         await self.engine.start()
         await self.pass_time(0)
@@ -244,3 +245,7 @@ class World:
         for name in self.actions.names():
             counts[name.removeprefix("test.")] = len(self.actions[name.removeprefix("test.")].calls)
         return {name: count for name, count in counts.items() if count}
+
+
+def _limits(given: Mapping[str, Any]) -> Limits:
+    return Limits(**{**given, "mode": Mode(given.get("mode", Mode.ENFORCE))})
