@@ -15,20 +15,6 @@ from app.ports import Book, Scope
 from trainmedic.envelope import write_time
 
 
-def of_alert(alert: Alert) -> dict[str, Any]:
-    """One alert, with Alertmanager's own member names."""
-    return {
-        "name": alert.name,
-        "status": str(alert.status),
-        "labels": dict(alert.labels),
-        "annotations": dict(alert.annotations),
-        "startsAt": write_time(alert.starts_at),
-        "endsAt": write_time(alert.ends_at) if alert.ends_at else None,
-        "generatorURL": alert.generator_url,
-        "fingerprint": alert.fingerprint,
-    }
-
-
 def of_target(target: Target | None) -> dict[str, Any]:
     if target is None:
         return {}
@@ -60,8 +46,8 @@ def build(run: Run, book: Book, alerts: Sequence[Alert], *, hindsight: bool = Tr
     first = alerts[0]
     steps = {step.id: of_step(step) for step in run.steps if step.status.is_final} if hindsight else {}
     return {
-        "alert": of_alert(first),
-        "alerts": [of_alert(alert) for alert in alerts],
+        "alert": first.as_data(),
+        "alerts": [alert.as_data() for alert in alerts],
         "labels": dict(first.labels),
         "annotations": dict(first.annotations),
         "target": of_target(run.target),
