@@ -1,0 +1,30 @@
+"""Prometheus and Alertmanager configuration on a faster clock, for tests that cannot wait for minutes.
+
+Only durations change, each divided by the same factor; expressions, thresholds and labels stay as shipped.
+A test in ``test_intervals.py`` holds this module to that.
+"""
+
+from __future__ import annotations
+
+import re
+
+DURATION = re.compile(
+    r"""(?x)
+    (?<=\[) \d+[smh] (?=\])            # a range: metric[5m]
+    | (?<=offset\ ) \d+[smh]\b         # offset 5m
+    | (?<=for:\ ) \d+[smh]\b           # how long an alert must hold
+    | (?<=interval:\ ) \d+[smh]\b      # of a rule group; scrape_, evaluation_, group_ and repeat_
+    | (?<=group_wait:\ ) \d+[smh]\b
+    """
+)
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def hasten(text: str, factor: int) -> str:
+    """`text` with every duration divided by `factor`."""
+
+    def shortened(found: re.Match[str]) -> str:
+        written = found.group()
+        return f"{int(written[:-1]) * _SECONDS[written[-1]] * 1000 // factor}ms"
+
+    return DURATION.sub(shortened, text)

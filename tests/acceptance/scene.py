@@ -1,0 +1,103 @@
+"""A small cluster on loopback: a training job, Prometheus and Alertmanager, with the shipped configuration.
+
+The configuration is that of ``monitoring/`` on a faster clock (``intervals``), with the addresses changed to
+ports that are free here. Not here: Trainmedic's server, whose URL is handed in, and what is expected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.acceptance.intervals import hasten
+from tests.programs import ROOT, Program, free_port, start_alertmanager, start_prometheus
+
+FASTER = 15
+"""15 s between evaluations become 1 s (5 s of the training rules a third), 5 minutes of a baseline 20 s."""
+
+SHIPPED = ROOT / "monitoring"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What runs, and how to ask it."""
+
+    job: Program
+    prometheus_url: str
+    alertmanager_url: str
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        """What the training job has printed of that kind of event."""
+        lines = [json.loads(line) for line in self.job.log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == event]
+
+    def highest(self, metric: str, seconds: int) -> float:
+        """The highest value that Prometheus has seen of a metric."""
+        return self._value(f"max_over_time({metric}[{seconds}s])")
+
+    def newest(self, metric: str) -> float:
+        return self._value(metric)
+
+    def _value(self, query: str) -> float:
+        reply = httpx.get(f"{self.prometheus_url}/api/v1/query", params={"query": query}).raise_for_status().json()
+        return float(reply["data"]["result"][0]["value"][1])
+
+    def firing(self) -> list[str]:
+        """The alerts that Prometheus has firing now, by name."""
+        alerts = httpx.get(f"{self.prometheus_url}/api/v1/alerts").raise_for_status().json()["data"]["alerts"]
+        return [alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"]
+
+
+def configure(directory: Path, receiver: str, metrics_port: int) -> None:
+    """Write the shipped configuration to `directory`, hastened, without Prometheus's pointer to Alertmanager."""
+    (directory / "rules").mkdir()
+    (directory / "targets").mkdir()
+    for rules in (SHIPPED / "rules").glob("*.yaml"):
+        (directory / "rules" / rules.name).write_text(hasten(rules.read_text(), FASTER))
+    (directory / "targets" / "nodes.yaml").write_text("[]\n")
+    (directory / "targets" / "jobs.yaml").write_text(f"- targets: ['127.0.0.1:{metrics_port}']\n")
+    alertmanager = hasten((SHIPPED / "alertmanager.yml").read_text(), FASTER)
+    (directory / "alertmanager.yml").write_text(alertmanager.replace("http://127.0.0.1:8080", receiver))
+    prometheus = hasten((SHIPPED / "prometheus.yml").read_text(), FASTER)
+    (directory / "prometheus.yml").write_text(prometheus.replace("127.0.0.1:8080", receiver.removeprefix("http://")))
+
+
+@contextmanager
+def running(directory: Path, alertmanager: Path, receiver: str, environment: Mapping[str, str]) -> Iterator[Scene]:
+    """The whole scene; `receiver` is the URL of the server, without a path."""
+    directory.mkdir()
+    metrics_port = free_port()
+    configure(directory, receiver, metrics_port)
+    with ExitStack() as stack:
+        alerts, alertmanager_url = start_alertmanager(alertmanager, directory / "alertmanager.yml", directory / "am")
+        stack.enter_context(alerts)
+        config = directory / "prometheus.yml"
+        config.write_text(config.read_text().replace("127.0.0.1:9093", alertmanager_url.removeprefix("http://")))
+        prometheus, prometheus_url = start_prometheus(config, directory / "prometheus")
+        stack.enter_context(prometheus)
+        job = stack.enter_context(train(directory, metrics_port, environment))
+        yield Scene(job, prometheus_url, alertmanager_url)
+
+
+def train(directory: Path, metrics_port: int, environment: Mapping[str, str]) -> Program:
+    """The example job, with labels that are spoiled from batch 260 on, soon after its first checkpoint.
+
+    A step takes at least 40 ms: then the spoiled batches last for 7 s, which is longer than Prometheus,
+    Alertmanager and Trainmedic need, and the next checkpoint comes 9 s after they begin.
+    """
+    argv = [sys.executable, ROOT / "examples" / "train_char_model.py", "--checkpoints", directory / "checkpoints"]
+    pace = ["--pace", "0.04", "--steps", "100000", "--checkpoint-every", "250"]
+    poison = ["--poison-at", "260", "--poison-batches", "180", "--metrics-port", str(metrics_port)]
+    return Program(
+        [*argv, *pace, *poison],
+        directory / "job.log",
+        {"PYTHONPATH": os.fspath(ROOT / "sdk"), **environment},
+    )

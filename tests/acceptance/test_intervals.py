@@ -1,0 +1,46 @@
+"""The faster clock of the acceptance tests changes durations and nothing else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.intervals import DURATION, hasten
+from tests.programs import ROOT
+
+MONITORING = ROOT / "monitoring"
+SHIPPED = [
+    *sorted((MONITORING / "rules").glob("*.yaml")),
+    MONITORING / "prometheus.yml",
+    MONITORING / "alertmanager.yml",
+]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_only_durations_differ_and_all_of_them(path: Path) -> None:
+    """With durations blanked the hastened file is the shipped one, and no duration was overlooked."""
+    shipped = path.read_text()
+    hastened = hasten(shipped, 15)
+    assert re.sub(r"\b\d+ms\b", "…", hastened) == DURATION.sub("…", shipped)
+    outside_comments = re.sub(r"#.*", "", shipped)
+    assert len(DURATION.findall(shipped)) == len(re.findall(r"\b\d+[smhd]\b", outside_comments))
+
+
+def test_durations_keep_their_proportions() -> None:
+    """Five minutes become 20 seconds, 15 seconds become one."""
+    assert hasten("expr: avg_over_time(x[30m] offset 5m) < y[15s]", 15) == (
+        "expr: avg_over_time(x[120000ms] offset 20000ms) < y[1000ms]"
+    )
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_accepts_the_hastened_rules(tmp_path: Path) -> None:
+    """promtool finds no fault with them."""
+    for path in sorted((MONITORING / "rules").glob("*.yaml")):
+        (tmp_path / path.name).write_text(hasten(path.read_text(), 15))
+        done = subprocess.run(["promtool", "check", "rules", tmp_path / path.name], capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

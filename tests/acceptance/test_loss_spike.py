@@ -1,0 +1,88 @@
+"""The main job, all of it real: a training run whose loss jumps is brought back, and the history tells how.
+
+PyTorch trains a small model on the CPU and reports through the SDK; Prometheus scrapes it and evaluates the
+shipped rules; Alertmanager posts to ``trainmedic serve``; the shipped playbook rolls the job back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance import scene
+from tests.programs import alertmanagers, eventually, start_server
+
+LOSS = 'training_loss{job_name="char-model"}'
+LEARNING_RATE = 'training_learning_rate{job_name="char-model"}'
+
+
+@pytest.fixture(params=["installed", "current"])
+def alertmanager(request: pytest.FixtureRequest) -> Path:
+    """The installed Alertmanager, and the one that scripts/fetch-alertmanager got."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    binary = alertmanagers().get(request.param)
+    if binary is None:
+        pytest.skip(f"no {request.param} Alertmanager; see scripts/fetch-alertmanager")
+    return binary
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A server as it is shipped, in mode enforce; its URL."""
+    program, url = start_server(tmp_path / "server", "--mode", "enforce")
+    with program:
+        yield url
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def only_run(server: str, status: str) -> dict[str, Any] | None:
+    """The one run for the loss spike, once it has that status."""
+    items = httpx.get(f"{server}/history", params={"alertname": "TrainingLossSpike"}).raise_for_status().json()["items"]
+    assert len(items) <= 1, "one spike, one run"
+    return items[0] if items and items[0]["status"] == status else None
+
+
+def test_a_loss_spike_is_rolled_back_and_the_history_tells_how(alertmanager: Path, server: str, tmp_path: Path) -> None:
+    """Back to a checkpoint from before the alert, half the learning rate, the loss recovered, every step told."""
+    environment = {"TRAINMEDIC_STATE_DIR": str(tmp_path / "server" / "state")}
+    with scene.running(tmp_path / "scene", alertmanager, server, environment) as watched:
+        eventually(lambda: watched.told("poisoned"), 60, "the poisoned batches")
+        item = eventually(lambda: only_run(server, "succeeded"), 60, "the run's success", every=0.5)
+        eventually(lambda: "TrainingLossSpike" not in watched.firing(), 5, "the alert's end in Prometheus")
+        [rolled_back], [scaled] = watched.told("rolled back"), watched.told("learning rate scaled")
+        saved = watched.told("saved")[0]
+        run = httpx.get(f"{server}/history/{item['run_id']}").raise_for_status().json()
+        starts_at = moment(run["alerts"][0]["starts_at"])
+
+        # What happened to the job.
+        spike = watched.highest(LOSS, 60)
+        assert spike > saved["loss"] + 1.0
+        assert moment(rolled_back["saved_at"]) < starts_at
+        assert rolled_back["step"] == 250
+        assert rolled_back["next_batch"] > 250
+        assert scaled["after"] == pytest.approx(scaled["before"] / 2)
+        assert watched.newest(LEARNING_RATE) == pytest.approx(scaled["after"])
+        assert watched.newest(LOSS) < saved["loss"] + 1.0
+
+    # What the history says of it.
+    assert (item["decision"], item["success"]) == ("started", True)
+    assert item["alert_labels"]["job_name"] == "char-model"
+    assert item["action_taken"].split(", ")[:2] == ["job.rollback", "job.scale_lr"]
+    rollback, scale_lr, wait = (step for step in run["steps"] if step["status"] == "succeeded")
+    assert (rollback["action"], scale_lr["action"], wait["kind"]) == ("job.rollback", "job.scale_lr", "wait_for")
+    assert moment(rollback["params"]["before"]) == starts_at
+    assert "250" in str(rollback["output"])
+    assert scale_lr["params"]["factor"] == 0.5
+    times = [moment(step[which]) for step in (rollback, scale_lr, wait) for which in ("started_at", "ended_at")]
+    assert times == sorted(times)
+    events = run["events"]
+    assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
+    assert [moment(event["at"]) for event in events] == sorted(moment(event["at"]) for event in events)

@@ -1,0 +1,157 @@
+"""The shipped Prometheus rules and configurations, judged by Prometheus's and Alertmanager's own programs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ruamel.yaml import YAML
+
+from tests import programs
+
+MONITORING = programs.ROOT / "monitoring"
+RULES = sorted((MONITORING / "rules").glob("*.yaml"))
+RULE_TESTS = sorted((MONITORING / "rules" / "tests").glob("*.yaml"))
+ALERTS = {
+    "GPUTemperatureHigh": "warning",
+    "GPUMemoryUsageHigh": "critical",
+    "GPUUtilizationLow": "warning",
+    "TrainingLossSpike": "critical",
+    "TrainingThroughputDrop": "warning",
+    "GradientExplosion": "critical",
+    "DiskSpaceLow": "critical",
+    "MemoryUsageHigh": "warning",
+    "NodeDown": "critical",
+}
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+@pytest.fixture(params=["installed", "current"])
+def alertmanager(request: pytest.FixtureRequest) -> Path:
+    """The binary of an Alertmanager: the installed one, and the one that scripts/fetch-alertmanager got."""
+    binary = programs.alertmanagers().get(request.param)
+    if binary is None:
+        pytest.skip(f"no {request.param} Alertmanager; see scripts/fetch-alertmanager")
+    return binary
+
+
+def output_of(*argv: str | Path) -> str:
+    """What a program prints; an assertion that it succeeds."""
+    done = subprocess.run([str(part) for part in argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def load(path: Path) -> Any:
+    return YAML(typ="safe").load(path)
+
+
+def shipped_alerts() -> dict[str, dict[str, Any]]:
+    rules = (rule for path in RULES for group in load(path)["groups"] for rule in group["rules"])
+    return {rule["alert"]: rule for rule in rules if "alert" in rule}
+
+
+@needs_promtool
+def test_every_rule_behaves_as_its_promtool_tests_say() -> None:
+    """Each alert fires when it should, not below its threshold nor too early, and resolves."""
+    output_of("promtool", "test", "rules", *RULE_TESTS)
+
+
+@needs_promtool
+def test_prometheus_accepts_the_configuration_and_its_rules() -> None:
+    """promtool finds no fault with the rules nor with the configuration that loads them."""
+    output_of("promtool", "check", "rules", *RULES)
+    assert f"{len(RULES)} rule files found" in output_of("promtool", "check", "config", MONITORING / "prometheus.yml")
+
+
+def test_the_alerts_are_those_promised_with_their_severities() -> None:
+    """The names and severities that playbooks match on are stable."""
+    assert {name: rule["labels"]["severity"] for name, rule in shipped_alerts().items()} == ALERTS
+
+
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
+    """promtool's cases cover all alerts in both directions, annotations included."""
+    cases = [case for path in RULE_TESTS for test in load(path)["tests"] for case in test.get("alert_rule_test", [])]
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == set(ALERTS)
+    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == set(ALERTS)
+
+
+def test_every_alert_explains_itself() -> None:
+    """Summary, description and a runbook section that exists."""
+    headings = re.findall(r"^#+ (.+)$", (programs.ROOT / "docs/how-to/monitoring.md").read_text(), re.MULTILINE)
+    for name, rule in shipped_alerts().items():
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+        assert rule["annotations"]["runbook_url"] == f"docs/how-to/monitoring.md#{name.lower()}"
+        assert name in headings
+
+
+def test_alertmanager_accepts_the_configuration_with_and_without_a_token(alertmanager: Path, tmp_path: Path) -> None:
+    """amtool finds no fault with the configuration, nor with its commented part once that is in use."""
+    config = MONITORING / "alertmanager.yml"
+    amtool = alertmanager.with_name("amtool")
+    output_of(amtool, "check-config", config)
+    with_token = tmp_path / "alertmanager.yml"
+    with_token.write_text(re.sub(r"^( +)# (http_config|  .+)", r"\1\2", config.read_text(), flags=re.MULTILINE))
+    assert load(with_token)["receivers"][0]["webhook_configs"][0]["http_config"]["authorization"]["credentials_file"]
+    output_of(amtool, "check-config", with_token)
+
+
+def test_every_alert_is_routed_to_trainmedic_at_once_and_its_end_too(alertmanager: Path) -> None:
+    """Each alert reaches the receiver `trainmedic`, within seconds, resolved included."""
+    config = MONITORING / "alertmanager.yml"
+    amtool = alertmanager.with_name("amtool")
+    for name, severity in ALERTS.items():
+        route = (f"--config.file={config}", f"alertname={name}", f"severity={severity}", "node=node-1")
+        assert output_of(amtool, "config", "routes", "test", *route).strip() == "trainmedic"
+    loaded = load(config)
+    receiver = loaded["receivers"][0]["webhook_configs"][0]
+    assert (receiver["url"], receiver["send_resolved"]) == ("http://127.0.0.1:8080/webhook", True)
+    assert int(loaded["route"]["group_wait"].rstrip("s")) <= 5
+    assert loaded["route"]["group_interval"] == "30s"
+
+
+@pytest.fixture
+def alertmanager_url(alertmanager: Path, tmp_path: Path) -> Iterator[str]:
+    """A running Alertmanager with the shipped configuration, whose receiver is not there."""
+    program, url = programs.start_alertmanager(alertmanager, MONITORING / "alertmanager.yml", tmp_path)
+    with program:
+        yield url
+
+
+def test_what_explains_an_alert_silences_it(alertmanager_url: str) -> None:
+    """NodeDown silences its node's other alerts, heat the idleness of the same GPU; nothing else is silenced."""
+    posted = [
+        {"alertname": "NodeDown", "node": "node-1"},
+        {"alertname": "DiskSpaceLow", "node": "node-1"},
+        {"alertname": "DiskSpaceLow", "node": "node-2"},
+        {"alertname": "NodeDown", "instance": "nowhere"},
+        {"alertname": "TrainingLossSpike", "job_name": "llm-1"},
+        {"alertname": "GPUTemperatureHigh", "node": "node-3", "gpu_id": "0"},
+        {"alertname": "GPUUtilizationLow", "node": "node-3", "gpu_id": "0"},
+        {"alertname": "GPUUtilizationLow", "node": "node-3", "gpu_id": "1"},
+        {"alertname": "GPUTemperatureHigh", "node": "node-4", "UUID": "GPU-a", "gpu": "0"},
+        {"alertname": "GPUUtilizationLow", "node": "node-4", "UUID": "GPU-a", "gpu": "0"},
+        {"alertname": "GPUUtilizationLow", "node": "node-4", "UUID": "GPU-b", "gpu": "1"},
+    ]
+    ends = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
+    api = f"{alertmanager_url}/api/v2/alerts"
+    httpx.post(api, json=[{"labels": labels, "endsAt": ends} for labels in posted]).raise_for_status()
+
+    def settled() -> list[dict[str, str]]:
+        listed = httpx.get(api).json()
+        silenced = [alert["labels"] for alert in listed if alert["status"]["inhibitedBy"]]
+        return silenced if len(listed) == len(posted) and len(silenced) >= 3 else []
+
+    silenced = programs.eventually(settled, 15, "the alerts and their inhibitions")
+    assert {frozenset(labels.items()) for labels in silenced} == {
+        frozenset(posted[index].items()) for index in (1, 6, 9)
+    }
