@@ -138,9 +138,7 @@ class Application:
         settings = self._settings
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
         stack.push_async_callback(http.close)
-        channels = {
-            name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()
-        }
+        channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
         alertmanager = None
         if settings.alertmanager is not None:
             url = settings.alertmanager.get_secret_value()

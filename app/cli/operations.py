@@ -77,9 +77,7 @@ def _controls(controls: Mapping[str, Any]) -> str:
 def _open_runs(client: Client) -> dict[str, int] | str:
     """How many runs are in each open status; each count ends at a page's length."""
     try:
-        return {
-            name: len(client.get("history", {"status": name, "limit": _COUNTED_UP_TO})["items"]) for name in _OPEN
-        }
+        return {name: len(client.get("history", {"status": name, "limit": _COUNTED_UP_TO})["items"]) for name in _OPEN}
     except (exits.Unreachable, exits.NotAllowed) as error:
         return error.message.splitlines()[0]
 

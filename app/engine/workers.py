@@ -86,8 +86,9 @@ class Workers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
-    def open_count(self) -> int:
-        return sum(driver.run.is_open for driver in self._drivers.values())
+    def count(self) -> int:
+        """How many runs are being driven: the open ones, and those whose undo is under way."""
+        return len(self._drivers)
 
     async def _take_up(self, snapshot: Snapshot, down_for: timedelta) -> None:
         run = snapshot.run
