@@ -134,7 +134,6 @@ class Engine:
         for run, book, record in changes.started:
             self._workers.start(run, book, record)
         self._workers.touch(changes.touched)
-        self._metrics.open_runs.set(self._workers.count)
 
     async def _change(self, change: Callable[[Controls], Controls], *events: Event) -> Controls:
         def work(tx: Transaction) -> Controls:
@@ -160,8 +159,7 @@ class Engine:
             now = self._clock.now()
             try:
                 await self._change(lambda controls, now=now: replace(controls, alive_at=now))  # type: ignore[misc]
-                self._metrics.open_runs.set(self._workers.count)
-            except errors.StoreUnavailable as error:
+                    except errors.StoreUnavailable as error:
                 log.warning("could not note that the server is alive", error=str(error))
 
     def _new_id(self) -> str:
