@@ -159,7 +159,7 @@ class Engine:
             now = self._clock.now()
             try:
                 await self._change(lambda controls, now=now: replace(controls, alive_at=now))  # type: ignore[misc]
-                    except errors.StoreUnavailable as error:
+            except errors.StoreUnavailable as error:
                 log.warning("could not note that the server is alive", error=str(error))
 
     def _new_id(self) -> str:
