@@ -232,29 +232,22 @@ def _between_braces(text: str) -> str | None:
 
 
 class Rendering:
-    """Any value in which strings may be templates, at any depth; keys are never templates.
-
-    ``templates`` are the paths of those that are.
-    """
+    """Any value in which strings may be templates, at any depth; keys are never templates."""
 
     def __init__(self, value: Any, name: str) -> None:
-        self.templates: list[tuple[str | int, ...]] = []
         self._name = name
-        self._made = self._compile(value, ())
+        self._made = self._compile(value)
 
     def render(self, scope: Scope) -> Any:
         """A new value with every template evaluated. Raises ExpressionError."""
         return _render(self._made, scope)
 
-    def _compile(self, value: Any, path: tuple[str | int, ...]) -> Any:
+    def _compile(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: self._compile(each, (*path, key)) for key, each in value.items()}
+            return {key: self._compile(each) for key, each in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str):
-            return [self._compile(each, (*path, index)) for index, each in enumerate(value)]
-        if is_template(value):
-            self.templates.append(path)
-            return compile_text(value, self._name)
-        return value
+            return [self._compile(each) for each in value]
+        return compile_text(value, self._name) if is_template(value) else value
 
 
 def _render(made: Any, scope: Scope) -> Any:
