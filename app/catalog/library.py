@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import watchfiles
 
-from app import errors, telemetry
+from app import telemetry
 from app.catalog import loader
 from app.catalog.book import CompiledBook
 from app.catalog.loader import LoadedFile
@@ -36,6 +36,31 @@ class _Snapshot:
     books: Mapping[str, CompiledBook] = field(default_factory=dict)
     by_alert: Mapping[str, tuple[CompiledBook, ...]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+
+
+class Shelf:
+    """A catalog of playbooks that do not change: `ports.Catalog` for rehearsals and tests."""
+
+    def __init__(
+        self, books: Iterable[CompiledBook], actions: Actions, identity: IdentityLabels = IdentityLabels()
+    ) -> None:
+        self._actions = actions
+        self._identity = identity
+        self._books = {book.spec.name: book for book in sorted(books, key=lambda book: book.spec.name)}
+        self._by_alert = _index(self._books.values())
+
+    def for_alert(self, alertname: str) -> Sequence[CompiledBook]:
+        return self._by_alert.get(alertname, ())
+
+    def get(self, name: str) -> CompiledBook | None:
+        return self._books.get(name)
+
+    def all(self) -> Sequence[CompiledBook]:
+        return tuple(self._books.values())
+
+    def compile(self, text: str, source: str) -> CompiledBook:
+        """Compile the text of another version. Raises PlaybookError."""
+        return loader.load_one(text, source, self._actions, self._identity)
 
 
 class Library:
@@ -77,10 +102,7 @@ class Library:
         """Compile the text of an earlier version. Raises PlaybookError."""
         made = self._versions.get(text)
         if made is None:
-            books, problems = loader.load(text, source, self._actions, self._identity)
-            if problems or len(books) != 1:
-                raise errors.PlaybookError("\n".join(map(str, problems)) or f"{source}: not one playbook")
-            made = books[0]
+            made = loader.load_one(text, source, self._actions, self._identity)
             if len(self._versions) >= _VERSIONS_KEPT:
                 self._versions.clear()
             self._versions[text] = made
@@ -160,11 +182,8 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[Problem], before: _S
             place = f"{first.source}:{first.line}"
             told = f"playbook {book.spec.name!r} is also in {place}; that one is used"
             problems.append(Problem(book.source, book.line, 1, told))
-    by_alert: dict[str, list[CompiledBook]] = {}
     ordered = {name: chosen[name] for name in sorted(chosen)}
-    for name, book in _by_alert(ordered.values()):
-        by_alert.setdefault(name, []).append(book)
-    return _Snapshot(ordered, {name: tuple(found) for name, found in by_alert.items()}, tuple(sorted(problems)))
+    return _Snapshot(ordered, _index(ordered.values()), tuple(sorted(problems)))
 
 
 def _was_chosen(book: CompiledBook, before: _Snapshot) -> bool:
@@ -172,7 +191,10 @@ def _was_chosen(book: CompiledBook, before: _Snapshot) -> bool:
     return chosen is not None and (chosen.source, chosen.line) == (book.source, book.line)
 
 
-def _by_alert(books: Iterable[CompiledBook]) -> Iterator[tuple[str, CompiledBook]]:
+def _index(books: Iterable[CompiledBook]) -> dict[str, tuple[CompiledBook, ...]]:
+    """The books by the alertnames that they react to, in the order given."""
+    found: dict[str, tuple[CompiledBook, ...]] = {}
     for book in books:
         for name in dict.fromkeys(book.spec.on.alertnames):
-            yield name, book
+            found[name] = (*found.get(name, ()), book)
+    return found

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from app import errors
 from app.catalog import yaml_text
 from app.catalog.book import CompiledBook
 from app.catalog.compiler import compile_document
@@ -50,6 +51,14 @@ def load(
         else:
             problems.extend(made)
     return books, problems
+
+
+def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels) -> CompiledBook:
+    """The one playbook that `text` holds. Raises PlaybookError with everything that is wrong."""
+    books, problems = load(text, source, actions, identity)
+    if problems or len(books) != 1:
+        raise errors.PlaybookError("\n".join(map(str, problems)) or f"{source}: not one playbook, but {len(books)}")
+    return books[0]
 
 
 def load_file(path: Path, actions: Actions, identity: IdentityLabels, known: LoadedFile | None = None) -> LoadedFile:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from app.catalog.compiler import SUPPLIED_ELSEWHERE
@@ -24,7 +25,7 @@ _CONSTRAINTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 def json_schema(actions: Actions) -> dict[str, Any]:
     """The schema of one playbook document, for the actions that are there."""
     specs = {name: spec for name in actions.names() if (spec := actions.spec(name)) is not None}
-    models = [Playbook, *(spec.Params for spec in specs.values())]
+    models: list[type[BaseModel]] = [Playbook, *(spec.Params for spec in specs.values())]
     refs, made = models_json_schema([(model, "validation") for model in dict.fromkeys(models)])
     definitions: dict[str, Any] = made["$defs"]
     language = set(_reachable(definitions, "Playbook"))
@@ -78,5 +79,5 @@ def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
 def _or_template(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type") == "string" and not any(each in schema for each in _CONSTRAINTS):
         return schema
-    kept = {key: schema[key] for key in ("title", "description", "default") if key in schema}
+    kept: dict[str, Any] = {key: each for key, each in schema.items() if key in ("title", "description", "default")}
     return {**kept, "anyOf": [_with_templates(schema), _TEMPLATE]}
