@@ -43,6 +43,12 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+def in_order(story: list[str], kinds: list[str]) -> bool:
+    """Whether the events of `story` all happened, in that order, whatever happened between them."""
+    remaining = iter(kinds)
+    return all(kind in remaining for kind in story)
+
+
 def only_run(server: str, status: str) -> dict[str, Any] | None:
     """The one run for the loss spike, once it has that status."""
     items = httpx.get(f"{server}/history", params={"alertname": "TrainingLossSpike"}).raise_for_status().json()["items"]
@@ -83,6 +89,9 @@ def test_a_loss_spike_is_rolled_back_and_the_history_tells_how(alertmanager: Pat
     assert scale_lr["params"]["factor"] == 0.5
     times = [moment(step[which]) for step in (rollback, scale_lr, wait) for which in ("started_at", "ended_at")]
     assert times == sorted(times)
+    story = ["started", "step_started", "step_succeeded", "step_started", "step_succeeded"]
+    story += ["wait_started", "alert_resolved", "wait_ended", "closed"]
     events = run["events"]
+    assert in_order(story, [event["kind"] for event in events])
     assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
     assert [moment(event["at"]) for event in events] == sorted(moment(event["at"]) for event in events)

@@ -1,0 +1,60 @@
+"""The benchmarks' own parts work: a benchmark that measures the wrong thing is worse than none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import alert_storm, sender, webhook_throughput
+from tests.programs import ROOT
+
+BENCHMARKS = ("alert_storm", "receipt_to_handler", "time_to_ready", "webhook_throughput")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_explains_its_options(name: str) -> None:
+    """``--help`` works, so the module at least loads."""
+    argv = [sys.executable, "-W", "error", "-m", f"benchmarks.{name}", "--help"]
+    done = subprocess.run(
+        argv, cwd=ROOT, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"}, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_sender_gets_a_reply_for_every_request(tmp_path: Path) -> None:
+    """More requests than connections: each is answered once, with its status and times."""
+    endpoint, url = webhook_throughput.start_empty(tmp_path)
+    with endpoint:
+        requests = [sender.webhook([sender.alert({"alertname": "A", "number": str(n)})]) for n in range(50)]
+        exchanges = asyncio.run(sender.send_all(url, requests, concurrency=4))
+        unknown = asyncio.run(sender.send_all(url, [sender.get("/nowhere")], concurrency=1))
+    assert [exchange.status for exchange in exchanges] == [200] * 50
+    assert all(exchange.json() == {} and exchange.seconds > 0 for exchange in exchanges)
+    assert [exchange.status for exchange in unknown] == [404]
+
+
+def test_a_server_that_goes_away_is_an_error_not_a_silence(tmp_path: Path) -> None:
+    """A request whose connection is lost raises."""
+
+    async def ask_a_server_that_hangs_up() -> None:
+        hang_up = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        async with hang_up:
+            host, port = hang_up.sockets[0].getsockname()
+            await sender.send_all(f"http://{host}:{port}", [sender.get("/")], concurrency=1)
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(ask_a_server_that_hangs_up())
+
+
+def test_a_storm_names_every_job_once() -> None:
+    """Distinct jobs, fingerprints and the promised number of webhooks."""
+    bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in alert_storm.deliveries(100, 10)]
+    alerts = [entry for body in bodies for entry in body["alerts"]]
+    assert (len(bodies), len(alerts)) == (10, 100)
+    assert len({entry["labels"]["job_name"] for entry in alerts}) == 100
+    assert len({entry["fingerprint"] for entry in alerts}) == 100
