@@ -93,7 +93,8 @@ def train(directory: Path, metrics_port: int, environment: Mapping[str, str]) ->
     A step takes at least 40 ms: then the spoiled batches last for 7 s, which is longer than Prometheus,
     Alertmanager and Trainmedic need, and the next checkpoint comes 9 s after they begin.
     """
-    argv = [sys.executable, ROOT / "examples" / "train_char_model.py", "--checkpoints", directory / "checkpoints"]
+    example = ROOT / "examples" / "train_char_model.py"
+    argv = [sys.executable, str(example), "--checkpoints", str(directory / "checkpoints")]
     pace = ["--pace", "0.04", "--steps", "100000", "--checkpoint-every", "250"]
     poison = ["--poison-at", "260", "--poison-batches", "180", "--metrics-port", str(metrics_port)]
     return Program(
