@@ -22,7 +22,7 @@ Errors of libraries are translated once, in the adapter that met them, and chain
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -45,12 +45,20 @@ class ExpressionError(TrainmedicError):
 class PayloadError(TrainmedicError):
     """A webhook body is not what Alertmanager sends.
 
-    ``field`` is the path of the offending member, such as ``alerts.0.startsAt``.
+    ``field`` is the path of the offending member, such as ``alerts.0.startsAt``; ``problems`` are
+    all that were found, each as (field, message).
     """
 
-    def __init__(self, message: str, field: str | None = None) -> None:
+    def __init__(self, message: str, field: str | None = None, problems: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)
         self.field = field
+        self.problems = tuple(problems)
+
+    @classmethod
+    def at(cls, problems: Sequence[tuple[str, str]]) -> PayloadError:
+        """The error of one or more problems, the first of which it names."""
+        message = "; ".join(f"{field}: {what}" if field else what for field, what in problems)
+        return cls(message, problems[0][0], problems)
 
 
 class NotFound(TrainmedicError):

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel
-from trainmedic.envelope import Command, Reply
 
 from app.domain.alert import Alert, AlertRecord, Identity
 from app.domain.playbook import ActionStep, ApproveStep, Mode, Playbook, WaitStep
 from app.domain.run import Controls, Event, Order, Run, StepState
 from app.domain.target import Kind, Target, Unresolved
+from trainmedic.envelope import Command, Reply
 
 T = TypeVar("T")
 
@@ -107,8 +107,8 @@ class Transaction(Protocol):
         """Insert new runs with their steps."""
         ...
 
-    def save_run(self, run: Run, before: Run | None = None) -> None:
-        """Update a run and those of its steps that differ from `before` (all of them where None)."""
+    def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
+        """Update runs, each with those of its steps that differ from what was before (all where None)."""
         ...
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
@@ -270,9 +270,20 @@ class HttpCaller(Protocol):
     """One HTTP call, no redirects followed, the body cut at 64 KiB."""
 
     async def call(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, timeout: timedelta
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: timedelta,
+        bearer: str | None = None,
     ) -> HttpReply:
-        """Raises TemporaryFailure where nothing was sent, OutcomeUnknown where a reply is missing."""
+        """Raises TemporaryFailure where nothing was sent, OutcomeUnknown where a reply is missing.
+
+        `bearer` is the name of the secret to send as a bearer token; PermanentFailure where there is
+        none of that name. Header names in the reply are in lower case, and a secret that the reply
+        repeats is blotted out.
+        """
         ...
 
 
@@ -285,6 +296,10 @@ class AlertSource(Protocol):
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
         """Create a silence, or find the one with exactly this comment; return its id."""
+        ...
+
+    async def find_silence(self, comment: str) -> str | None:
+        """The id of the silence with exactly this comment that has not ended."""
         ...
 
     async def expire_silence(self, silence_id: str) -> None:
@@ -362,6 +377,16 @@ class Action(Protocol):
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         """What would take it back. Asked before the act with `output` None, and after it with the
         output; None where it cannot be taken back (or not told before the act)."""
+        ...
+
+
+@runtime_checkable
+class TemplateChecked(Protocol):
+    """An action class that also wants to see its parameters as the playbook's author wrote them."""
+
+    @classmethod
+    def check_template(cls, raw: Mapping[str, Any]) -> None:
+        """Asked when a playbook is loaded, with ``with`` before rendering. Raises ValueError."""
         ...
 
 
@@ -490,5 +515,6 @@ __all__ = [
     "Services",
     "Step",
     "StepState",
+    "TemplateChecked",
     "Transaction",
 ]

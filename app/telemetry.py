@@ -102,7 +102,7 @@ def configure_logging(level: str = "INFO", stream: TextIO | None = None) -> None
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for noisy in ("httpx", "httpcore", "alembic", "apprise"):
+    for noisy in ("httpx", "httpcore", "alembic", "apprise", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

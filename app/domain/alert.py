@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from trainmedic.envelope import write_time
 
 
 class AlertStatus(StrEnum):
@@ -53,6 +55,19 @@ class Alert:
     def name(self) -> str:
         """The ``alertname`` label; empty where a receiver was sent an alert without one."""
         return self.labels.get("alertname", "")
+
+    def as_data(self) -> dict[str, Any]:
+        """The alert as expressions see it: plain data with Alertmanager's own member names."""
+        return {
+            "name": self.name,
+            "status": str(self.status),
+            "labels": dict(self.labels),
+            "annotations": dict(self.annotations),
+            "startsAt": write_time(self.starts_at),
+            "endsAt": write_time(self.ends_at) if self.ends_at else None,
+            "generatorURL": self.generator_url,
+            "fingerprint": self.fingerprint,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Everything here is a frozen value; ``engine`` makes new ones, the store keeps th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -82,8 +82,13 @@ class StepStatus(StrEnum):
 
 
 class UndoStatus(StrEnum):
-    """Where an undo duty stands. ``armed`` and ``running`` are still owed."""
+    """Where an undo stands. ``armed`` and ``running`` are duties still owed.
 
+    ``available`` is no duty: an operator can have it carried out. ``dropped`` means that there is
+    nothing to take back, because the action was certainly not applied.
+    """
+
+    AVAILABLE = "available"
     ARMED = "armed"
     RUNNING = "running"
     DONE = "done"
@@ -133,7 +138,9 @@ class Undo:
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """One step of a run. ``phase`` is ``steps`` or ``on_failure``; ``index`` counts within it from 0.
+    """One step of a run. ``phase`` is ``approval`` (asked by mode approve before anything else),
+    ``steps`` or ``on_failure``; ``index`` counts within it from 0. ``kind`` is ``action``,
+    ``wait_for`` or ``approve``.
 
     ``deadline`` is when a wait or an approval ends by itself; ``retry_at`` when the next attempt is due.
     """
@@ -186,6 +193,13 @@ class Run:
     acted_at: datetime | None = None
     waiting_on: str | None = None
     message: str = ""
+
+    def step(self, key: tuple[str, int]) -> StepState:
+        return next(step for step in self.steps if step.key == key)
+
+    def with_step(self, changed: StepState) -> Run:
+        """This run with the step of the same key replaced."""
+        return replace(self, steps=tuple(changed if step.key == changed.key else step for step in self.steps))
 
     @property
     def is_open(self) -> bool:

@@ -181,10 +181,16 @@ def verify(raw: bytes, signature: bytes | str | None, key: bytes | None) -> None
         raise EnvelopeError("the command's signature is wrong")
 
 
-def new_id(now_ms: int | None = None) -> str:
-    """A UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits."""
+def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
+    """A UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits.
+
+    `counter`, 0 to 4095, takes the place of the first 12 random bits (section 6.2, method 1), so
+    that ids of one millisecond sort in the order in which they were made.
+    """
     stamp = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     value = (stamp & ((1 << 48) - 1)) << 80 | int.from_bytes(os.urandom(10), "big")
+    if counter is not None:
+        value = value & ~(0xFFF << 64) | (counter & 0xFFF) << 64
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     text = f"{value:032x}"

@@ -1,0 +1,35 @@
+"""The cursor of a history page: where a page ended, as text that callers only hand back.
+
+Pages are cut by key (creation time, then id), not by count, so runs that arrive never shift them.
+Both run stores use it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import UTC, datetime, timedelta
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_LONGEST = 1024
+
+
+def encode(created_at: datetime, run_id: str) -> str:
+    """The cursor of a page that ended with this run."""
+    raw = f"{(created_at - EPOCH) // _MICROSECOND}.{run_id}".encode()
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def decode(cursor: str) -> tuple[datetime, str]:
+    """The creation time and id that `cursor` holds. Raises ValueError."""
+    try:
+        if len(cursor) > _LONGEST:
+            raise ValueError("too long")
+        raw = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        micros, dot, run_id = raw.decode().partition(".")
+        if not dot or not run_id or "\0" in run_id:
+            raise ValueError("no run in it")
+        return EPOCH + timedelta(microseconds=int(micros)), run_id
+    except (ValueError, OverflowError, binascii.Error) as error:
+        raise ValueError(f"{cursor[:80]!r} is not a cursor of the history") from error

@@ -1,0 +1,70 @@
+"""Writing many rows of a table with one statement.
+
+``executemany`` gives up and takes back Python's lock for each row, and ``insert().values([...])``
+is compiled anew for each count of rows. Here an insert is compiled once, for one row, and its
+VALUES are repeated for a few fixed counts, so that the driver finds each statement prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+_COUNTS = (128, 64, 32, 16, 8, 4, 2, 1)
+_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+_PLACEHOLDERS = {"qmark": "?", "format": "%s"}
+
+
+class BulkInsert:
+    """An insert into a table, of rows that are tuples in the order of its columns.
+
+    A row whose key is there already is an error, or is left alone (``ignore``), or has the columns
+    `update` replaced. A column that the database fills (`seq`) is left out.
+    """
+
+    def __init__(
+        self,
+        dialect: sa.Dialect,
+        table: sa.Table,
+        on_conflict: Literal["error", "ignore", "update"] = "error",
+        update: Sequence[str] | None = None,
+    ) -> None:
+        columns = [column for column in table.columns if column.name != "seq"]
+        statement = _INSERTS[dialect.name](table).values({column.name: sa.bindparam(column.name) for column in columns})
+        if on_conflict == "ignore":
+            statement = statement.on_conflict_do_nothing()
+        elif on_conflict == "update":
+            key = [column.name for column in table.primary_key]
+            changed = update if update is not None else [c.name for c in columns if not c.primary_key]
+            statement = statement.on_conflict_do_update(
+                index_elements=key, set_={name: statement.excluded[name] for name in changed}
+            )
+        placeholder = _PLACEHOLDERS[dialect.paramstyle]
+        group = "(" + ", ".join([placeholder] * len(columns)) + ")"
+        before, values, after = str(statement.compile(dialect=dialect)).partition(f"VALUES {group}")
+        if not values:
+            raise ValueError(f"unexpected form of the statement for table {table.name}")
+        self._texts = [(n, f"{before}VALUES {', '.join([group] * n)}{after}") for n in _COUNTS]
+        processors = [(place, column.type.bind_processor(dialect)) for place, column in enumerate(columns)]
+        self._processors = [(place, processor) for place, processor in processors if processor is not None]
+
+    def run(self, connection: sa.Connection, rows: Iterable[Sequence[Any]]) -> None:
+        encoded = [self._encode(row) for row in rows]
+        start, left = 0, len(encoded)
+        for count, text in self._texts:
+            while left >= count:
+                values = [value for row in encoded[start : start + count] for value in row]
+                connection.exec_driver_sql(text, tuple(values))
+                start += count
+                left -= count
+
+    def _encode(self, row: Sequence[Any]) -> list[Any]:
+        values = list(row)
+        for place, processor in self._processors:
+            value = values[place]
+            if value is not None:
+                values[place] = processor(value)
+        return values

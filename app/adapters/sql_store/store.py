@@ -1,0 +1,129 @@
+"""The run store as wiring sees it: opened by URL, one object for writing and for reading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from app import errors, ports
+from app.adapters.sql_store import database, prune, revision
+from app.adapters.sql_store.history import SqlHistory
+from app.adapters.sql_store.transaction import SqlTransaction
+from app.adapters.sql_store.writer import Writer
+from app.domain.run import Event, Run
+
+T = TypeVar("T")
+
+
+class SqlStore(ports.RunStore, ports.History):
+    """`ports.RunStore` and `ports.History` on a database. Made by `open`."""
+
+    def __init__(
+        self, writer: Writer, history: SqlHistory, lock: database.OwnerLock, on_error: Callable[[], object]
+    ) -> None:
+        self._writer = writer
+        self._history = history
+        self._lock = lock
+        self._on_error = on_error
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        on_error: Callable[[], object] = lambda: None,
+        busy_timeout: timedelta = timedelta(seconds=5),
+    ) -> SqlStore:
+        """The store at `url` (``sqlite:////path/to/file``), with its schema brought up to date. Blocks.
+
+        `on_error` is called, on the event loop, for each call that fails because the database does.
+        `busy_timeout` is how long a transaction waits for another program that holds the file.
+        Raises ConfigurationError where the URL, its directory or the schema is of no use or another
+        server owns the file, and StoreUnavailable where the database cannot be read or written.
+        """
+        parsed = database.parse(url)
+        database.make_directory(parsed)
+        lock = database.OwnerLock(parsed)
+        try:
+            engine = database.writer_engine(parsed, busy_timeout)
+            with database.translated(f"the run store at {database.file_of(parsed)} could not be opened"):
+                _migrate(engine)
+            writer = Writer(engine, exclusive=True)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(writer, SqlHistory(database.reader_engine(parsed, busy_timeout)), lock, on_error)
+
+    async def transact(self, work: Callable[[ports.Transaction], T]) -> T:
+        return await self._transact(work)
+
+    async def check(self) -> None:
+        """Ask for the controls; after a failed transaction, write them, since a full disk still reads."""
+        await self._transact(_rewrite_controls if self._writer.failing else _read_controls)
+
+    async def prune(self, older_than: datetime) -> int:
+        pruned = 0
+        for batch in (prune.runs_before, prune.alerts_before, prune.events_before, prune.nodes_before):
+            while found := await self._transact(partial(batch, before=older_than)):
+                pruned += found if batch is prune.runs_before else 0
+                if found < prune.BATCH:
+                    break
+        return pruned
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._shut)
+
+    def _shut(self) -> None:
+        self._history.close()
+        self._writer.close()
+        self._lock.release()
+
+    async def _transact(self, work: Callable[[SqlTransaction], T]) -> T:
+        try:
+            done: T = await self._writer.transact(work)
+        except errors.StoreUnavailable:
+            self._on_error()
+            raise
+        return done
+
+    # the history
+
+    async def page(self, wanted: ports.HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+        return await self._history.page(wanted, limit, cursor)
+
+    def stream(self, wanted: ports.HistoryFilter) -> AsyncIterator[Run]:
+        return self._history.stream(wanted)
+
+    async def record(self, run_id: str) -> ports.RunRecord | None:
+        return await self._history.record(run_id)
+
+    async def events_after(self, seq: int, limit: int) -> list[Event]:
+        return await self._history.events_after(seq, limit)
+
+    async def last_seq(self) -> int:
+        return await self._history.last_seq()
+
+    async def playbook_counts(self) -> dict[str, dict[str, int]]:
+        return await self._history.playbook_counts()
+
+
+def _migrate(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        revision.bring_to_head(connection)
+
+
+def _read_controls(transaction: ports.Transaction) -> None:
+    transaction.controls()
+
+
+def _rewrite_controls(transaction: ports.Transaction) -> None:
+    transaction.save_controls(transaction.controls())

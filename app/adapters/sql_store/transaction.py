@@ -1,0 +1,289 @@
+"""What a unit of work sees of the store: `ports.Transaction` on one connection.
+
+Writes wait in `Pending`; a read that could miss one has them flushed first. A unit that flushes
+its own writes does so behind a savepoint, so that it can still be taken back alone.
+Who calls it: ``writer``, on its thread; and the engine's work, through the port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from app import ports
+from app.adapters.sql_store import database, mapping, queries, schema
+from app.adapters.sql_store.memo import Memo
+from app.adapters.sql_store.pending import Flush, Pending
+from app.adapters.sql_store.schema import alerts, run_alerts, runs, steps
+from app.domain.alert import AlertRecord, Identity
+from app.domain.run import Controls, Decision, Event, Order, Run
+
+_KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
+_ALERTS = sa.select(alerts).where(sa.tuple_(alerts.c.fingerprint, alerts.c.starts_at).in_(_KEYS))
+_FIRING = (
+    sa.select(alerts)
+    .where(alerts.c.fingerprint.in_(_KEYS), alerts.c.resolved_at.is_(None))
+    .order_by(alerts.c.fingerprint, alerts.c.starts_at)
+)
+_SAME_ALERT = sa.and_(
+    run_alerts.c.fingerprint == alerts.c.fingerprint,
+    run_alerts.c.starts_at == alerts.c.starts_at,
+)
+_SILENT = (
+    sa.select(alerts)
+    .where(
+        alerts.c.resolved_at.is_(None),
+        alerts.c.last_heard_at < sa.bindparam("moment", type_=schema.Moment),
+        sa.exists().where(_SAME_ALERT, runs.c.id == run_alerts.c.run_id, runs.c.unfinished),
+    )
+    .order_by(alerts.c.last_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
+)
+_LINKED = (
+    sa.select(
+        run_alerts.c.fingerprint,
+        run_alerts.c.starts_at,
+        runs.c.id,
+        runs.c.playbook,
+        runs.c.target_key,
+        runs.c.status,
+        runs.c.decision,
+    )
+    .join(runs, runs.c.id == run_alerts.c.run_id)
+    .where(sa.tuple_(run_alerts.c.fingerprint, run_alerts.c.starts_at).in_(_KEYS))
+    .order_by(run_alerts.c.seq)
+)
+_OPEN = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key).where(schema.is_open)
+_LAST_ENDED = (
+    sa.select(runs.c.playbook, runs.c.target_key, sa.func.max(runs.c.ended_at).label("ended_at"))
+    .where(sa.tuple_(runs.c.playbook, runs.c.target_key).in_(_KEYS), schema.was_started)
+    .group_by(runs.c.playbook, runs.c.target_key)
+)
+_STARTED = (
+    sa.select(sa.func.count())
+    .select_from(runs)
+    .where(
+        runs.c.playbook == sa.bindparam("playbook"),
+        schema.was_started,
+        runs.c.created_at > sa.bindparam("since", type_=schema.Moment),
+    )
+)
+_ACTED_ON = (
+    sa.select(runs.c.node, sa.func.max(runs.c.created_at).label("latest"))
+    .where(
+        runs.c.decision == Decision.STARTED.value,
+        runs.c.created_at > sa.bindparam("since", type_=schema.Moment),
+        runs.c.node.is_not(None),
+    )
+    .group_by(runs.c.node)
+)
+_UNFINISHED = sa.select(runs).where(runs.c.unfinished).order_by(runs.c.created_at, runs.c.id)
+_COMMAND: sa.BindParameter[str] = sa.bindparam("command")
+_RUN_OF_COMMAND = (
+    sa.select(steps.c.run_id)
+    .where(steps.c.command_id == _COMMAND)
+    .union_all(sa.select(steps.c.run_id).where(steps.c.undo_command_id == _COMMAND))
+    .limit(1)
+)
+_NODES = sa.select(schema.nodes)
+_CONTROLS = sa.select(schema.controls)
+_PLAYBOOK = sa.select(schema.playbook_versions.c.text).where(
+    schema.playbook_versions.c.name == sa.bindparam("name"),
+    schema.playbook_versions.c.version == sa.bindparam("version"),
+)
+
+
+class Entangled(Exception):
+    """Writes of several units were refused together; each has to run alone to find out whose it was."""
+
+
+class SqlTransaction(ports.Transaction):
+    """One unit of work. ``shared`` holds what earlier units of the same transaction have written."""
+
+    def __init__(self, connection: sa.Connection, flush: Flush, memo: Memo, shared: Pending) -> None:
+        self._connection = connection
+        self._flush = flush
+        self._memo = memo
+        self._shared = shared
+        self._own = Pending()
+        self._savepoint: sa.NestedTransaction | None = None
+
+    # the end of a unit
+
+    def keep(self, *, flush: bool = False) -> None:
+        """The unit is done: its writes join those of the others, or are sent at once."""
+        if flush and self._own:
+            self._send_own()
+        self._shared.absorb(self._own)
+        if self._savepoint is not None:
+            self._savepoint.commit()
+
+    def abandon(self) -> None:
+        """The unit raised: nothing of it is kept."""
+        if self._savepoint is not None:
+            self._savepoint.rollback()
+        if self._savepoint is not None or self._own.added or self._own.saved or self._own.nodes:
+            self._memo.forget()
+
+    def settle(self) -> sa.Connection:
+        """Send all that is pending, and give the connection for statements of one's own."""
+        send_shared(self._connection, self._flush, self._shared)
+        self._send_own()
+        self._memo.forget()
+        return self._connection
+
+    def _send_own(self) -> None:
+        if self._savepoint is None:
+            self._savepoint = self._connection.begin_nested()
+        self._flush(self._connection, self._own)
+        self._own.clear()
+
+    def _see(self, *parts: str) -> sa.Connection:
+        """The connection, with nothing pending in these parts that a read could miss."""
+        if any(getattr(self._own, part) for part in parts):
+            send_shared(self._connection, self._flush, self._shared)
+            self._send_own()
+        elif any(getattr(self._shared, part) for part in parts):
+            send_shared(self._connection, self._flush, self._shared)
+        return self._connection
+
+    # alerts
+
+    def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]:
+        found = (mapping.alert_of(row) for row in queries.rows(self._see("alerts"), _ALERTS, identities))
+        return {record.identity: record for record in found}
+
+    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
+        return [mapping.alert_of(row) for row in queries.rows(self._see("alerts"), _FIRING, fingerprints)]
+
+    def save_alerts(self, records: Sequence[AlertRecord]) -> None:
+        self._own.alerts.update((record.identity, record) for record in records)
+
+    def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
+        found = self._see("alerts", "links", "added", "saved").execute(_SILENT, {"moment": moment})
+        return [mapping.alert_of(row) for row in found]
+
+    # runs
+
+    def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[ports.LinkedRun]]:
+        found: dict[Identity, list[ports.LinkedRun]] = {}
+        for row in queries.rows(self._see("links", "added", "saved"), _LINKED, identities):
+            run = ports.LinkedRun(row.id, row.playbook, row.target_key, row.status, row.decision)
+            found.setdefault(Identity(row.fingerprint, row.starts_at), []).append(run)
+        return found
+
+    def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        known = self._open_runs()
+        return {key: known[key] for key in keys if key in known}
+
+    def guard_facts(
+        self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
+    ) -> dict[tuple[str, str], ports.GuardFacts]:
+        self._open_runs()
+        connection = self._see("added", "saved")
+        ended = {(row.playbook, row.target_key): row.ended_at for row in queries.rows(connection, _LAST_ENDED, keys)}
+        started: dict[str, int] = {}
+        for playbook in {playbook for playbook, _ in keys} & started_since.keys():
+            asked = {"playbook": playbook, "since": started_since[playbook]}
+            started[playbook] = connection.execute(_STARTED, asked).scalar_one()
+        return {
+            key: ports.GuardFacts(ended.get(key), started.get(key[0], 0), self._memo.count_open(key[0])) for key in keys
+        }
+
+    def _open_runs(self) -> Mapping[tuple[str, str], str]:
+        known = self._memo.open_runs
+        if known is None:
+            found = self._see("added", "saved").execute(_OPEN)
+            known = {(row.playbook, row.target_key): row.id for row in found}
+            self._memo.learn_open_runs(known)
+        return known
+
+    def nodes_acted_on(self, since: datetime) -> set[str]:
+        nodes = self._memo.acted_since(since)
+        if nodes is None:
+            latest = {row.node: row.latest for row in self._see("added", "saved").execute(_ACTED_ON, {"since": since})}
+            self._memo.learn_acted(since, latest)
+            nodes = set(latest)
+        return nodes
+
+    def known_nodes(self) -> set[str]:
+        known = self._memo.nodes
+        if known is None:
+            known = {row.name: row.seen_at for row in self._see("nodes").execute(_NODES)}
+            self._memo.nodes = known
+        return set(known)
+
+    def note_nodes(self, nodes: Collection[str], at: datetime) -> None:
+        self._own.nodes.update((node, at) for node in nodes if self._memo.unseen(node, at))
+
+    def add_runs(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            self._own.add_run(run)
+            self._memo.follow(run)
+
+    def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
+        for run, before in changes:
+            self._own.save_run(run, before)
+            self._memo.follow(run)
+
+    def link(self, links: Iterable[tuple[str, Identity]]) -> None:
+        self._own.links.update(dict.fromkeys(links))
+
+    def run(self, run_id: str) -> Run | None:
+        found = self.runs([run_id])
+        return found[0] if found else None
+
+    def runs(self, run_ids: Collection[str]) -> list[Run]:
+        return queries.runs(self._see("added", "saved", "steps"), run_ids)
+
+    def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
+        return queries.alerts_of(self._see("alerts", "links"), run_ids)
+
+    def unfinished(self) -> list[Run]:
+        connection = self._see("added", "saved", "steps")
+        return queries.with_steps(connection, connection.execute(_UNFINISHED).all())
+
+    def run_of_command(self, command_id: str) -> str | None:
+        found: str | None = self._see("steps").execute(_RUN_OF_COMMAND, {"command": command_id}).scalar()
+        return found
+
+    # orders, events, controls, playbook versions
+
+    def add_order(self, order: Order) -> None:
+        self._own.orders.append(order)
+
+    def orders_of(self, run_ids: Collection[str]) -> dict[str, list[Order]]:
+        return queries.orders_of(self._see("orders"), run_ids)
+
+    def append(self, events: Sequence[Event]) -> None:
+        self._own.events += events
+
+    def controls(self) -> Controls:
+        row = self._see("controls").execute(_CONTROLS).one_or_none()
+        return mapping.controls_of(row) if row is not None else Controls()
+
+    def save_controls(self, controls: Controls) -> None:
+        self._own.controls = controls
+
+    def keep_playbook(self, name: str, version: str, text: str, at: datetime) -> None:
+        self._own.playbooks.setdefault((name, version), (text, at))
+
+    def playbook_text(self, name: str, version: str) -> str | None:
+        asked = {"name": name, "version": version}
+        found: str | None = self._see("playbooks").execute(_PLAYBOOK, asked).scalar()
+        return found
+
+
+def send_shared(connection: sa.Connection, flush: Flush, shared: Pending) -> None:
+    """Send what several units have written. Raises Entangled where that is refused."""
+    if not shared:
+        return
+    try:
+        flush(connection, shared)
+    except Exception as error:
+        if database.is_outage(error):
+            raise
+        raise Entangled from error
+    shared.clear()

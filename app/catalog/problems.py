@@ -1,0 +1,49 @@
+"""What is wrong with a file, and where: the value that every check here returns.
+
+Not here: finding anything wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Path = tuple[str | int, ...]
+"""The way from a document's top to a value: keys and indexes."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One mistake. ``line`` and ``column`` count from 1; 0 where the file as a whole is meant."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        if not self.line:
+            return f"{self.file}: {self.message}"
+        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+
+
+def did_you_mean(wrong: str, right: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the nearest right name, or nothing where none is near."""
+    choices = {name.lower(): str(name) for name in right}
+    near = difflib.get_close_matches(wrong.lower()[:80], choices, n=1, cutoff=0.6)
+    return f"; did you mean {choices[near[0]]!r}?" if near else ""
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as a message shows it: on one line, cut."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def where(path: Path) -> str:
+    """A path as people write it: ``steps[0].with.percent``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text

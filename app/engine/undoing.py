@@ -1,0 +1,109 @@
+"""When an undo is due, and how it is carried out. Pure.
+
+An undo is a duty: it is asked about only once its run is closed, and neither pause, mode, guards,
+breaker nor the target's lock hold it back. It is tried again, ever more slowly, for a day; then it
+is recorded as failed for a person to see, who can order it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from app.domain.playbook import UndoTrigger
+from app.domain.run import Order, OrderKind, Run, Status, StepState, Undo, UndoStatus
+from app.engine.moves import Act, Draft, Hold, Idle, Outcome
+from app.engine.steps import attempt_again
+
+FIRST_RETRY = timedelta(seconds=2)
+LONGEST_RETRY = timedelta(minutes=5)
+GIVE_UP_AFTER = timedelta(days=1)
+
+
+def due(draft: Draft) -> Act | Hold | Idle:
+    """What a closed run still has to take back now, newest step first."""
+    by_hand = draft.signals.last(OrderKind.UNDO)
+    later: list[datetime] = []
+    for state in reversed(draft.run.steps):
+        if state.undo is None:
+            continue
+        if state.undo.status is UndoStatus.RUNNING:
+            then = _continue(draft, state, state.undo)
+            if isinstance(then, Act):
+                return then
+            later.append(then)
+            continue
+        because = _because(draft, state.undo, by_hand)
+        if because:
+            undo = replace(state.undo, status=UndoStatus.RUNNING, because=because, error=None)
+            draft.note("undo_started", step=state.id, action=undo.action, params=dict(undo.params), because=because)
+            return _attempt(draft, state, undo)
+    return Hold(min(later)) if later else Idle()
+
+
+def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
+    """Take in how the last attempt of an undo ended."""
+    state = draft.run.step(key)
+    undo = state.undo
+    assert undo is not None
+    attempt = replace(undo.attempts[-1], status=outcome.status, ended_at=draft.now, error=outcome.error)
+    undo = replace(undo, attempts=(*undo.attempts[:-1], attempt), output=outcome.output, error=outcome.error)
+    if outcome.status == "applied":
+        draft.put(replace(state, undo=replace(undo, status=UndoStatus.DONE)))
+        draft.note("undo_done", step=state.id, action=undo.action, output=dict(outcome.output))
+        return
+    tried_for = draft.now - undo.attempts[0].started_at
+    if outcome.status == "rejected" or tried_for > GIVE_UP_AFTER:
+        draft.put(replace(state, undo=replace(undo, status=UndoStatus.FAILED)))
+        draft.note("undo_failed", step=state.id, action=undo.action, error=outcome.error)
+        return
+    wait = min(FIRST_RETRY * 2 ** min(attempt.number - 1, 16), LONGEST_RETRY)
+    draft.put(replace(state, undo=replace(undo, retry_at=draft.now + wait)))
+    if attempt.number == 1:
+        draft.note("undo_delayed", step=state.id, action=undo.action, error=outcome.error)
+
+
+def release(run: Run) -> Run:
+    """A run that closes without having failed owes no ``on_failure`` undo; by hand it stays possible."""
+    for state in run.steps:
+        undo = state.undo
+        if undo and undo.status is UndoStatus.ARMED and undo.trigger is UndoTrigger.ON_FAILURE:
+            run = run.with_step(replace(state, undo=replace(undo, status=UndoStatus.AVAILABLE)))
+    return run
+
+
+def can_be_undone(run: Run) -> bool:
+    """Whether there is anything that an operator could order undone."""
+    possible = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.RUNNING)
+    return any(step.undo and step.undo.status in possible for step in run.steps)
+
+
+def _because(draft: Draft, undo: Undo, by_hand: Order | None) -> str | None:
+    """Why the undo is due now; None where it is not."""
+    if undo.status is UndoStatus.ARMED:
+        if undo.trigger is UndoTrigger.ON_RESOLVE and draft.signals.resolved:
+            return f"resolved ({draft.signals.resolved_because})"
+        if undo.trigger is UndoTrigger.ON_FAILURE and draft.run.status is Status.FAILED:
+            return "the run failed"
+    if by_hand is None or undo.status not in (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED):
+        return None
+    if undo.attempts and undo.attempts[-1].started_at >= by_hand.at:
+        return None
+    return f"ordered by {by_hand.actor}"
+
+
+def _continue(draft: Draft, state: StepState, undo: Undo) -> Act | datetime:
+    """The next attempt of an undo that has begun, or when it is due."""
+    if undo.attempts[-1].status == "running":
+        return Act(state.key, undo=True, resumed=True)
+    if undo.retry_at and draft.now < undo.retry_at:
+        return undo.retry_at
+    return _attempt(draft, state, undo)
+
+
+def _attempt(draft: Draft, state: StepState, undo: Undo) -> Act:
+    action = draft.context.actions.spec(undo.action)
+    timeout = action.default_timeout if action else timedelta(seconds=30)
+    attempt = attempt_again(draft, undo.attempts, timeout)
+    draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts, attempt), retry_at=None)))
+    return Act(state.key, undo=True)

@@ -1,0 +1,191 @@
+"""All the drivers: starting them, telling them of changes, and taking them up again after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from app import errors, telemetry
+from app.domain import duration
+from app.domain.alert import AlertRecord
+from app.domain.run import Decision, Event, Run, Status, StepStatus
+from app.engine import plan
+from app.engine.driver import Driver, Surroundings
+from app.engine.moves import Context, Signals
+from app.engine.recorder import Snapshot
+from app.ports import Book, Catalog, RunStore
+
+_LONGEST_BACKOFF = 60.0
+
+log = telemetry.logger(__name__)
+
+
+class Workers:
+    """One task for each run that is open or has an undo due."""
+
+    def __init__(self, store: RunStore, catalog: Catalog, around: Surroundings) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._around = around
+        self._drivers: dict[str, Driver] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._touched_early: set[str] = set()
+
+    def start(self, run: Run, book: Book, alert: AlertRecord) -> None:
+        """Drive a run that has just been admitted."""
+        self._around.metrics.open_runs.inc()
+        signals = Signals((alert,), (), self._around.is_paused())
+        self._launch(Driver(run, book, signals, self._around, alert.first_heard_at))
+
+    def touch(self, run_ids: Iterable[str]) -> None:
+        """Something about these runs has changed in the store."""
+        for run_id in run_ids:
+            driver = self._drivers.get(run_id)
+            if driver is not None:
+                driver.touch()
+            elif run_id in self._tasks:
+                self._touched_early.add(run_id)
+            else:
+                self._spawn(run_id, self._revive(run_id))
+
+    def touch_all(self) -> None:
+        """A switch that concerns every run has changed."""
+        self.touch(list(self._drivers))
+
+    async def turned(self, run_id: str, at_most: float) -> None:
+        """Return once the run's driver has taken in what it was touched for, or after `at_most` seconds."""
+        driver = self._drivers.get(run_id)
+        if driver is None:
+            return
+        try:
+            async with asyncio.timeout(at_most):
+                await driver.turned()
+        except TimeoutError:
+            return
+
+    async def recover(self, down_for: timedelta) -> None:
+        """Take up what an earlier process left: open runs, and undo duties whose time has come.
+
+        Runs that have begun take their targets before those that still waited for one.
+        """
+        unfinished = await self._store.transact(lambda tx: tx.unfinished())
+        unfinished.sort(key=lambda run: (run.waiting_on == "target", run.created_at, run.id))
+        for run in unfinished:
+            self._around.metrics.open_runs.inc(run.is_open)
+            self._around.metrics.undos_owed.inc(run.owes_undo)
+            snapshot = await self._around.recorder.snapshot(run.id)
+            if snapshot is not None:
+                await self._take_up(snapshot, down_for)
+        if unfinished:
+            log.info("took up unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
+
+    async def stop(self) -> None:
+        """Let go of every run where it stands; the next process takes them up."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_up(self, snapshot: Snapshot, down_for: timedelta) -> None:
+        run = snapshot.run
+        try:
+            book = await self._book_of(run)
+        except errors.TrainmedicError as error:
+            await self._give_up(run, str(error))
+            return
+        signals = Signals(snapshot.alerts, snapshot.orders, self._around.is_paused())
+        why = self._stale(run, signals, down_for) if run.is_open else None
+        if why is not None:
+            context = Context(book, self._around.actions, self._around.new_id, self._around.limits.max_age)
+            move = plan.close_stale(run, signals, context, self._now(), why, Decision.STALE)
+            await self._around.recorder.record(move.run, run, move.events)
+            self._around.metrics.open_runs.dec()
+            self._around.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
+            run = move.run
+        if run.is_open or run.owes_undo:
+            self._launch(Driver(run, book, signals, self._around, None))
+
+    def _stale(self, run: Run, signals: Signals, down_for: timedelta) -> str | None:
+        """Why a run must not act any more after a downtime; None where it goes on.
+
+        A run that has acted goes on unless nobody was there for longer than the maximum age; so does
+        one that waits for a person, or that has waited of its own accord.
+        """
+        limit = self._around.limits.max_age
+        if down_for > limit:
+            return (
+                f"the server was down for {duration.write(down_for)}, over the maximum age of {duration.write(limit)}"
+            )
+        begun = run.acted_at is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
+        return None if begun else plan.stale(run, signals, limit, self._now())
+
+    async def _book_of(self, run: Run) -> Book:
+        """The playbook in the version that the run started with."""
+        loaded = self._catalog.get(run.playbook)
+        if loaded is not None and loaded.version == run.version:
+            return loaded
+        text = await self._store.transact(lambda tx: tx.playbook_text(run.playbook, run.version))
+        if text is None:
+            raise errors.NotFound(f"the text of playbook {run.playbook}, version {run.version}, is not in the store")
+        return self._catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
+
+    async def _give_up(self, run: Run, why: str) -> None:
+        """Close a run whose playbook cannot be used any more; its undo duties stay recorded."""
+        log.error("a run cannot go on", run_id=run.id, why=why)
+        if not run.is_open:
+            return
+        closed = replace(run, status=Status.FAILED, ended_at=self._now(), waiting_on=None, message=why)
+        event = Event("closed", self._now(), run.id, data={"status": str(Status.FAILED), "message": why})
+        await self._around.recorder.record(closed, run, (event,))
+        self._around.metrics.open_runs.dec()
+
+    async def _revive(self, run_id: str) -> None:
+        """Drive a closed run again, because an undo of it may be due."""
+        snapshot = await self._around.recorder.snapshot(run_id)
+        if snapshot is None or not snapshot.run.steps:
+            return
+        try:
+            book = await self._book_of(snapshot.run)
+        except errors.TrainmedicError as error:
+            log.error("an undo cannot be carried out", run_id=run_id, why=str(error))
+            return
+        signals = Signals(snapshot.alerts, snapshot.orders, self._around.is_paused())
+        driver = self._drivers[run_id] = Driver(snapshot.run, book, signals, self._around, None)
+        if run_id in self._touched_early:
+            # The snapshot may be older than what this run was touched for.
+            self._touched_early.discard(run_id)
+            driver.touch()
+        await self._drive(driver)
+
+    def _launch(self, driver: Driver) -> None:
+        self._drivers[driver.run.id] = driver
+        self._spawn(driver.run.id, self._drive(driver))
+
+    def _spawn(self, run_id: str, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
+        self._tasks[run_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(run_id, None))
+
+    async def _drive(self, driver: Driver) -> None:
+        """Drive to the end; a bug on the way is logged, counted, and met with another try from the store."""
+        backoff = 1.0
+        try:
+            while True:
+                try:
+                    await driver.drive()
+                    if driver.is_touched:
+                        continue
+                    return
+                except Exception:  # the boundary of a run: a bug in one must not take down the others
+                    self._around.metrics.loop_errors.labels("driver").inc()
+                    log.exception("a run's driver failed; starting it again", run_id=driver.run.id, retry_in=backoff)
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, _LONGEST_BACKOFF)
+                await driver.start_over()
+        finally:
+            self._drivers.pop(driver.run.id, None)
+
+    def _now(self) -> datetime:
+        return self._around.clock.now()

@@ -1,0 +1,75 @@
+"""Long responses: written as they come, in bounded memory, and stopped when nobody reads them.
+
+Who calls it: the history's exports and the event stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+
+class StreamedResponse(Response):
+    """Sends what `chunks` yields: to its end, until the client goes away, or until the client takes
+    nothing for `stall_seconds`, which ends the connection. Calls `on_close` in every case."""
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        media_type: str,
+        stall_seconds: float,
+        on_close: Callable[[], Awaitable[None]],
+    ) -> None:
+        # Not the base's constructor, which gives the response a length.
+        self.status_code = 200
+        self.media_type = media_type
+        self.background = None
+        self.body = b""
+        self.init_headers({"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._on_close = on_close
+        self._chunks = chunks
+        self._stall_seconds = stall_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = asyncio.create_task(self._write(send))
+        watcher = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watcher.cancel()
+            if not writer.done():
+                writer.cancel()
+            await asyncio.wait({writer, watcher})
+            await self._on_close()
+        if not writer.cancelled():
+            await writer  # to raise what went wrong in it
+
+    async def _write(self, send: Send) -> None:
+        try:
+            await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for chunk in self._chunks:
+                await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+            await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await self._chunks.aclose()
+
+    async def _send(self, send: Send, message: dict[str, object]) -> None:
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await send(message)
+        except TimeoutError:
+            raise ClientStalled from None
+
+
+class ClientStalled(Exception):
+    """The client of a stream does not read it."""
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client is."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

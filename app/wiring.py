@@ -1,0 +1,182 @@
+"""The composition root: builds every part from the settings, starts them in order, and stops them.
+
+The order: the run store first, for it also holds the lock that keeps a second server away; Redis
+beside it; then the playbooks, the engine, which takes up what an earlier process left, and last
+the listener, so that nobody is answered before everything can be. Stopping goes the other way.
+What fails while it starts takes down what has started.
+
+Who calls it: ``cli.serve``, and tests that want a whole server in their process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from fastapi import FastAPI
+
+from app import __version__, ports, telemetry
+from app.actions import registry
+from app.adapters import file_inventory
+from app.adapters.alertmanager_api import AlertmanagerApi
+from app.adapters.apprise_notifier import AppriseNotifier
+from app.adapters.embedded_redis import EmbeddedRedis
+from app.adapters.httpx_caller import HttpxCaller
+from app.adapters.redis_bus import RedisBus
+from app.adapters.sql_store.store import SqlStore
+from app.adapters.system_clock import SystemClock
+from app.catalog.library import Library
+from app.engine.service import Engine
+from app.errors import StoreUnavailable
+from app.server import auth, factory, listener
+from app.server.limits import ServerLimits
+from app.settings import Settings
+
+PRUNE_EVERY = timedelta(hours=1)
+_PRUNE_FIRST_AFTER = timedelta(minutes=1)
+
+log = telemetry.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A server that has started, without its listener."""
+
+    api: FastAPI
+    store: SqlStore
+    bus: RedisBus
+    catalog: Library
+    engine: Engine
+    metrics: telemetry.Metrics
+    redis_url: str
+
+
+class Application:
+    """One server. `clock` and `metrics` can be handed in by tests."""
+
+    def __init__(
+        self, settings: Settings, clock: ports.Clock | None = None, metrics: telemetry.Metrics | None = None
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._metrics = metrics or telemetry.Metrics()
+
+    async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
+        """Serve until `stop` is set; `on_started` is told the address once requests are answered.
+
+        Raises ConfigurationError where a setting or file is of no use, StoreUnavailable where the
+        run store is.
+        """
+        began = asyncio.get_running_loop().time()
+
+        def started(host: str, port: int) -> None:
+            seconds = round(asyncio.get_running_loop().time() - began, 3)
+            log.info("ready", host=host, port=port, version=__version__, mode=self._settings.mode, seconds=seconds)
+            if on_started is not None:
+                on_started(host, port)
+
+        async with self.started() as parts:
+            await listener.serve(parts.api, self._settings.host, self._settings.port, stop, started)
+        log.info("stopped")
+
+    @contextlib.asynccontextmanager
+    async def started(self) -> AsyncIterator[Parts]:
+        """The server without its listener, for as long as the block lasts."""
+        settings, clock, metrics = self._settings, self._clock, self._metrics
+        authenticator = auth.Authenticator.from_file(settings.tokens) if settings.tokens else auth.Authenticator()
+        auth.check_exposure(settings.host, authenticator.has_tokens, settings.allow_anonymous)
+        inventory = file_inventory.load(settings.inventory) if settings.inventory else {}
+
+        async with contextlib.AsyncExitStack() as stack:
+            store = await asyncio.to_thread(
+                SqlStore.open, settings.database_url, on_error=lambda: metrics.store_errors.inc()
+            )
+            stack.push_async_callback(store.close)
+            redis_url = await self._redis(stack)
+            bus = RedisBus(redis_url, clock, metrics, signing_key=_key(settings))
+            await bus.start()
+            stack.push_async_callback(bus.close)
+
+            services = await self._services(stack, bus)
+            actions = registry.build(services)
+            catalog = Library(settings.playbooks, actions, metrics)
+            await asyncio.to_thread(catalog.load)
+            engine = Engine(
+                store, catalog, actions, clock, settings.limits, metrics, lambda: inventory, services.alertmanager
+            )
+            await engine.start()
+            stack.push_async_callback(engine.stop)
+            await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
+            await stack.enter_async_context(_background(self._prune(store), "retention"))
+            api = factory.create_app(
+                engine=engine,
+                runs=store,
+                catalog=catalog,
+                bus=bus,
+                store=store,
+                metrics=metrics,
+                auth=authenticator,
+                clock=clock,
+                limits=ServerLimits(body_bytes=settings.max_body, held_bytes=max(8 * settings.max_body, 64 << 20)),
+            )
+            yield Parts(api, store, bus, catalog, engine, metrics, redis_url)
+
+    async def _redis(self, stack: contextlib.AsyncExitStack) -> str:
+        """The URL of the Redis that is configured, else of the embedded one, which is started."""
+        if self._settings.redis is not None:
+            return self._settings.redis.get_secret_value()
+        embedded = EmbeddedRedis(self._settings.state_dir)
+        url = await embedded.start()
+        stack.push_async_callback(embedded.stop)
+        return url
+
+    async def _services(self, stack: contextlib.AsyncExitStack, bus: RedisBus) -> ports.Services:
+        settings = self._settings
+        http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
+        stack.push_async_callback(http.close)
+        channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
+        alertmanager = None
+        if settings.alertmanager is not None:
+            url = settings.alertmanager.get_secret_value()
+            alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token)
+            stack.push_async_callback(alertmanager.close)
+        return ports.Services(
+            clock=self._clock,
+            bus=bus,
+            http=http,
+            notifier=AppriseNotifier(channels) if channels else None,
+            alertmanager=alertmanager,
+        )
+
+    async def _prune(self, store: ports.RunStore) -> None:
+        """Delete what is older than the retention, every hour; the first time when the start has settled."""
+        await self._clock.sleep_until(self._clock.now() + _PRUNE_FIRST_AFTER)
+        while True:
+            try:
+                if gone := await store.prune(self._clock.now() - self._settings.retention):
+                    log.info("old runs deleted", runs=gone)
+            except StoreUnavailable as error:
+                log.warning("old runs could not be deleted; trying again later", error=str(error))
+            except Exception:  # the loop outlives one failure, which is logged and counted
+                self._metrics.loop_errors.labels("retention").inc()
+                log.exception("old runs could not be deleted; trying again later")
+            await self._clock.sleep_until(self._clock.now() + PRUNE_EVERY)
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run `work` beside the block."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _key(settings: Settings) -> bytes | None:
+    return settings.signing_key.get_secret_value().encode() if settings.signing_key is not None else None

@@ -1,0 +1,629 @@
+"""`ports.RunStore` and `ports.Transaction`: what every run store promises."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app import errors, ports
+from app.adapters.memory_store import MemoryStore
+from app.adapters.sql_store.store import SqlStore
+from app.domain.alert import AlertRecord, Identity
+from app.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status, StepStatus, UndoStatus
+from app.domain.target import Kind, Target
+from tests.contract import run_store_values as values
+from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run, step, undo
+
+Store = MemoryStore | SqlStore
+Tx = ports.Transaction
+
+COOL = ("cool", gpu().key)
+
+any_values = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+async def keep(store: Store, *runs: Run, alerts: list[AlertRecord] | None = None) -> None:
+    """Have the store keep these alerts (f1 if none are given) and runs, each tied to its alert."""
+    records = alerts or [heard()]
+
+    def work(tx: Tx) -> None:
+        tx.save_alerts(records)
+        tx.add_runs(runs)
+        tx.link([(one.id, records[0].identity) for one in runs])
+
+    await store.transact(work)
+
+
+# --- transactions -----------------------------------------------------------------------------------
+
+
+async def test_transact_returns_what_the_work_returns(store: Store) -> None:
+    """The result of the work is that of the call."""
+    assert await store.transact(lambda tx: 42) == 42
+
+
+async def test_work_sees_what_it_wrote_itself(store: Store) -> None:
+    """Within one unit, every read sees the unit's own writes, of every kind."""
+
+    def work(tx: Tx) -> None:
+        one = run()
+        tx.save_alerts([heard()])
+        assert tx.alerts([heard().identity]) == {heard().identity: heard()}
+        assert tx.firing_with(["f1"]) == [heard()]
+        tx.add_runs([one])
+        assert tx.open_runs_for([COOL]) == {COOL: one.id}
+        assert tx.guard_facts([COOL], {})[COOL].open_runs == 1
+        assert tx.nodes_acted_on(at(-1)) == {"node-1"}
+        tx.link([(one.id, heard().identity)])
+        assert [linked.run_id for linked in tx.linked_runs([heard().identity])[heard().identity]] == [one.id]
+        assert tx.alerts_of([one.id]) == {one.id: [heard()]}
+        tx.save_run(replace(one, message="changed"), one)
+        assert tx.run(one.id) == replace(one, message="changed")
+        tx.add_order(Order("o1", one.id, OrderKind.CANCEL, "kim", at(1)))
+        assert [order.id for order in tx.orders_of([one.id])[one.id]] == ["o1"]
+        tx.note_nodes(["node-9"], at(0))
+        assert "node-9" in tx.known_nodes()
+        tx.save_controls(Controls(paused=True))
+        assert tx.controls().paused
+        tx.keep_playbook("cool", "v1", "playbook: cool", at(0))
+        assert tx.playbook_text("cool", "v1") == "playbook: cool"
+
+    await store.transact(work)
+
+
+async def test_a_raising_unit_leaves_nothing(store: Store) -> None:
+    """If the work raises, the caller gets its error and nothing of it is kept, whatever was read back in it."""
+    one = run()
+
+    def work(tx: Tx) -> None:
+        tx.save_alerts([heard("other")])
+        tx.add_runs([one])
+        assert tx.run(one.id) == one  # forces what was written so far into the database
+        tx.note_nodes(["node-9"], at(0))
+        assert tx.nodes_acted_on(at(-1)) == {"node-1"}
+        tx.append([event("started", one.id)])
+        tx.save_controls(Controls(paused=True))
+        raise errors.NotFound("changed my mind")
+
+    with pytest.raises(errors.NotFound, match="changed my mind"):
+        await store.transact(work)
+
+    def look(tx: Tx) -> None:
+        assert tx.alerts([heard("other").identity]) == {}
+        assert tx.run(one.id) is None
+        assert tx.open_runs_for([COOL]) == {}
+        assert tx.guard_facts([COOL], {})[COOL] == ports.GuardFacts()
+        assert tx.nodes_acted_on(at(-1)) == set()
+        assert tx.known_nodes() == set()
+        assert tx.controls() == Controls()
+
+    await store.transact(look)
+    assert await store.events_after(0, 10) == []
+
+
+async def test_a_raising_unit_gives_back_what_it_replaced(store: Store) -> None:
+    """What a raising unit changed is as it was before, not gone."""
+    one = run()
+    await keep(store, one)
+
+    def work(tx: Tx) -> None:
+        tx.save_run(replace(one, status=Status.FAILED, ended_at=at(1)), one)
+        tx.save_alerts([heard(resolved_at=at(1), resolved_because="alertmanager")])
+        assert tx.open_runs_for([COOL]) == {}
+        assert tx.firing_with(["f1"]) == []
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await store.transact(work)
+    assert await store.transact(lambda tx: tx.run(one.id)) == one
+    assert await store.transact(lambda tx: tx.open_runs_for([COOL])) == {COOL: one.id}
+    assert await store.transact(lambda tx: tx.firing_with(["f1"])) == [heard()]
+
+
+async def test_concurrent_units_are_isolated_from_one_that_raises(store: Store) -> None:
+    """Of many concurrent units, those that raise lose their writes and the others keep theirs."""
+
+    def unit(number: int, tx: Tx) -> int:
+        tx.append([event(f"e{number}")])
+        tx.note_nodes([f"node-{number}"], at(0))
+        if number % 3 == 0:
+            assert f"node-{number}" in tx.known_nodes()
+        if number % 5 == 0:
+            raise errors.Conflict(f"unit {number}")
+        return number
+
+    outcomes = await asyncio.gather(
+        *(store.transact(lambda tx, number=number: unit(number, tx)) for number in range(40)), return_exceptions=True
+    )
+    kept = [number for number in range(40) if number % 5]
+    assert [outcome for outcome in outcomes if isinstance(outcome, int)] == kept
+    assert sum(isinstance(outcome, errors.Conflict) for outcome in outcomes) == 8
+    assert [one.kind for one in await store.events_after(0, 100)] == [f"e{number}" for number in kept]
+    assert await store.transact(lambda tx: tx.known_nodes()) == {f"node-{number}" for number in kept}
+
+
+async def test_concurrent_units_see_each_other_in_turn(store: Store) -> None:
+    """Units are as if run one after the other: of many that each open a run unless there is one, one does."""
+
+    def admit(tx: Tx) -> str:
+        known = tx.open_runs_for([COOL])
+        if COOL in known:
+            return known[COOL]
+        one = run()
+        tx.add_runs([one])
+        return one.id
+
+    ids = await asyncio.gather(*(store.transact(admit) for _ in range(20)))
+    assert len(set(ids)) == 1
+
+
+async def test_a_second_open_run_for_the_same_playbook_and_target_is_refused(store: Store) -> None:
+    """At most one run is open per playbook and target; the unit that would break it raises Conflict, alone."""
+    one, two, elsewhere = run(), run(), run(target=gpu(1))
+    outcomes = await asyncio.gather(
+        store.transact(lambda tx: tx.add_runs([one])),
+        store.transact(lambda tx: tx.add_runs([two])),
+        store.transact(lambda tx: tx.add_runs([elsewhere])),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), errors.Conflict, type(None)]
+    assert await store.transact(lambda tx: tx.runs([one.id, two.id, elsewhere.id])) == sorted(
+        [one, elsewhere], key=lambda kept: kept.id
+    )
+
+
+async def test_a_run_can_open_in_the_unit_that_closes_the_last_one(store: Store) -> None:
+    """Closing a run makes room for the next of the same playbook and target at once."""
+    one, two = run(), run(5)
+    await keep(store, one)
+
+    def work(tx: Tx) -> None:
+        tx.save_run(replace(one, status=Status.SUCCEEDED, ended_at=at(5)), one)
+        tx.add_runs([two])
+
+    await store.transact(work)
+    assert await store.transact(lambda tx: tx.open_runs_for([COOL])) == {COOL: two.id}
+
+
+async def test_adding_a_run_twice_is_refused(store: Store) -> None:
+    """A run id is used once."""
+    one = closed()
+    await keep(store, one)
+    with pytest.raises(errors.Conflict):
+        await store.transact(lambda tx: tx.add_runs([one]))
+
+
+async def test_a_closed_store_is_unavailable(store: Store) -> None:
+    """After close(), every call raises StoreUnavailable; closing again does nothing."""
+    await store.check()
+    await store.close()
+    await store.close()
+    calls: list[Any] = [
+        store.transact(lambda tx: None),
+        store.check(),
+        store.prune(at(0)),
+        store.page(ports.HistoryFilter(), 1, None),
+        store.record("x"),
+        store.events_after(0, 1),
+        store.last_seq(),
+        store.playbook_counts(),
+    ]
+    for call in calls:
+        with pytest.raises(errors.StoreUnavailable):
+            await call
+
+
+async def test_what_was_asked_before_closing_is_carried_out(store: Store) -> None:
+    """close() waits for the units that wait."""
+    waiting = [asyncio.ensure_future(store.transact(lambda tx: tx.append([event()]))) for _ in range(10)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert await asyncio.gather(*waiting) == [None] * 10
+
+
+# --- alerts -----------------------------------------------------------------------------------------
+
+
+async def test_alerts_are_known_by_fingerprint_and_beginning(store: Store) -> None:
+    """Two beginnings of one fingerprint are two alerts; unknown ones are left out of the answer."""
+    early, late = heard("f1", 0), heard("f1", 5)
+    await store.transact(lambda tx: tx.save_alerts([early, late]))
+    unknown = Identity("f1", at(1))
+    found = await store.transact(lambda tx: tx.alerts([early.identity, late.identity, unknown]))
+    assert found == {early.identity: early, late.identity: late}
+
+
+async def test_saving_an_alert_again_replaces_it(store: Store) -> None:
+    """The record of an identity is the last one saved."""
+    first = heard()
+    again = replace(first, last_heard_at=at(9), count=2, resolved_at=at(9), resolved_because="alertmanager")
+    await store.transact(lambda tx: tx.save_alerts([first]))
+    await store.transact(lambda tx: tx.save_alerts([again]))
+    assert await store.transact(lambda tx: tx.alerts([first.identity])) == {first.identity: again}
+
+
+async def test_firing_with_finds_every_unresolved_beginning(store: Store) -> None:
+    """All that have not resolved, of these fingerprints only, whatever their beginning."""
+    records = [heard("f1", 0), heard("f1", 3), heard("f1", 2, resolved_at=at(4)), heard("f2", 0), heard("f3", 0)]
+    await store.transact(lambda tx: tx.save_alerts(records))
+    found = await store.transact(lambda tx: tx.firing_with(["f1", "f2", "unknown"]))
+    assert {record.identity for record in found} == {("f1", at(0)), ("f1", at(3)), ("f2", at(0))}
+
+
+async def test_many_identities_can_be_asked_for_at_once(store: Store) -> None:
+    """A storm's worth of keys is one question, whatever limits a database has on a statement."""
+    records = [heard(f"f{number}") for number in range(3000)]
+    await store.transact(lambda tx: tx.save_alerts(records))
+    found = await store.transact(lambda tx: tx.alerts([record.identity for record in records]))
+    assert len(found) == 3000
+    assert len(await store.transact(lambda tx: tx.firing_with([f"f{number}" for number in range(3000)]))) == 3000
+
+
+async def test_silent_alerts_are_those_of_runs_that_still_depend_on_them(store: Store) -> None:
+    """Unresolved, last heard of before the moment, and tied to a run that is open or owes an undo."""
+    names = ["open", "owing", "done", "resolved", "recent", "untied"]
+    records = {name: heard(name) for name in names}
+    records["resolved"] = heard("resolved", resolved_at=at(1))
+    records["recent"] = heard("recent", last_heard_at=at(60))
+    armed = step(undo=undo(), status=StepStatus.SUCCEEDED)
+    runs = {
+        "open": run(target=gpu(1)),
+        "owing": closed(target=gpu(2), steps=(armed,)),
+        "done": closed(target=gpu(3)),
+        "resolved": run(target=gpu(4)),
+        "recent": run(target=gpu(5)),
+    }
+
+    def work(tx: Tx) -> None:
+        tx.save_alerts(list(records.values()))
+        tx.add_runs(list(runs.values()))
+        tx.link([(one.id, records[name].identity) for name, one in runs.items()])
+
+    await store.transact(work)
+    found = await store.transact(lambda tx: tx.firing_not_heard_since(at(30)))
+    assert {record.alert.fingerprint for record in found} == {"open", "owing"}
+
+
+@any_values
+@given(record=values.any_record)
+async def test_any_alert_comes_back_as_it_was(store: Store, record: AlertRecord) -> None:
+    """A record is rebuilt equal to what was saved, to the microsecond and in any script."""
+    await store.transact(lambda tx: tx.save_alerts([record]))
+    assert await store.transact(lambda tx: tx.alerts([record.identity])) == {record.identity: record}
+
+
+# --- runs -------------------------------------------------------------------------------------------
+
+
+@any_values
+@given(one=values.any_run)
+async def test_any_run_comes_back_as_it_was(store: Store, one: Run) -> None:
+    """A run with its steps, attempts and undos is rebuilt equal to what was added."""
+    one = values.renewed(one)
+    await store.transact(lambda tx: tx.add_runs([one]))
+    assert await store.transact(lambda tx: tx.run(one.id)) == one
+    history = await store.record(one.id)
+    assert history is not None
+    assert history.run == one
+
+
+@any_values
+@given(one=values.any_run, other=values.any_run, told_before=st.booleans())
+async def test_any_change_of_a_run_comes_back(store: Store, one: Run, other: Run, told_before: bool) -> None:
+    """Saving a run keeps what changed of it and of its steps, with or without being told what was before."""
+    one = values.renewed(one)
+    changed = replace(
+        one,
+        status=other.status,
+        decision=other.decision,
+        ended_at=other.ended_at,
+        acted_at=other.acted_at,
+        waiting_on=other.waiting_on,
+        message=other.message,
+        steps=tuple(
+            replace(new, phase=old.phase, index=old.index) for old, new in zip(one.steps, other.steps, strict=False)
+        )
+        + one.steps[len(other.steps) :],
+    )
+    await store.transact(lambda tx: tx.add_runs([one]))
+    await store.transact(lambda tx: tx.save_run(changed, one if told_before else None))
+    assert await store.transact(lambda tx: tx.run(one.id)) == changed
+
+
+async def test_a_step_can_join_a_run_later(store: Store) -> None:
+    """Steps of ``on_failure`` may be there only once the run fails; they come after the others."""
+    one = run()
+    longer = replace(one, steps=(*one.steps, step(0, "on_failure"), step(1, "on_failure")))
+    await keep(store, one)
+    await store.transact(lambda tx: tx.save_run(longer, one))
+    assert await store.transact(lambda tx: tx.run(one.id)) == longer
+
+
+async def test_asking_for_runs_that_are_not_there(store: Store) -> None:
+    """Unknown ids are left out, or None."""
+    one = closed()
+    await keep(store, one)
+    assert await store.transact(lambda tx: tx.runs(["unknown", one.id, one.id])) == [one]
+    assert await store.transact(lambda tx: tx.run("unknown")) is None
+
+
+async def test_unfinished_are_open_runs_and_those_that_owe_an_undo(store: Store) -> None:
+    """Open ones, and closed ones with an undo armed or running, oldest first; the rest is finished."""
+    by_status = {status: step(undo=undo(status), status=StepStatus.SUCCEEDED) for status in UndoStatus}
+    armed = closed(1, steps=(by_status[UndoStatus.ARMED],))
+    undoing = closed(2, steps=(by_status[UndoStatus.RUNNING],))
+    open_run, waiting = run(3), run(0, gpu(1), status=Status.WAITING)
+    finished = [closed(4, steps=(by_status[status],)) for status in UndoStatus if not status.is_owed]
+    await keep(store, open_run, undoing, armed, waiting, *finished, closed(5), not_started(6))
+    assert await store.transact(lambda tx: tx.unfinished()) == [waiting, armed, undoing, open_run]
+
+
+async def test_a_run_is_finished_once_its_last_undo_is_carried_out(store: Store) -> None:
+    """Saving the run with its undo done takes it out of what is unfinished."""
+    one = closed(steps=(step(undo=undo(), status=StepStatus.SUCCEEDED),))
+    await keep(store, one)
+    done = replace(one, steps=(replace(one.steps[0], undo=undo(UndoStatus.DONE)),))
+    await store.transact(lambda tx: tx.save_run(done, one))
+    assert await store.transact(lambda tx: tx.unfinished()) == []
+
+
+async def test_open_runs_are_found_by_playbook_and_target(store: Store) -> None:
+    """Only open ones, only of that playbook and that target."""
+    first, other, ended = run(), run(playbook="other"), closed(target=gpu(2))
+    await keep(store, first, other, ended)
+    asked = [COOL, ("other", gpu().key), ("cool", gpu(2).key), ("cool", "cluster")]
+    assert await store.transact(lambda tx: tx.open_runs_for(asked)) == {asked[0]: first.id, asked[1]: other.id}
+    await store.transact(lambda tx: tx.save_run(replace(first, status=Status.CANCELLED, ended_at=at(2)), first))
+    assert await store.transact(lambda tx: tx.open_runs_for([COOL])) == {}
+
+
+async def test_a_command_leads_to_its_run(store: Store) -> None:
+    """By the id of the last attempt of a step or of an undo; an earlier attempt's id is no longer current."""
+    tried = step(attempts=(values.attempt("c1"), values.attempt("c2", 2)))
+    undoing = step(1, undo=undo(UndoStatus.RUNNING, attempts=(values.attempt("u1"), values.attempt("u2", 2))))
+    one = run(steps=(tried, undoing))
+    await keep(store, one, run(target=gpu(1)))
+    found = {
+        command: await store.transact(lambda tx, command=command: tx.run_of_command(command))
+        for command in ("c1", "c2", "u1", "u2", "unknown")
+    }
+    assert found == {"c1": None, "c2": one.id, "u1": None, "u2": one.id, "unknown": None}
+    again = replace(one, steps=(replace(tried, attempts=(*tried.attempts, values.attempt("c3", 3))), undoing))
+    await store.transact(lambda tx: tx.save_run(again, one))
+    assert await store.transact(lambda tx: tx.run_of_command("c2")) is None
+    assert await store.transact(lambda tx: tx.run_of_command("c3")) == one.id
+
+
+# --- links ------------------------------------------------------------------------------------------
+
+
+async def test_alerts_of_a_run_come_in_the_order_of_tying(store: Store) -> None:
+    """Not by time nor by name; what is tied again stays where it was."""
+    records = [heard("z"), heard("a", 3), heard("m", 1)]
+    one, lonely = run(), run(target=gpu(1))
+
+    def work(tx: Tx) -> None:
+        tx.save_alerts(records)
+        tx.add_runs([one, lonely])
+        tx.link([(one.id, records[0].identity), (one.id, records[1].identity)])
+
+    await store.transact(work)
+    await store.transact(lambda tx: tx.link([(one.id, records[2].identity), (one.id, records[0].identity)]))
+    assert await store.transact(lambda tx: tx.alerts_of([one.id, lonely.id, "unknown"])) == {one.id: records}
+
+
+async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: Store) -> None:
+    """Runs and decisions not to start alike, in the order of tying; a run without a target has an empty key."""
+    one = run()
+    refused = not_started(1, Decision.TARGET_UNKNOWN, target=None)
+    refused = replace(refused, target=None, playbook="other")
+    await keep(store, one, refused)
+    identity = heard().identity
+    found = await store.transact(lambda tx: tx.linked_runs([identity, Identity("unknown", at(0))]))
+    assert found == {
+        identity: [
+            ports.LinkedRun(one.id, "cool", gpu().key, "running", "started"),
+            ports.LinkedRun(refused.id, "other", "", "not_started", "target_unknown"),
+        ]
+    }
+    await store.transact(lambda tx: tx.save_run(replace(one, status=Status.FAILED, ended_at=at(2)), one))
+    found = await store.transact(lambda tx: tx.linked_runs([identity]))
+    assert found[identity][0].status == "failed"
+
+
+async def test_tying_to_what_is_not_kept_is_refused(store: Store) -> None:
+    """A tie needs its run and its alert."""
+    one = run()
+    await keep(store, one)
+    with pytest.raises(errors.Conflict):
+        await store.transact(lambda tx: tx.link([(one.id, Identity("unknown", at(0)))]))
+    with pytest.raises(errors.Conflict):
+        await store.transact(lambda tx: tx.link([("unknown", heard().identity)]))
+
+
+# --- guards -----------------------------------------------------------------------------------------
+
+
+async def test_the_last_end_is_that_of_the_same_playbook_and_target(store: Store) -> None:
+    """The latest end of any run of this playbook on this target, observed ones included."""
+    observed = closed(7, status=Status.OBSERVED, decision=Decision.OBSERVE_ONLY)
+    await keep(store, closed(1), observed, closed(20, gpu(1)), closed(30, playbook="other"))
+    facts = await store.transact(lambda tx: tx.guard_facts([COOL, ("cool", "cluster")], {}))
+    assert facts[COOL].last_ended_at == at(8)
+    assert facts["cool", "cluster"].last_ended_at is None
+
+
+async def test_started_counts_the_playbooks_runs_on_any_target_after_the_moment(store: Store) -> None:
+    """Exclusive of the moment itself; a playbook without a moment is not counted."""
+    await keep(store, closed(0), closed(10), closed(11, gpu(1)), run(12, gpu(2)), closed(13, playbook="other"))
+    facts = await store.transact(lambda tx: tx.guard_facts([COOL, ("other", "cluster")], {"cool": at(10)}))
+    assert facts[COOL].started == 2
+    assert facts["other", "cluster"].started == 0
+
+
+async def test_open_runs_are_counted_by_playbook(store: Store) -> None:
+    """On any target; the count follows as they close."""
+    one = run(0, gpu(1))
+    await keep(store, one, run(1, gpu(2), status=Status.AWAITING_APPROVAL), closed(2), run(3, playbook="other"))
+    assert (await store.transact(lambda tx: tx.guard_facts([COOL], {})))[COOL].open_runs == 2
+    await store.transact(lambda tx: tx.save_run(replace(one, status=Status.FAILED, ended_at=at(4)), one))
+    assert (await store.transact(lambda tx: tx.guard_facts([COOL], {})))[COOL].open_runs == 1
+
+
+async def test_guard_facts_ignore_decisions_not_to_start(store: Store) -> None:
+    """They neither prolong a cooldown nor use up a rate limit."""
+    await keep(store, not_started(5), not_started(6, Decision.STALE))
+    facts = await store.transact(lambda tx: tx.guard_facts([COOL], {"cool": at(0)}))
+    assert facts == {COOL: ports.GuardFacts()}
+
+
+async def test_nodes_acted_on_are_those_of_started_runs_since_the_moment(store: Store) -> None:
+    """Each node once; not those of other decisions, of older runs, or of targets without a node."""
+    await keep(
+        store,
+        closed(1, gpu(0, "old")),
+        closed(10, gpu(0, "at the moment")),
+        closed(11, gpu(0, "a")),
+        run(12, gpu(1, "a")),
+        run(12, Target(Kind.NODE, node="b")),
+        run(13, Target(Kind.JOB, job="llm")),
+        not_started(14, target=gpu(0, "refused")),
+        closed(15, gpu(0, "seen"), status=Status.OBSERVED, decision=Decision.OBSERVE_ONLY),
+    )
+    assert await store.transact(lambda tx: tx.nodes_acted_on(at(10))) == {"a", "b"}
+    assert await store.transact(lambda tx: tx.nodes_acted_on(at(11))) == {"a", "b"}
+    assert await store.transact(lambda tx: tx.nodes_acted_on(at(0))) == {"old", "at the moment", "a", "b"}
+    assert await store.transact(lambda tx: tx.nodes_acted_on(at(12))) == set()
+
+
+async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store: Store) -> None:
+    """A run that waited for its target until its alert was stale acted on no node."""
+    one = run(5)
+    await keep(store, one)
+    assert await store.transact(lambda tx: tx.nodes_acted_on(at(0))) == {"node-1"}
+    refused = replace(one, status=Status.NOT_STARTED, decision=Decision.TARGET_BUSY, ended_at=at(20))
+    await store.transact(lambda tx: tx.save_run(refused, one))
+    assert await store.transact(lambda tx: tx.nodes_acted_on(at(0))) == set()
+    facts = await store.transact(lambda tx: tx.guard_facts([COOL], {"cool": at(0)}))
+    assert facts == {COOL: ports.GuardFacts()}
+
+
+async def test_nodes_are_remembered(store: Store) -> None:
+    """Each name once, however often it is noted."""
+    await store.transact(lambda tx: tx.note_nodes(["a", "b"], at(0)))
+    assert await store.transact(lambda tx: tx.known_nodes()) == {"a", "b"}
+    await store.transact(lambda tx: tx.note_nodes(["b", "c"], at(1)))
+    assert await store.transact(lambda tx: tx.known_nodes()) == {"a", "b", "c"}
+
+
+# --- orders, events, controls, playbooks ------------------------------------------------------------
+
+
+async def test_orders_of_a_run_come_in_the_order_of_giving(store: Store) -> None:
+    """With everything that was said; runs without any are left out."""
+    one, other = run(), run(target=gpu(1))
+    await keep(store, one, other)
+    orders = [
+        Order("o2", one.id, OrderKind.APPROVE, "kim", at(5), "go ahead", "ask"),
+        Order("o1", one.id, OrderKind.UNDO, "lee", at(4)),
+    ]
+    for order in orders:
+        await store.transact(lambda tx, order=order: tx.add_order(order))
+    assert await store.transact(lambda tx: tx.orders_of([one.id, other.id])) == {one.id: orders}
+    with pytest.raises(errors.Conflict):
+        await store.transact(lambda tx: tx.add_order(replace(orders[0], id="o3", run_id="unknown")))
+
+
+@any_values
+@given(event=values.any_event)
+async def test_any_event_comes_back_as_it_was(store: Store, event: Event) -> None:
+    """With the number that the store gave it."""
+    last = await store.last_seq()
+    await store.transact(lambda tx: tx.append([event]))
+    [kept] = await store.events_after(last, 10)
+    assert kept == replace(event, seq=kept.seq)
+    assert kept.seq == await store.last_seq() > last
+
+
+async def test_controls_outlive_the_unit(store: Store) -> None:
+    """They start as their defaults and are replaced as a whole."""
+    assert await store.transact(lambda tx: tx.controls()) == Controls()
+    wanted = Controls(True, "kim", at(1), True, at(2), "too many nodes", at(3))
+    await store.transact(lambda tx: tx.save_controls(wanted))
+    assert await store.transact(lambda tx: tx.controls()) == wanted
+
+
+async def test_a_playbooks_text_is_kept_by_version(store: Store) -> None:
+    """Once kept, a version's text stays what it was."""
+    await store.transact(lambda tx: tx.keep_playbook("cool", "v1", "one", at(0)))
+    await store.transact(lambda tx: tx.keep_playbook("cool", "v1", "other", at(1)))
+    await store.transact(lambda tx: tx.keep_playbook("cool", "v2", "two", at(1)))
+    assert await store.transact(lambda tx: tx.playbook_text("cool", "v1")) == "one"
+    assert await store.transact(lambda tx: tx.playbook_text("cool", "v2")) == "two"
+    assert await store.transact(lambda tx: tx.playbook_text("cool", "v3")) is None
+
+
+# --- pruning ----------------------------------------------------------------------------------------
+
+
+async def test_prune_deletes_what_is_old_and_finished_and_nothing_else(store: Store) -> None:
+    """Open runs and owed undos stay with their alerts and events, however old; so does what is recent."""
+    records = {name: heard(name) for name in ("old", "open", "owing", "recent", "untied", "heard")}
+    records["recent"] = heard("recent", 100)
+    records["heard"] = heard("heard", 0, last_heard_at=at(100))
+    armed = step(undo=undo(), status=StepStatus.SUCCEEDED)
+    runs = {
+        "old": closed(1),
+        "open": run(2, gpu(2)),
+        "owing": closed(3, gpu(3), steps=(armed,)),
+        "recent": closed(100, gpu(4)),
+    }
+
+    def work(tx: Tx) -> None:
+        tx.save_alerts(list(records.values()))
+        tx.add_runs(list(runs.values()))
+        for name, one in runs.items():
+            tx.link([(one.id, records[name].identity)])
+            tx.append([event(name, one.id, 1)])
+            tx.add_order(Order(f"order of {name}", one.id, OrderKind.CANCEL, "kim", at(1)))
+        tx.append([event("server, long ago", minute=1), event("server, lately", minute=100)])
+        tx.note_nodes(["gone"], at(-3000))
+        tx.note_nodes(["here"], at(90))
+
+    await store.transact(work)
+    assert await store.prune(at(50)) == 1
+
+    def look(tx: Tx) -> None:
+        ids = [one.id for one in runs.values()]
+        assert tx.runs(ids) == [runs["open"], runs["owing"], runs["recent"]]
+        assert len(tx.orders_of(ids)) == 3
+        identities = [record.identity for record in records.values()]
+        assert {identity.fingerprint for identity in tx.alerts(identities)} == {"open", "owing", "recent", "heard"}
+        assert tx.known_nodes() == {"here"}
+
+    await store.transact(look)
+    kinds = [one.kind for one in await store.events_after(0, 100)]
+    assert kinds == ["open", "owing", "recent", "server, lately"]
+    assert await store.record(runs["old"].id) is None
+
+
+async def test_prune_takes_any_number_and_others_are_served_meanwhile(store: Store) -> None:
+    """A large backlog goes in batches; numbers of events are not used again afterwards."""
+    await keep(store, *(closed(number / 1000, gpu(number)) for number in range(1000)))
+    await store.transact(lambda tx: tx.append([event(minute=1) for _ in range(500)]))
+    last = await store.last_seq()
+    pruned, _ = await asyncio.gather(
+        store.prune(at(50)), store.transact(lambda tx: tx.append([event("meanwhile", minute=60)]))
+    )
+    assert pruned == 1000
+    assert await store.prune(at(50)) == 0
+    await store.transact(lambda tx: tx.append([event("later", minute=61)]))
+    kept = await store.events_after(0, 10)
+    assert [(one.kind, one.seq) for one in kept] == [("meanwhile", last + 1), ("later", last + 2)]

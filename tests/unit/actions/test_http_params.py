@@ -1,0 +1,152 @@
+"""What ``http.request`` lets a playbook write, and what a value from an alert can do to it."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from app import ports
+from app.actions.http import HttpParams, HttpRequest
+
+
+def _params(**given):
+    return HttpParams.model_validate({"method": "POST", "url": "https://host/path", **given})
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("ftp://host/", "begins with http"),
+        ("file:///etc/passwd", "begins with http"),
+        ("host/path", "begins with http"),
+        ("https://medic:s3cret@host/", "bearer_from_env"),
+        ("https:///path", "names no host"),
+        ("https://host:0/", "port is 0"),
+        ("https://host/a b", "spaces"),
+        ("https://host/a\r\nX: 1", "control characters"),
+        ("https://host\\@evil/", "backslashes"),
+        ("https://host/#part", "fragment"),
+        ("https://host/a/../admin", "'..' segment"),
+        ("https://host/a/%2e%2E/admin", "'..' segment"),
+        ("https://host/" + "a" * 8192, "8192"),
+    ],
+)
+def test_a_url_that_could_go_elsewhere_is_refused(url, why):
+    """The reason is told, the URL is not: it may hold a password."""
+    with pytest.raises(ValidationError, match=why) as caught:
+        _params(url=url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Authorization", "cookie", "Host", "Content-Length", "idempotency-key", "a b", ""])
+def test_a_header_that_is_secret_or_not_the_authors_is_refused(name):
+    """Secrets are named, not written; what frames the request is not a playbook's to set."""
+    with pytest.raises(ValidationError, match="header"):
+        _params(headers={name: "x"})
+
+
+def test_a_header_value_holds_one_line():
+    """A value cannot begin another header."""
+    with pytest.raises(ValidationError, match="control character"):
+        _params(headers={"X-Job": "a\r\nX-Admin: 1"})
+
+
+def test_only_secrets_meant_for_playbooks_can_be_named():
+    """A playbook cannot send the server's own secrets away."""
+    assert _params(bearer_from_env="TRAINMEDIC_HTTP_PAGER").bearer_from_env == "TRAINMEDIC_HTTP_PAGER"
+    for name in ("TRAINMEDIC_SIGNING_KEY", "AWS_SECRET_ACCESS_KEY", "TRAINMEDIC_HTTP_"):
+        with pytest.raises(ValidationError):
+            _params(bearer_from_env=name)
+
+
+@pytest.mark.parametrize(
+    ("expect", "met", "not_met"),
+    [
+        (None, [200, 204, 299], [199, 300, 404]),
+        (404, [404], [200, 403]),
+        ("4xx", [400, 499], [500]),
+        ("200-204", [200, 202, 204], [205]),
+        (["2xx", 404, "500-599"], [201, 404, 503], [403]),
+    ],
+)
+def test_expected_statuses_are_numbers_classes_and_ranges(expect, met, not_met):
+    """By default, any success."""
+    params = _params() if expect is None else _params(expect=expect)
+    assert all(params.expects(status) for status in met)
+    assert not any(params.expects(status) for status in not_met)
+
+
+@pytest.mark.parametrize("expect", ["ok", "20x", "600", "204-200", [], "200-", 2000])
+def test_what_is_no_status_is_refused(expect):
+    """A slip would make every answer a failure."""
+    with pytest.raises(ValidationError):
+        _params(expect=expect)
+
+
+def test_a_call_has_one_body():
+    """Neither of two is dropped in silence."""
+    with pytest.raises(ValidationError, match="json or body"):
+        _params(json=[], body="x")
+
+
+@pytest.mark.parametrize(("method", "may"), [("GET", True), ("PUT", True), ("POST", False), ("PATCH", False)])
+def test_methods_say_whether_a_call_may_be_repeated(method, may):
+    """As RFC 9110 has it, unless the author knows better."""
+    assert _params(method=method).may_repeat is may
+    assert _params(method=method, idempotent=not may).may_repeat is not may
+
+
+def test_query_values_are_encoded():
+    """A value stays a value, whatever it holds."""
+    params = _params(url="https://host/p?a=1", query={"q": "x&y=1 #/ü"})
+    assert params.full_url == "https://host/p?a=1&q=x%26y%3D1%20%23%2F%C3%BC"
+
+
+def test_parameters_survive_the_store():
+    """What the engine keeps of them and reads back is the same call."""
+    params = _params(json={"a": [None, 1.5]}, expect=[204, "4xx"], idempotent=True, query={"q": "x"})
+    assert HttpParams.model_validate(params.model_dump(mode="json", by_alias=True, exclude_none=True)) == params
+
+
+def test_http_request_checks_what_the_author_wrote():
+    """It is of the kind that is asked."""
+    assert isinstance(HttpRequest, ports.TemplateChecked)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"url": "https://host/hook"},
+        {"url": "https://host:8443/hook/{{ labels.job | urlencode }}?n={{ target.node|urlencode }}"},
+        {"url": "https://host/{{ unfinished"},  # told where templates are compiled
+        {"headers": {"X-Job": "{{ labels.job }}"}, "bearer_from_env": "TRAINMEDIC_HTTP_PAGER"},
+        {"url": 7},  # told where parameters are checked
+    ],
+)
+def test_a_template_that_fills_in_values_is_accepted(raw):
+    """Path segments and query values may come from the alert."""
+    HttpRequest.check_template(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        ({"url": "{{ labels.url }}"}, "written out"),
+        ({"url": "https://{{ labels.host | urlencode }}/x"}, "written out"),
+        ({"url": "https://host{{ labels.x | urlencode }}/x"}, "written out"),
+        ({"url": "https://host:{{ labels.port | urlencode }}/x"}, "written out"),
+        ({"url": "https://host?{{ labels.x | urlencode }}"}, "written out"),
+        ({"url": "https://user@{{ 'x' | urlencode }}/"}, "written out"),
+        ({"url": "https://host/{{ labels.job }}"}, "urlencode"),
+        ({"url": "https://host/{{ labels.a ~ labels.b | urlencode }}"}, "urlencode"),
+        ({"url": "https://host/{% if x %}a{% endif %}"}, "not statements"),
+        ({"url": "https://u:p@host/"}, "bearer_from_env"),
+        ({"bearer_from_env": "TRAINMEDIC_HTTP_{{ labels.x }}"}, "cannot be a template"),
+        ({"method": "{% raw %}GET"}, "cannot be a template"),
+        ({"headers": {"{{ labels.x }}": "1"}}, "not a header name"),
+    ],
+)
+def test_a_template_that_lets_an_alert_choose_the_way_is_refused(raw, why):
+    """Where a call goes, and which secret it takes along, is the author's to say."""
+    with pytest.raises(ValueError, match=why):
+        HttpRequest.check_template(raw)

@@ -1,0 +1,165 @@
+"""The registry of actions."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from importlib.metadata import EntryPoint
+from types import ModuleType
+
+import pytest
+from pydantic import BaseModel
+
+from app import ports
+from app.actions import messages, registry
+from app.domain.target import Kind
+from app.errors import PermanentFailure
+
+
+class NoParams(BaseModel):
+    """Of an action that takes none."""
+
+
+class Page:
+    """An action of another package."""
+
+    name = "acme.page"
+    summary = "Page somebody."
+    targets = frozenset({Kind.NODE})
+    harmful = False
+    default_timeout = timedelta(seconds=1)
+    Params = NoParams
+
+    def __init__(self, services):
+        self.services = services
+
+    async def perform(self, call):
+        return {}
+
+    def settled(self, command_id):
+        """Nothing."""
+
+    @classmethod
+    def inverse(cls, params, output):
+        return None
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    """Entry points of another package, by the object that each names."""
+    module = ModuleType("acme_actions")
+    monkeypatch.setitem(sys.modules, "acme_actions", module)
+
+    def offer(**objects):
+        for name, made in objects.items():
+            setattr(module, name, made)
+        return [EntryPoint(name, f"acme_actions:{name}", registry.GROUP) for name in objects]
+
+    return offer
+
+
+def _variant(**members):
+    return type("Variant", (Page,), members)
+
+
+def test_every_built_in_action_is_well_formed():
+    """The built-in actions pass the same checks as those of other packages, and no two share a name."""
+    assert [registry._fault(spec) for spec in registry.BUILT_IN] == [None] * len(registry.BUILT_IN)
+    names = [spec.name for spec in registry.BUILT_IN]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("spec", registry.BUILT_IN, ids=lambda spec: spec.name)
+def test_every_parameter_is_described_and_no_other_is_taken(spec):
+    """An editor can show what each parameter is for, and a misspelt one is an error."""
+    assert all(field.description for field in spec.Params.model_fields.values())
+    assert spec.Params.model_config.get("extra") == "forbid"
+    assert spec.Params.model_config.get("frozen") is True
+
+
+def test_checking_needs_no_services():
+    """Offline, every class is there, and carrying one out is refused."""
+    actions = registry.specs_only()
+    assert actions.spec("notify") is messages.Notify
+    assert actions.spec("notfy") is None
+    with pytest.raises(PermanentFailure, match="notify can be checked here, not carried out"):
+        actions.get("notify")
+
+
+def test_an_unknown_action_fails_for_good():
+    """Its name is told."""
+    with pytest.raises(PermanentFailure, match=r"there is no action gpu\.overclock"):
+        registry.specs_only().get("gpu.overclock")
+
+
+def test_another_package_adds_an_action(offered):
+    """Named by an entry point, it is found and made like a built-in one."""
+    specs, problems = registry.combine([messages.Notify], offered(Page=Page))
+    actions = registry.Registry(specs, ports.Services(clock=None, bus=None, http=None), problems)
+    assert actions.names() == ["acme.page", "notify"]
+    assert isinstance(actions.get("acme.page"), Page)
+    assert actions.problems == []
+
+
+def test_a_broken_entry_point_takes_nothing_else_down(offered):
+    """It is told, with the package's own error, and the others are there."""
+    points = [EntryPoint("gone", "acme_gone:Gone", registry.GROUP), *offered(Page=Page)]
+    specs, problems = registry.combine([messages.Notify], points)
+    assert sorted(specs) == ["acme.page", "notify"]
+    assert problems == [
+        "entry point gone = acme_gone:Gone (of an unknown package) cannot be loaded: "
+        "ModuleNotFoundError: No module named 'acme_gone'"
+    ]
+
+
+def test_an_action_that_cannot_be_made_takes_nothing_else_down():
+    """Its class is still there for checking."""
+
+    def refuse(self, services):
+        raise RuntimeError("no licence")
+
+    broken = _variant(__init__=refuse)
+    services = ports.Services(clock=None, bus=None, http=None)
+    actions = registry.Registry({"notify": messages.Notify, "acme.page": broken}, services)
+    assert isinstance(actions.get("notify"), messages.Notify)
+    assert actions.spec("acme.page") is broken
+    assert actions.problems == ["action acme.page cannot be made: RuntimeError: no licence"]
+    with pytest.raises(PermanentFailure):
+        actions.get("acme.page")
+
+
+def test_no_package_replaces_an_action_that_is_there(offered):
+    """Neither a built-in one nor another package's."""
+    points = offered(Impostor=_variant(name="notify"), One=Page, Two=_variant())
+    specs, problems = registry.combine([messages.Notify], points)
+    assert specs == {"notify": messages.Notify, "acme.page": Page}
+    assert [problem.rpartition(": ")[2] for problem in problems] == [
+        "there is an action notify already",
+        "there is an action acme.page already",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "fault"),
+    [
+        ({"name": "Page!"}, "a name is lower-case words"),
+        ({"name": None}, "a name is lower-case words"),
+        ({"summary": None}, "no summary"),
+        ({"targets": frozenset()}, "targets"),
+        ({"targets": frozenset({"node"})}, "targets"),
+        ({"harmful": "no"}, "harmful"),
+        ({"default_timeout": 3}, "default_timeout"),
+        ({"Params": dict}, "pydantic"),
+        ({"perform": None}, "no method perform"),
+    ],
+)
+def test_what_is_not_an_action_is_refused_with_its_fault(offered, members, fault):
+    """The sentence says what the class lacks."""
+    _, (problem,) = registry.combine([], offered(Page=_variant(**members)))
+    assert fault in problem
+
+
+def test_an_entry_point_that_names_no_class_is_refused(offered):
+    """A function or a module is not an action."""
+    _, (problem,) = registry.combine([], offered(page=print))
+    assert "it is not a class" in problem

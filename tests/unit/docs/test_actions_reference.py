@@ -1,0 +1,43 @@
+"""The reference of the actions is complete, and says nothing that is not so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from app.actions import registry
+from app.domain import duration
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "actions.md"
+SECTIONS = {
+    found[1]: found[2]
+    for found in re.finditer(r"^### `([^`]+)`\n(.*?)(?=^##|\Z)", REFERENCE.read_text(), re.MULTILINE | re.DOTALL)
+}
+
+
+def test_the_reference_has_the_actions_that_there_are():
+    """Each registered action has its section, and each section its action."""
+    assert sorted(SECTIONS) == sorted(spec.name for spec in registry.BUILT_IN)
+
+
+@pytest.mark.parametrize("spec", registry.BUILT_IN, ids=lambda spec: spec.name)
+def test_the_reference_has_every_parameter(spec):
+    """Each with its name as a playbook writes it, and those required marked as such."""
+    rows = dict(re.findall(r"^\| `([^`]+)` \|[^|]+(?:\\\|[^|]+)*\| ([^|]+) \|", SECTIONS[spec.name], re.MULTILINE))
+    fields = {field.alias or name: field for name, field in spec.Params.model_fields.items()}
+    assert sorted(rows) == sorted(fields)
+    assert all(rows[name].startswith("required") for name, field in fields.items() if field.is_required())
+
+
+@pytest.mark.parametrize("spec", registry.BUILT_IN, ids=lambda spec: spec.name)
+def test_the_reference_has_targets_and_timeout(spec):
+    """As the action declares them."""
+    section = SECTIONS[spec.name]
+    (targets,) = re.findall(r"^- \*\*Targets\*\*: (.+)$", section, re.MULTILINE)
+    assert set(targets.split(", ")) == {str(kind) for kind in spec.targets}
+    (timeout,) = re.findall(r"^- \*\*Timeout\*\*: (\S+)$", section, re.MULTILINE)
+    assert duration.parse(timeout) == spec.default_timeout
+    for heading in ("Undo", "After a crash", "Output"):
+        assert f"- **{heading}**: " in section

@@ -1,0 +1,25 @@
+"""The examples of the guide to playbooks are playbooks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from app.domain.playbook import Playbook
+
+GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "write-a-playbook.md"
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("text", EXAMPLES, ids=lambda text: text.partition("\n")[0])
+def test_each_example_is_a_playbook(text):
+    """Complete, and of the language as it is."""
+    Playbook.model_validate(YAML(typ="safe").load(text))
+
+
+def test_no_example_is_left_out():
+    """All of the guide's YAML is looked at."""
+    assert len(EXAMPLES) == GUIDE.read_text().count("```yaml") > 5

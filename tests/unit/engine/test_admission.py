@@ -1,0 +1,229 @@
+"""What becomes of alerts: new, repeated, duplicated, resolved, refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from app.domain.run import Decision, Status
+from tests.unit.engine.books import CAP
+from tests.unit.engine.world import World
+
+MakeWorld = Callable[..., World]
+
+
+async def test_a_new_alert_starts_a_run_and_a_repeat_does_not_act_again(world: MakeWorld) -> None:
+    """The first report acts; the same alert reported again adds an event to the same item."""
+    w = world(CAP)
+    alert = w.alert(gpu="0", node="n1")
+    first = await w.post(alert)
+    again = await w.post(alert)
+    assert [run.decision for run in first.runs] == [Decision.STARTED]
+    assert again.duplicates == 1
+    assert [(run.decision, run.run_id) for run in again.runs] == [(Decision.DUPLICATE, first.runs[0].run_id)]
+    assert w.calls() == {"cap": 1}
+    assert (await w.story()).count("alert_repeated") == 1
+
+
+async def test_the_same_alert_from_two_alertmanagers_at_once_starts_one_run(world: MakeWorld) -> None:
+    """Deliveries that share a transaction see each other."""
+    w = world(CAP)
+    alert = w.alert(gpu="0", node="n1")
+    one, other = await asyncio.gather(w.post(alert), w.post(alert))
+    assert sorted([one.duplicates, other.duplicates]) == [0, 1]
+    assert len(await w.runs()) == 1
+    assert w.calls() == {"cap": 1}
+
+
+async def test_an_old_firing_after_its_resolved_does_nothing(world: MakeWorld) -> None:
+    """Deliveries can overtake each other: what has resolved does not fire again under the same beginning."""
+    w = world(CAP)
+    alert = w.alert(gpu="0", node="n1")
+    await w.resolve(alert)
+    late = await w.post(alert)
+    assert late.duplicates == 1
+    assert late.runs == ()
+    assert await w.runs() == []
+    assert w.calls() == {}
+
+
+async def test_the_same_labels_firing_anew_start_a_new_run(world: MakeWorld) -> None:
+    """Identity is fingerprint and beginning: a later beginning is another alert."""
+    w = world(CAP)
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    await w.resolve(alert)
+    await w.pass_time(60)
+    await w.post(w.alert(gpu="0", node="n1"))
+    assert w.calls() == {"cap": 2, "uncap": 1}
+
+
+async def test_a_resolved_ends_older_beginnings_of_the_same_alert(world: MakeWorld) -> None:
+    """A lost resolved does not hold an undo: only one beginning of an alert can fire at a time."""
+    w = world(CAP)
+    await w.post(w.alert(gpu="0", node="n1"))
+    await w.pass_time(60)
+    later = w.alert(gpu="0", node="n1")
+    await w.post(later)
+    await w.resolve(later)
+    assert w.calls() == {"cap": 2, "uncap": 2}
+
+
+async def test_another_alert_for_the_same_target_joins_the_open_run(world: MakeWorld) -> None:
+    """At most one run is open per playbook and target; it has both alerts, and waits for both to resolve."""
+    w = world(
+        """
+playbook: watch
+on: {alert: [Hot, Hotter]}
+target: node
+steps:
+  - {id: gone, wait_for: resolved}
+"""
+    )
+    one, two = w.alert("Hot", node="n1"), w.alert("Hotter", node="n1")
+    started = await w.post(one)
+    joined = await w.post(two)
+    assert [(run.decision, run.run_id) for run in joined.runs] == [(Decision.JOINED, started.runs[0].run_id)]
+    await w.resolve(one)
+    assert (await w.run()).status is Status.WAITING
+    await w.resolve(two)
+    assert (await w.run()).status is Status.SUCCEEDED
+
+
+async def test_a_cooldown_holds_from_the_end_of_the_last_run(world: MakeWorld) -> None:
+    """Within it nothing starts, and says so; the same alert reported after it starts a run."""
+    w = world(CAP + "guards: {cooldown: 10m}\n")
+    first = w.alert(gpu="0", node="n1")
+    await w.post(first)
+    await w.resolve(first)
+    await w.pass_time(60)
+    second = w.alert(gpu="0", node="n1")
+    refused = await w.post(second)
+    assert [run.decision for run in refused.runs] == [Decision.COOLDOWN]
+    refused_again = await w.post(second)
+    assert [(run.decision, run.run_id) for run in refused_again.runs] == [(Decision.COOLDOWN, refused.runs[0].run_id)]
+    assert len(await w.runs()) == 2
+    await w.pass_time(600)
+    assert [run.decision for run in (await w.post(second)).runs] == [Decision.STARTED]
+    assert w.calls()["cap"] == 2
+
+
+async def test_a_rate_limit_counts_over_all_targets(world: MakeWorld) -> None:
+    """In one delivery as over several."""
+    w = world(CAP + "guards: {max_runs: {count: 2, per: 1h}}\n")
+    admission = await w.post(*(w.alert(gpu=str(n), node="n1") for n in range(3)))
+    assert [run.decision for run in admission.runs] == [Decision.STARTED, Decision.STARTED, Decision.RATE_LIMITED]
+    await w.pass_time(3601)
+    assert [run.decision for run in (await w.post(w.alert(gpu="7", node="n1"))).runs] == [Decision.STARTED]
+
+
+async def test_a_concurrency_limit_counts_open_runs(world: MakeWorld) -> None:
+    """And makes room when one closes."""
+    w = world(CAP + "guards: {max_concurrent: 1}\n")
+    w.actions["cap"].outcomes.append("hang")
+    admission = await w.post(w.alert(gpu="0", node="n1"), w.alert(gpu="1", node="n1"))
+    assert [run.decision for run in admission.runs] == [Decision.STARTED, Decision.CONCURRENCY_LIMITED]
+
+
+async def test_an_alert_that_began_long_ago_is_stale(world: MakeWorld) -> None:
+    """Older than the maximum age: recorded, not acted on."""
+    w = world(CAP)
+    admission = await w.post(w.alert(gpu="0", node="n1", began_ago=901))
+    assert [run.decision for run in admission.runs] == [Decision.STALE]
+    run = await w.run()
+    assert (run.status, run.success) == (Status.NOT_STARTED, None)
+    assert w.calls() == {}
+
+
+async def test_missing_or_contradicting_identity_is_refused_never_guessed(world: MakeWorld) -> None:
+    """No GPU id does not mean GPU 0; two nodes do not mean the first."""
+    w = world(CAP.replace('{gpu: "{{ labels.gpu }}", node: "{{ labels.node }}"}', "gpu"))
+    unknown = await w.post(w.alert(node="n1"))
+    ambiguous = await w.post(w.alert(gpu="0", node="n1", Hostname="n2"))
+    assert [run.decision for run in unknown.runs] == [Decision.TARGET_UNKNOWN]
+    assert [run.decision for run in ambiguous.runs] == [Decision.TARGET_AMBIGUOUS]
+    assert "'n1'" in (await w.run(ambiguous.runs[0].run_id)).message
+    assert w.calls() == {}
+
+
+async def test_an_alert_that_no_playbook_reacts_to_is_counted_and_kept(world: MakeWorld) -> None:
+    """Unmatched is part of the reply, and the alert is known afterwards."""
+    w = world(CAP)
+    alert = w.alert("Unheard")
+    assert (await w.post(alert)).unmatched == 1
+    assert (await w.post(alert)).duplicates == 1
+    assert await w.runs() == []
+
+
+async def test_while_paused_nothing_starts_and_a_repeat_after_resume_does(world: MakeWorld) -> None:
+    """The kill switch."""
+    w = world(CAP)
+    await w.engine.pause("alice")
+    alert = w.alert(gpu="0", node="n1")
+    assert [run.decision for run in (await w.post(alert)).runs] == [Decision.PAUSED]
+    await w.engine.resume("alice")
+    assert w.calls() == {}
+    assert [run.decision for run in (await w.post(alert)).runs] == [Decision.STARTED]
+
+
+async def test_mode_observe_records_what_would_be_done_and_does_nothing(world: MakeWorld) -> None:
+    """Each step has the parameters that it would have had; what depends on the run says so."""
+    w = world(
+        """
+playbook: two-stage
+on: {alert: Hot}
+target: node
+vars: {first: 80}
+steps:
+  - id: cap
+    action: test.cap
+    with: {amount: "{{ vars.first }}"}
+  - {id: cooled, wait_for: resolved, timeout: 5m, on_timeout: continue}
+  - id: harder
+    when: steps.cooled.status == "timed_out"
+    action: test.cap
+    with: {amount: 60}
+  - id: never
+    when: labels.node == "n2"
+    action: test.other
+""",
+        mode="observe",
+    )
+    admission = await w.post(w.alert(node="n1"))
+    assert [run.decision for run in admission.runs] == [Decision.OBSERVE_ONLY]
+    run = await w.run()
+    assert run.status is Status.OBSERVED
+    assert [(step.id, step.status.value, dict(step.params)) for step in run.steps[:4]] == [
+        ("cap", "observed", {"amount": 80.0}),
+        ("cooled", "observed", {}),
+        ("harder", "observed", {"amount": 60.0}),
+        ("never", "skipped", {}),
+    ]
+    assert "depends on the run" in (run.steps[2].message or "")
+    assert run.action_taken == "test.cap, test.cap"
+    assert w.calls() == {}
+
+
+async def test_the_breaker_opens_when_too_many_nodes_are_acted_on(world: MakeWorld) -> None:
+    """New harm stops, undo does not, and only a person closes it; what it refused is not replayed."""
+    w = world(CAP, breaker_min_nodes=2, breaker_share=0.5)
+    alerts = [w.alert(gpu="0", node=f"n{n}") for n in range(6)]
+    admission = await w.post(*alerts)
+    assert [str(run.decision) for run in admission.runs] == ["started"] * 3 + ["breaker_open"] * 3
+    await w.resolve(alerts[0])
+    assert w.calls() == {"cap": 3, "uncap": 1}
+    await w.restart()
+    assert w.engine.controls.breaker_open
+    await w.pass_time(1)
+    assert [run.decision for run in (await w.post(w.alert(gpu="0", node="n0"))).runs] == [Decision.BREAKER_OPEN]
+    await w.engine.close_breaker("alice")
+    await w.pass_time(5)
+    assert w.calls() == {"cap": 3, "uncap": 1}
+
+
+async def test_the_breaker_counts_a_node_once(world: MakeWorld) -> None:
+    """Many GPUs of one node are one node."""
+    w = world(CAP, breaker_min_nodes=2, breaker_share=0.1)
+    await w.post(*(w.alert(gpu=str(n), node="n1") for n in range(8)))
+    assert w.calls() == {"cap": 8}
+    assert not w.engine.controls.breaker_open

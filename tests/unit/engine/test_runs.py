@@ -1,0 +1,375 @@
+"""A run from start to close: steps, retries, waits, approvals, failure, undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from app import errors
+from app.domain.run import Decision, OrderKind, Status, StepStatus, UndoStatus
+from tests.unit.engine.books import CAP
+from tests.unit.engine.world import World
+
+MakeWorld = Callable[..., World]
+
+RETRYING = """
+playbook: retrying
+on: {alert: Hot}
+target: node
+steps:
+  - id: act
+    action: test.cap
+    timeout: 20s
+    retry: {attempts: 3, delay: 2s, backoff: 2}
+    undo: on_resolve
+"""
+
+
+async def test_a_known_failure_is_tried_again_under_a_new_id_ever_later(world: MakeWorld) -> None:
+    """Backoff doubles; a receiver that remembers the failed id does not answer for the new one."""
+    w = world(RETRYING)
+    w.actions["cap"].outcomes += [errors.TemporaryFailure("busy"), errors.TemporaryFailure("busy")]
+    await w.post(w.alert(node="n1"))
+    assert (await w.run()).status is Status.WAITING
+    await w.pass_time(10)
+    calls = w.actions["cap"].calls
+    assert [(call.issued_at - calls[0].issued_at).total_seconds() for call in calls] == [0, 2, 6]
+    assert len({call.command_id for call in calls}) == 3
+    assert (await w.run()).status is Status.SUCCEEDED
+    assert w.actions["cap"].settled_ids == [call.command_id for call in calls]
+
+
+async def test_an_unknown_outcome_is_tried_again_under_the_same_id(world: MakeWorld) -> None:
+    """So that a receiver which applied the command, but whose reply was lost, does not apply it twice."""
+    w = world(RETRYING)
+    w.actions["cap"].outcomes += ["hang", errors.OutcomeUnknown("no reply")]
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(120)
+    calls = w.actions["cap"].calls
+    assert len(calls) == 3
+    assert len({call.command_id for call in calls}) == 1
+    assert (await w.run()).status is Status.SUCCEEDED
+
+
+async def test_a_step_whose_outcome_stays_unknown_fails_the_run_and_keeps_its_undo(world: MakeWorld) -> None:
+    """It may have happened, so it must be taken back."""
+    w = world(RETRYING)
+    w.actions["cap"].outcomes += [errors.OutcomeUnknown("no reply")] * 3
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(120)
+    run = await w.run()
+    assert (run.status, run.steps[0].status) == (Status.FAILED, StepStatus.UNKNOWN)
+    await w.resolve(alert)
+    assert w.calls() == {"cap": 3, "uncap": 1}
+    assert w.actions["uncap"].calls[0].undo_of == w.actions["cap"].calls[0].command_id
+
+
+async def test_a_permanent_failure_is_not_tried_again_and_leaves_nothing_to_undo(world: MakeWorld) -> None:
+    """What was certainly not applied is not taken back."""
+    w = world(RETRYING)
+    w.actions["cap"].outcomes.append(errors.PermanentFailure("rejected: below the floor"))
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.resolve(alert)
+    run = await w.run()
+    assert run.status is Status.FAILED
+    assert run.message == "step act: rejected: below the floor"
+    assert run.steps[0].undo is not None
+    assert run.steps[0].undo.status is UndoStatus.DROPPED
+    assert w.calls() == {"cap": 1}
+
+
+async def test_an_action_that_fails_in_an_undeclared_way_ends_its_attempt_only(world: MakeWorld) -> None:
+    """A bug in an action is counted and recorded; the server goes on."""
+    w = world(CAP)
+    w.actions["cap"].outcomes.append(ZeroDivisionError("secret-token"))
+    await w.post(w.alert(gpu="0", node="n1"))
+    run = await w.run()
+    assert run.status is Status.FAILED
+    assert "ZeroDivisionError" in run.message
+    assert "secret-token" not in run.message
+    assert [run.decision for run in (await w.post(w.alert(gpu="1", node="n1"))).runs] == [Decision.STARTED]
+
+
+TWO_STAGES = """
+playbook: two-stages
+on: {alert: Hot}
+target: node
+steps:
+  - {id: cap, action: test.cap, with: {amount: 80}, undo: on_resolve}
+  - {id: cooled, wait_for: resolved, timeout: 5m, on_timeout: continue}
+  - {id: harder, when: steps.cooled.status == "timed_out", action: test.cap, with: {amount: 60}, undo: on_resolve}
+"""
+
+
+async def test_a_wait_that_resolves_spares_the_harder_step(world: MakeWorld) -> None:
+    """And what was taken is given back."""
+    w = world(TWO_STAGES)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(60)
+    assert (await w.run()).status is Status.WAITING
+    await w.resolve(alert)
+    run = await w.run()
+    assert run.status is Status.SUCCEEDED
+    assert [step.status.value for step in run.steps] == ["succeeded", "succeeded", "skipped"]
+    assert w.calls() == {"cap": 1, "uncap": 1}
+
+
+async def test_a_wait_that_times_out_goes_on_where_told_to_and_undo_runs_backwards(world: MakeWorld) -> None:
+    """Both caps are given back when the alert resolves, the last one first."""
+    w = world(TWO_STAGES)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(301)
+    assert (await w.run()).status is Status.SUCCEEDED
+    assert (await w.run()).owes_undo
+    await w.pass_time(3600)
+    await w.resolve(alert)
+    assert [call.params.model_dump()["amount"] for call in w.actions["uncap"].calls] == [60, 80]
+    assert not (await w.run()).owes_undo
+
+
+async def test_a_wait_that_times_out_fails_the_run_by_default(world: MakeWorld) -> None:
+    """And the steps of on_failure run."""
+    w = world(
+        """
+playbook: verify
+on: {alert: Hot}
+target: node
+steps:
+  - {id: cap, action: test.cap, undo: on_failure}
+  - {id: cooled, wait_for: resolved, timeout: 1m}
+  - {id: after, action: test.other}
+on_failure:
+  - {action: test.tell, with: {amount: "{{ steps.cap.params.amount }}"}}
+"""
+    )
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(61)
+    run = await w.run()
+    assert run.status is Status.FAILED
+    assert [step.status.value for step in run.steps] == ["succeeded", "timed_out", "skipped", "succeeded"]
+    assert w.calls() == {"cap": 1, "tell": 1, "uncap": 1}
+    assert run.success is False
+
+
+async def test_an_undo_on_failure_is_not_owed_by_a_run_that_succeeded(world: MakeWorld) -> None:
+    """By hand it stays possible."""
+    w = world(CAP.replace("on_resolve", "on_failure"))
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    await w.resolve(alert)
+    run = await w.run()
+    assert (run.status, run.owes_undo, w.calls()) == (Status.SUCCEEDED, False, {"cap": 1})
+    await w.engine.order(run.id, OrderKind.UNDO, "alice")
+    await w.pass_time(0)
+    assert w.calls() == {"cap": 1, "uncap": 1}
+
+
+async def test_on_error_continue_goes_on_to_the_next_step(world: MakeWorld) -> None:
+    """A failed step that is told to continue does not fail the run."""
+    w = world(
+        """
+playbook: tolerant
+on: {alert: Hot}
+target: node
+steps:
+  - {id: one, action: test.cap, on_error: continue}
+  - {id: two, action: test.other, when: steps.one.status == "failed"}
+"""
+    )
+    w.actions["cap"].outcomes.append(errors.PermanentFailure("no"))
+    await w.post(w.alert(node="n1"))
+    assert (await w.run()).status is Status.SUCCEEDED
+    assert w.calls() == {"cap": 1, "other": 1}
+
+
+async def test_pause_holds_harm_back_but_not_undo_nor_looking(world: MakeWorld) -> None:
+    """An open run stops before its next harmful step; waits and undo go on."""
+    w = world(
+        """
+playbook: looker
+on: {alert: Slow}
+target: node
+steps:
+  - {id: gone, wait_for: resolved, timeout: 1m, on_timeout: continue}
+  - {id: look, action: test.look}
+  - {id: act, action: test.other}
+""",
+        CAP,
+    )
+    capped = w.alert(gpu="0", node="n2")
+    await w.post(capped)
+    await w.post(w.alert("Slow", node="n1"))
+    await w.engine.pause("alice")
+    await w.resolve(capped)
+    await w.pass_time(90)
+    assert w.calls() == {"cap": 1, "uncap": 1, "look": 1}
+    held = (await w.runs())[-1]
+    assert (held.status, held.waiting_on) == (Status.WAITING, "resume")
+    await w.engine.resume("alice")
+    await w.pass_time(0)
+    assert w.calls()["other"] == 1
+
+
+async def test_a_run_held_by_a_long_pause_is_stale_and_does_not_act(world: MakeWorld) -> None:
+    """What queued up meanwhile is not replayed."""
+    w = world(
+        """
+playbook: slow
+on: {alert: Hot}
+target: node
+steps:
+  - {id: gone, wait_for: resolved, timeout: 1m, on_timeout: continue}
+  - {id: act, action: test.other}
+"""
+    )
+    await w.post(w.alert(node="n1"))
+    await w.engine.pause("alice")
+    await w.pass_time(1000)
+    await w.engine.resume("alice")
+    await w.pass_time(0)
+    run = await w.run()
+    assert (run.status, run.decision) == (Status.NOT_STARTED, Decision.STALE)
+    assert w.calls() == {}
+
+
+async def test_two_runs_never_work_on_the_same_target_at_once(world: MakeWorld) -> None:
+    """A node covers its GPUs: the later run waits its turn, then acts."""
+    on_node = CAP.replace("playbook: cap", "playbook: drain").replace("alert: Hot", "alert: Down")
+    on_node = on_node.replace('{gpu: "{{ labels.gpu }}", node: "{{ labels.node }}"}', "node").replace(
+        "test.cap", "test.other"
+    )
+    on_node = on_node.replace("    undo: on_resolve\n", "")
+    w = world(CAP, on_node)
+    w.actions["cap"].outcomes.append(timedelta(seconds=10))
+    await w.post(w.alert("Hot", gpu="0", node="n1"))
+    await w.post(w.alert("Down", node="n1"))
+    assert w.calls() == {"cap": 1}
+    waiting = (await w.runs())[-1]
+    assert (waiting.status, waiting.waiting_on) == (Status.WAITING, "target")
+    await w.pass_time(11)
+    assert w.calls() == {"cap": 1, "other": 1}
+    assert [run.status for run in await w.runs()] == [Status.SUCCEEDED, Status.SUCCEEDED]
+
+
+@pytest.mark.parametrize("why", ["resolved", "age"])
+async def test_a_run_whose_alert_goes_stale_while_its_target_is_busy_does_not_act(world: MakeWorld, why: str) -> None:
+    """It is recorded as target_busy."""
+    other = CAP.replace("playbook: cap", "playbook: other").replace("test.cap", "test.other")
+    w = world(CAP.replace("    undo: on_resolve", "    timeout: 1h"), other.replace("    undo: on_resolve\n", ""))
+    w.actions["cap"].outcomes.append(timedelta(seconds=1800))
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    runs = await w.runs()
+    assert [run.waiting_on for run in runs].count("target") == 1
+    if why == "resolved":
+        await w.resolve(alert)
+    else:
+        await w.pass_time(901)
+    busy = next(run for run in await w.runs() if run.playbook == "other")
+    assert (busy.status, busy.decision) == (Status.NOT_STARTED, Decision.TARGET_BUSY)
+    assert "other" not in w.calls()
+
+
+async def test_mode_approve_asks_before_the_first_step(world: MakeWorld) -> None:
+    """And acts when an operator approves, on record."""
+    w = world(CAP, mode="approve")
+    await w.post(w.alert(gpu="0", node="n1"))
+    run = await w.run()
+    assert (run.status, w.calls()) == (Status.AWAITING_APPROVAL, {})
+    await w.pass_time(1200)
+    after = await w.engine.order(run.id, OrderKind.APPROVE, "alice", "go ahead")
+    assert after.status in (Status.RUNNING, Status.SUCCEEDED)
+    await w.pass_time(0)
+    assert (await w.run()).status is Status.SUCCEEDED
+    assert w.calls() == {"cap": 1}
+    assert "approved" in await w.story()
+    with pytest.raises(errors.Conflict):
+        await w.engine.order(run.id, OrderKind.APPROVE, "alice")
+
+
+async def test_a_rejected_run_does_not_act(world: MakeWorld) -> None:
+    """Its status says so."""
+    w = world(CAP, mode="approve")
+    await w.post(w.alert(gpu="0", node="n1"))
+    run = await w.engine.order((await w.run()).id, OrderKind.REJECT, "alice")
+    assert (run.status, run.message) == (Status.REJECTED, "rejected by alice")
+    assert w.calls() == {}
+
+
+async def test_an_alert_that_resolves_before_anybody_approved_is_stale(world: MakeWorld) -> None:
+    """A late approval has nothing to act on."""
+    w = world(CAP, mode="approve")
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    await w.resolve(alert)
+    run = await w.run()
+    assert (run.status, run.decision) == (Status.CANCELLED, Decision.STALE)
+    with pytest.raises(errors.Conflict):
+        await w.engine.order(run.id, OrderKind.APPROVE, "alice")
+
+
+async def test_a_cancelled_run_takes_no_further_step(world: MakeWorld) -> None:
+    """What it applied is still given back when the alert resolves."""
+    w = world(TWO_STAGES)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    run = await w.engine.order((await w.run()).id, OrderKind.CANCEL, "alice")
+    assert (run.status, run.message) == (Status.CANCELLED, "cancelled by alice")
+    await w.pass_time(600)
+    await w.resolve(alert)
+    assert w.calls() == {"cap": 1, "uncap": 1}
+
+
+async def test_undo_by_hand_takes_back_an_action_that_nobody_would_undo(world: MakeWorld) -> None:
+    """On an open run it cancels first."""
+    w = world(TWO_STAGES.replace(", undo: on_resolve", ""))
+    await w.post(w.alert(node="n1"))
+    run = await w.run()
+    await w.engine.order(run.id, OrderKind.UNDO, "alice")
+    await w.pass_time(0)
+    assert (await w.run()).status is Status.CANCELLED
+    assert w.calls() == {"cap": 1, "uncap": 1}
+    with pytest.raises(errors.Conflict):
+        await w.engine.order(run.id, OrderKind.UNDO, "alice")
+
+
+async def test_an_undo_that_fails_is_tried_again_until_it_works(world: MakeWorld) -> None:
+    """It is a duty."""
+    w = world(CAP)
+    w.actions["uncap"].outcomes += [errors.TemporaryFailure("away")] * 5
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    await w.resolve(alert)
+    await w.pass_time(600)
+    assert w.calls() == {"cap": 1, "uncap": 6}
+    assert (await w.run()).steps[0].undo.status is UndoStatus.DONE  # type: ignore[union-attr]
+
+
+async def test_orders_for_a_run_that_is_not_there_say_so(world: MakeWorld) -> None:
+    """Nothing is written."""
+    w = world(CAP)
+    with pytest.raises(errors.NotFound):
+        await w.engine.order("nothing", OrderKind.CANCEL, "alice")
+
+
+async def test_the_metrics_tell_what_is_open_and_what_is_owed(world: MakeWorld) -> None:
+    """Gauges rise and fall with runs and undo duties, also over a restart; counters tell outcomes."""
+    w = world(TWO_STAGES)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+
+    def value(name: str, **labels: str) -> float | None:
+        return w.metrics.registry.get_sample_value(name, labels)
+
+    assert (value("trainmedic_open_runs"), value("trainmedic_undos_owed")) == (1, 1)
+    await w.resolve(alert)
+    assert (value("trainmedic_open_runs"), value("trainmedic_undos_owed")) == (0, 0)
+    assert value("trainmedic_runs_total", playbook="two-stages", status="succeeded") == 1
+    assert value("trainmedic_decisions_total", playbook="two-stages", reason="started") == 1
+    assert value("trainmedic_undos_total", status="done") == 1

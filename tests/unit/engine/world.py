@@ -1,0 +1,251 @@
+"""A small world around the real engine: a store in memory, virtual time, and actions that do as told.
+
+The actions stand in for what reaches outside; they model neither a network nor the receivers'
+memory of command ids, but record the id of every call so that tests can look at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from app import errors, ports, telemetry
+from app.adapters.memory_store import MemoryStore
+from app.domain.admission import Admission
+from app.domain.alert import Alert, AlertStatus, Delivery, Identity
+from app.domain.playbook import Mode
+from app.domain.run import Run
+from app.domain.target import Kind
+from app.engine.service import Engine
+from app.ports import Call, Inverse, Limits, Services
+from app.rehearsal.virtual_time import VirtualClock
+from tests.unit.engine.books import catalog_of
+
+
+class Amount(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    amount: float = 1.0
+
+
+class Scripted:
+    """An action whose outcomes a test sets: an output, an error to raise, or ``hang``."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str] = "Does as the test says."
+    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    harmful: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
+    Params: ClassVar[type[BaseModel]] = Amount
+
+    def __init__(self, services: Services | None = None) -> None:
+        self.calls: list[Call] = []
+        self.outcomes: deque[Any] = deque()
+        self.settled_ids: list[str] = []
+        self.in_flight = 0
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        self.calls.append(call)
+        outcome = self.outcomes.popleft() if self.outcomes else {"done": True}
+        self.in_flight += 1
+        try:
+            if outcome == "hang":
+                await asyncio.Event().wait()
+            if isinstance(outcome, timedelta):
+                await asyncio.sleep(outcome.total_seconds())
+                outcome = {"done": True}
+        finally:
+            self.in_flight -= 1
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def settled(self, command_id: str) -> None:
+        self.settled_ids.append(command_id)
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return None
+
+
+class Cap(Scripted):
+    name = "test.cap"
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse("test.uncap", {"amount": params.model_dump()["amount"]})
+
+
+class Uncap(Scripted):
+    name = "test.uncap"
+
+
+class Other(Scripted):
+    name = "test.other"
+
+
+class Look(Scripted):
+    name = "test.look"
+    harmful = False
+
+
+class Tell(Scripted):
+    name = "test.tell"
+    harmful = False
+
+
+class ScriptedActions:
+    """`ports.Actions` over the classes above."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, Scripted] = {kind.name: kind() for kind in (Cap, Uncap, Other, Look, Tell)}
+
+    def names(self) -> Sequence[str]:
+        return sorted(self._instances)
+
+    def spec(self, name: str) -> type[ports.Action] | None:
+        found = self._instances.get(name)
+        return type(found) if found else None
+
+    def get(self, name: str) -> ports.Action:
+        if name not in self._instances:
+            raise errors.PermanentFailure(f"no action {name}")
+        return self._instances[name]
+
+    def __getitem__(self, name: str) -> Scripted:
+        return self._instances[f"test.{name}"]
+
+
+class Source:
+    """`ports.AlertSource` that says what the test sets."""
+
+    def __init__(self) -> None:
+        self.firing: set[Identity] = set()
+        self.error: Exception | None = None
+
+    async def is_firing(self, identity: Identity) -> bool:
+        if self.error:
+            raise self.error
+        return identity in self.firing
+
+    async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
+        raise errors.PermanentFailure("not used here")
+
+    async def expire_silence(self, silence_id: str) -> None:
+        raise errors.PermanentFailure("not used here")
+
+
+class World:
+    """One server's engine, which can be killed and started again over the same store."""
+
+    def __init__(
+        self, *playbooks: str, source: Source | None = None, inventory: Mapping[str, str] | None = None, **limits: Any
+    ) -> None:
+        self.store = MemoryStore()
+        self.clock = VirtualClock()
+        self.actions = ScriptedActions()
+        self.metrics = telemetry.Metrics()
+        self.limits = _limits(limits)
+        self.source = source
+        self.inventory = dict(inventory or {})
+        self.catalog = catalog_of(playbooks, self.actions)
+        self.engine = self._engine()
+        self._deliveries = 0
+
+    def _engine(self) -> Engine:
+        return Engine(
+            self.store,
+            self.catalog,
+            self.actions,
+            self.clock,
+            self.limits,
+            self.metrics,
+            lambda: self.inventory,
+            self.source,
+        )
+
+    async def restart(self, after: float = 0.0, **limits: Any) -> None:
+        """Kill the server where it stands, as SIGKILL would, and start another `after` seconds later."""
+        await self.engine.stop()
+        await asyncio.sleep(after)
+        if limits:
+            self.limits = _limits(limits)
+        self.engine = self._engine()
+        await self.engine.start()
+        await self.pass_time(0)
+
+    async def pass_time(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    def alert(
+        self,
+        name: str = "Hot",
+        status: str = "firing",
+        began_ago: float = 0.0,
+        fingerprint: str | None = None,
+        **labels: str,
+    ) -> Alert:
+        labels = {"alertname": name, **labels}
+        return Alert(
+            fingerprint or "-".join(f"{key}={value}" for key, value in sorted(labels.items())),
+            AlertStatus(status),
+            labels,
+            {},
+            self.clock.now() - timedelta(seconds=began_ago),
+            self.clock.now() if status == "resolved" else None,
+        )
+
+    async def post(self, *alerts: Alert) -> Admission:
+        """Deliver the alerts in one delivery, and let the engine work."""
+        self._deliveries += 1
+        delivery = Delivery(f"delivery-{self._deliveries}", self.clock.now(), "trainmedic", "{}", "", tuple(alerts))
+        admission = await self.engine.admit(delivery)
+        await self.pass_time(0)
+        return admission
+
+    async def resolve(self, alert: Alert) -> Admission:
+        return await self.post(
+            Alert(
+                alert.fingerprint,
+                AlertStatus.RESOLVED,
+                alert.labels,
+                alert.annotations,
+                alert.starts_at,
+                self.clock.now(),
+            )
+        )
+
+    async def runs(self) -> list[Run]:
+        """Every item of the history, oldest first."""
+        page, _ = await self.store.page(ports.HistoryFilter(), 1000, None)
+        return list(reversed(page))
+
+    async def run(self, run_id: str | None = None) -> Run:
+        runs = await self.runs()
+        if run_id is None:
+            assert len(runs) == 1, runs
+            return runs[0]
+        return next(run for run in runs if run.id == run_id)
+
+    async def story(self, run_id: str | None = None) -> list[str]:
+        """The kinds of the run's events, in order."""
+        run = await self.run(run_id)
+        record = await self.store.record(run.id)
+        assert record is not None
+        return [event.kind for event in record.events]
+
+    def calls(self) -> dict[str, int]:
+        counts: dict[str, int] = defaultdict(int)
+        for name in self.actions.names():
+            counts[name.removeprefix("test.")] = len(self.actions[name.removeprefix("test.")].calls)
+        return {name: count for name, count in counts.items() if count}
+
+
+def _limits(given: Mapping[str, Any]) -> Limits:
+    return Limits(**{**given, "mode": Mode(given.get("mode", Mode.ENFORCE))})
