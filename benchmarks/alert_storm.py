@@ -38,8 +38,8 @@ def redis_server(directory: Path) -> Iterator[str]:
     """A Redis of its own, keeping an append-only file as the embedded one does."""
     port = free_port()
     binary = shutil.which("redis-server") or shutil.which("valkey-server") or "redis-server"
-    argv = [binary, "--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", "", "--dir", directory]
-    with Program(argv, directory / "redis.log"):
+    argv = [binary, "--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", ""]
+    with Program([*argv, "--dir", str(directory)], directory / "redis.log"):
         url = f"redis://127.0.0.1:{port}"
         with redis.Redis.from_url(url) as client:
             eventually(lambda: answers(client), 10, "redis-server", every=0.02)
