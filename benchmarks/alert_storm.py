@@ -17,10 +17,10 @@ from pathlib import Path
 
 import redis
 import uvloop
-from trainmedic.envelope import job_commands
 
 from benchmarks.sender import Exchange, alert, send_all, webhook
 from tests.programs import Program, eventually, free_port, start_server
+from trainmedic.envelope import job_commands
 
 PLAYBOOK = """\
 playbook: storm
