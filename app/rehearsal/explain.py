@@ -122,16 +122,16 @@ def _explained(
     )
     names = _scope(book, alert, target, mode, now)
     return Explanation(
-        book.spec.name,
-        book.source,
-        alert,
-        True,
-        why,
-        mode,
-        target.key,
-        decision,
-        _guards(book),
-        _steps(book, actions, names),
+        playbook=book.spec.name,
+        source=book.source,
+        alert=alert,
+        matched=True,
+        why=verdict.why,
+        mode=mode,
+        target=target.key,
+        decision=verdict.decision,
+        guards=_guards(book),
+        steps=_steps(book, actions, names),
     )
 
 
