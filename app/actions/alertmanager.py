@@ -119,9 +119,8 @@ class ExpireSilence:
         """Nothing is held for it."""
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
         """A silence that was ended is not begun again."""
-        return None
 
 
 def _configured(alertmanager: ports.AlertSource | None) -> ports.AlertSource:
