@@ -103,8 +103,8 @@ class Application:
 
             services = await self._services(stack, bus)
             actions = registry.build(services)
-            catalog = Library(settings.playbooks, actions, metrics)
-            await asyncio.to_thread(catalog.load)
+            catalog = Library(settings.playbooks, actions, metrics=metrics)
+            await asyncio.to_thread(catalog.reload)
             engine = Engine(
                 store, catalog, actions, clock, settings.limits, metrics, lambda: inventory, services.alertmanager
             )
