@@ -97,14 +97,14 @@ class Application:
             )
             stack.push_async_callback(store.close)
             redis_url = await self._redis(stack)
-            bus = RedisBus(redis_url, clock, metrics, signing_key=_key(settings))
+            bus = RedisBus(redis_url, clock, metrics, _key(settings))
             await bus.start()
             stack.push_async_callback(bus.close)
 
             services = await self._services(stack, bus)
             actions = registry.build(services)
-            catalog = Library(settings.playbooks, actions, metrics)
-            await asyncio.to_thread(catalog.load)
+            catalog = Library(settings.playbooks, actions, metrics=metrics)
+            await asyncio.to_thread(catalog.reload)
             engine = Engine(
                 store, catalog, actions, clock, settings.limits, metrics, lambda: inventory, services.alertmanager
             )
@@ -138,9 +138,7 @@ class Application:
         settings = self._settings
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
         stack.push_async_callback(http.close)
-        channels = {
-            name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()
-        }
+        channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
         alertmanager = None
         if settings.alertmanager is not None:
             url = settings.alertmanager.get_secret_value()

@@ -81,5 +81,3 @@ def _announce(host: str, port: int) -> None:
     if sys.stderr.isatty():
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Trainmedic listens on http://{shown}:{port} (API: /docs). Stop it with Ctrl-C.", err=True)
-
-
