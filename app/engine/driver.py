@@ -204,7 +204,9 @@ class Driver:
         if move.run != before or move.events:
             await self._around.recorder.record(move.run, before, move.events)
         self._settle(before, move.run)
+        self._around.metrics.undos_owed.inc(move.run.owes_undo - before.owes_undo)
         if before.is_open and not move.run.is_open:
+            self._around.metrics.open_runs.dec()
             self._around.metrics.runs.labels(move.run.playbook, str(move.run.status)).inc()
             log.info(
                 "run closed", status=str(move.run.status), decision=str(move.run.decision), message=move.run.message

@@ -134,7 +134,6 @@ class Engine:
         for run, book, record in changes.started:
             self._workers.start(run, book, record)
         self._workers.touch(changes.touched)
-        self._metrics.open_runs.set(self._workers.open_count)
 
     async def _change(self, change: Callable[[Controls], Controls], *events: Event) -> Controls:
         def work(tx: Transaction) -> Controls:
@@ -160,7 +159,6 @@ class Engine:
             now = self._clock.now()
             try:
                 await self._change(lambda controls, now=now: replace(controls, alive_at=now))  # type: ignore[misc]
-                self._metrics.open_runs.set(self._workers.open_count)
             except errors.StoreUnavailable as error:
                 log.warning("could not note that the server is alive", error=str(error))
 

@@ -35,6 +35,7 @@ class Workers:
 
     def start(self, run: Run, book: Book, alert: AlertRecord) -> None:
         """Drive a run that has just been admitted."""
+        self._around.metrics.open_runs.inc()
         signals = Signals((alert,), (), self._around.is_paused())
         self._launch(Driver(run, book, signals, self._around, alert.first_heard_at))
 
@@ -72,6 +73,8 @@ class Workers:
         unfinished = await self._store.transact(lambda tx: tx.unfinished())
         unfinished.sort(key=lambda run: (run.waiting_on == "target", run.created_at, run.id))
         for run in unfinished:
+            self._around.metrics.open_runs.inc(run.is_open)
+            self._around.metrics.undos_owed.inc(run.owes_undo)
             snapshot = await self._around.recorder.snapshot(run.id)
             if snapshot is not None:
                 await self._take_up(snapshot, down_for)
@@ -84,10 +87,6 @@ class Workers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    @property
-    def open_count(self) -> int:
-        return sum(driver.run.is_open for driver in self._drivers.values())
 
     async def _take_up(self, snapshot: Snapshot, down_for: timedelta) -> None:
         run = snapshot.run
@@ -102,6 +101,7 @@ class Workers:
             context = Context(book, self._around.actions, self._around.new_id, self._around.limits.max_age)
             move = plan.close_stale(run, signals, context, self._now(), why, Decision.STALE)
             await self._around.recorder.record(move.run, run, move.events)
+            self._around.metrics.open_runs.dec()
             self._around.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
             run = move.run
         if run.is_open or run.owes_undo:
@@ -139,6 +139,7 @@ class Workers:
         closed = replace(run, status=Status.FAILED, ended_at=self._now(), waiting_on=None, message=why)
         event = Event("closed", self._now(), run.id, data={"status": str(Status.FAILED), "message": why})
         await self._around.recorder.record(closed, run, (event,))
+        self._around.metrics.open_runs.dec()
 
     async def _revive(self, run_id: str) -> None:
         """Drive a closed run again, because an undo of it may be due."""

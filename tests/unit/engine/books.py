@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from app import ports
+from app.catalog import yaml_text
+from app.catalog.compiler import compile_document
 
 CAP = """
 playbook: cap
@@ -18,80 +21,33 @@ steps:
 """
 
 
-import hashlib
-import jinja2
-from ruamel.yaml import YAML
-from app.domain.playbook import Playbook
-from app.domain import target as T
-from app import errors
+@dataclass(frozen=True)
+class Books:
+    """`ports.Catalog` over texts that do not change."""
 
-ENV = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    books: tuple[ports.Book, ...]
+    actions: ports.Actions
 
+    def for_alert(self, alertname: str) -> Sequence[ports.Book]:
+        return [book for book in self.books if alertname in book.spec.on.alertnames]
 
-class B:
-    source = "x"
+    def get(self, name: str) -> ports.Book | None:
+        return next((book for book in self.books if book.spec.name == name), None)
 
-    def __init__(self, text, actions):
-        self.text = text
-        self.version = hashlib.sha256(text.encode()).hexdigest()
-        self.spec = Playbook.model_validate(YAML(typ="safe").load(text))
-        self.actions = actions
-
-    def match(self, alert):
-        return ports.Match(alert.name in self.spec.on.alertnames)
-
-    def r(self, v, scope):
-        if isinstance(v, str) and "{{" in v:
-            try:
-                return ENV.from_string(v).render(scope)
-            except jinja2.UndefinedError as e:
-                raise errors.ExpressionError(str(e))
-        return v
-
-    def target_of(self, alert, inventory):
-        t = self.spec.target
-        if isinstance(t, T.Kind):
-            return T.resolve(t, alert.labels, inventory)
-        sc = {"labels": dict(alert.labels)}
-        return T.Target(t.kind, **{k: self.r(getattr(t, k), sc) for k in ("node", "gpu", "job") if getattr(t, k)})
-
-    def step(self, phase, index):
-        return (self.spec.steps if phase == "steps" else self.spec.on_failure)[index]
-
-    def when(self, phase, index, scope):
-        w = self.step(phase, index).when
-        if w is None:
-            return True
-        try:
-            return bool(ENV.compile_expression(w, undefined_to_none=False)(**scope))
-        except jinja2.UndefinedError as e:
-            raise errors.ExpressionError(str(e))
-
-    def params(self, phase, index, scope):
-        s = self.step(phase, index)
-        return self.actions.spec(s.action).Params.model_validate({k: self.r(v, scope) for k, v in s.with_.items()})
-
-    def message(self, phase, index, scope):
-        return self.step(phase, index).message
-
-
-class C:
-    def __init__(self, books, actions):
-        self.books = books
-        self.actions = actions
-
-    def for_alert(self, n):
-        return [b for b in self.books if n in b.spec.on.alertnames]
-
-    def get(self, n):
-        return next((b for b in self.books if b.spec.name == n), None)
-
-    def all(self):
+    def all(self) -> Sequence[ports.Book]:
         return self.books
 
-    def compile(self, text, source):
-        return B(text, self.actions)
+    def compile(self, text: str, source: str) -> ports.Book:
+        return _compiled(text, source, self.actions)
 
 
-def catalog_of(texts, actions):
-    return C([B(t, actions) for t in texts], actions)
+def catalog_of(texts: Sequence[str], actions: ports.Actions) -> Books:
+    return Books(tuple(_compiled(text, "test.yaml", actions) for text in texts), actions)
+
+
+def _compiled(text: str, source: str, actions: ports.Actions) -> ports.Book:
+    documents, problems = yaml_text.read(text, source)
+    assert not problems, problems
+    book = compile_document(documents[0], actions)
+    assert not isinstance(book, list), book
+    return book

@@ -356,3 +356,20 @@ async def test_orders_for_a_run_that_is_not_there_say_so(world: MakeWorld) -> No
     w = world(CAP)
     with pytest.raises(errors.NotFound):
         await w.engine.order("nothing", OrderKind.CANCEL, "alice")
+
+
+async def test_the_metrics_tell_what_is_open_and_what_is_owed(world: MakeWorld) -> None:
+    """Gauges rise and fall with runs and undo duties, also over a restart; counters tell outcomes."""
+    w = world(TWO_STAGES)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+
+    def value(name: str, **labels: str) -> float | None:
+        return w.metrics.registry.get_sample_value(name, labels)
+
+    assert (value("trainmedic_open_runs"), value("trainmedic_undos_owed")) == (1, 1)
+    await w.resolve(alert)
+    assert (value("trainmedic_open_runs"), value("trainmedic_undos_owed")) == (0, 0)
+    assert value("trainmedic_runs_total", playbook="two-stages", status="succeeded") == 1
+    assert value("trainmedic_decisions_total", playbook="two-stages", reason="started") == 1
+    assert value("trainmedic_undos_total", status="done") == 1

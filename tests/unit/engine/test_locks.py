@@ -1,0 +1,114 @@
+"""One change at a time per target."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.target import Kind, Target
+from app.engine.locks import TargetLocks
+from app.rehearsal import virtual_time
+
+CLUSTER = Target(Kind.CLUSTER)
+NODE = Target(Kind.NODE, node="n1")
+GPU = Target(Kind.GPU, node="n1", gpu="GPU-a")
+SAME_BY_INDEX = Target(Kind.GPU, node="n1", gpu="0")
+OTHER_GPU = Target(Kind.GPU, node="n1", gpu="GPU-b")
+JOB = Target(Kind.JOB, job="llm")
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "free"),
+    [
+        (GPU, GPU, False),
+        (GPU, OTHER_GPU, True),
+        (GPU, SAME_BY_INDEX, False),
+        (NODE, GPU, False),
+        (GPU, NODE, False),
+        (NODE, JOB, True),
+        (CLUSTER, JOB, False),
+        (JOB, CLUSTER, False),
+    ],
+)
+async def test_a_node_covers_its_gpus_and_the_cluster_everything(held: Target, wanted: Target, free: bool) -> None:
+    """Two GPUs of one node that are named in different ways cannot be told apart, so they exclude each other."""
+    locks = TargetLocks()
+    assert locks.try_acquire("first", held)
+    assert locks.try_acquire("second", wanted) is free
+
+
+async def test_who_came_first_goes_first() -> None:
+    """A late GPU does not overtake the node that waits for its neighbour."""
+    locks = TargetLocks()
+    assert locks.try_acquire("gpu", GPU)
+    node = locks.wait("node", NODE)
+    assert not locks.try_acquire("other", OTHER_GPU)
+    other = locks.wait("other", OTHER_GPU)
+    locks.release("gpu")
+    assert (node.done(), other.done()) == (True, False)
+    locks.release("node")
+    assert other.done()
+
+
+async def test_leaving_the_queue_lets_those_behind_go_on() -> None:
+    """A waiter that gives up holds nobody back."""
+    locks = TargetLocks()
+    assert locks.try_acquire("gpu", GPU)
+    locks.wait("node", NODE)
+    other = locks.wait("other", OTHER_GPU)
+    locks.release("node")
+    assert other.done()
+
+
+async def test_an_undo_waits_for_the_attempt_in_flight_and_no_longer() -> None:
+    """It takes no lock, so a run that holds the target for hours does not hold it back."""
+    locks = TargetLocks()
+    assert locks.try_acquire("run", GPU)
+    order: list[str] = []
+
+    async def act(name: str, seconds: float) -> None:
+        async with locks.acting(name, GPU):
+            order.append(f"{name} begins")
+            await asyncio.sleep(seconds)
+            order.append(f"{name} ends")
+
+    await asyncio.gather(act("attempt", 10), act("undo", 1))
+    assert order == ["attempt begins", "attempt ends", "undo begins", "undo ends"]
+
+
+TARGETS = st.sampled_from([CLUSTER, NODE, GPU, SAME_BY_INDEX, OTHER_GPU, JOB, Target(Kind.GPU, node="n2", gpu="GPU-a")])
+
+
+@given(st.lists(st.tuples(st.booleans(), TARGETS), max_size=40))
+def test_no_two_holders_ever_overlap_and_nobody_waits_for_nothing(moves: list[tuple[bool, Target]]) -> None:
+    """Over any order of taking and giving back."""
+
+    async def play() -> None:
+        locks = TargetLocks()
+        held: dict[str, Target] = {}
+        queue: dict[str, tuple[Target, asyncio.Future[None]]] = {}
+        for number, (takes, target) in enumerate(moves):
+            if takes:
+                run = f"run-{number}"
+                if locks.try_acquire(run, target):
+                    held[run] = target
+                else:
+                    queue[run] = (target, locks.wait(run, target))
+            elif held:
+                locks.release(run := next(iter(held)))
+                del held[run]
+            for run, (wanted, granted) in list(queue.items()):
+                if granted.done():
+                    held[run] = wanted
+                    del queue[run]
+            claims = list(held.values())
+            assert not any(a.overlaps(b) for at, a in enumerate(claims) for b in claims[at + 1 :])
+            ahead: list[Target] = claims
+            for wanted, _ in queue.values():
+                assert any(wanted.overlaps(other) for other in ahead)
+                ahead = [*ahead, wanted]
+
+    virtual_time.run(play())
