@@ -4,8 +4,9 @@ A fenced block is run by its kind, the first word after the fence; further words
 
 - ``console`` holds commands after ``$ `` and, under each, what it prints. The lines shown must come
   in that order; ``…`` stands for anything, within a line or, alone on one, for any lines.
-  ``console exit=1`` ends with that status, ``console background`` starts something that stays until
-  the page ends, and is ready when its ``/ready`` answers.
+  ``console exit=1`` ends with that status; ``console eventually`` is tried again for a while, until
+  it comes out as shown. ``console background`` starts something that stays until the page ends; a
+  server is waited for.
 - ``sh`` is a script without output shown.
 - ``yaml`` and others with ``file=NAME`` are what the reader saves under that name.
 - ``yaml alertmanager`` is checked with amtool, ``yaml`` and ``json`` alone are read.
@@ -21,6 +22,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from ruamel.yaml import YAML
 from tests.programs import Program, free_port
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_PATIENCE_SECONDS = 20.0
 _END = "--- the command ended with "
 
 
@@ -108,7 +111,6 @@ class Reader:
             **environment,
             "TRAINMEDIC_PORT": str(self._port),
             "TRAINMEDIC_URL": f"http://127.0.0.1:{self._port}",
-            "TRAINMEDIC_STATE_DIR": str(scratch / "state"),
         }
         self._programs: list[Program] = []
 
@@ -129,8 +131,9 @@ class Reader:
         elif block.kind == "console" and "background" in block.words:
             self._start(block)
         elif block.kind == "console":
+            patience = _PATIENCE_SECONDS if "eventually" in block.words else 0.0
             for command in commands(block.body):
-                self._run(command, int(block.option("exit") or 0))
+                self._try(command, int(block.option("exit") or 0), time.monotonic() + patience)
         elif block.kind == "sh":
             self._run(Command(block.body, ()), 0)
         else:
@@ -161,7 +164,17 @@ class Reader:
             self._environment,
         )
         self._programs.append(program)
-        program.wait_for(f"http://127.0.0.1:{self._port}/ready", within=60)
+        if "trainmedic serve" in command.text or "scripts/run" in command.text:
+            program.wait_for(f"http://127.0.0.1:{self._port}/ready", within=60)
+
+    def _try(self, command: Command, status: int, until: float) -> None:
+        while True:
+            try:
+                return self._run(command, status)
+            except AssertionError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.2)
 
     def _run(self, command: Command, status: int) -> None:
         # What a script sets is kept for the next one, as in the reader's own shell.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 
 from app.actions import registry
 from app.catalog.library import Library
+from app.catalog.schema import json_schema
 from app.cli import exits
 
 _paths = click.argument(
@@ -41,6 +43,18 @@ def check(paths: Sequence[Path]) -> None:
     if library.problems:
         raise exits.Refused(_count(len(library.problems), "mistake"))
     click.echo(f"{_count(len(library.all()), 'playbook')}, no mistake.")
+
+
+@playbook.command()
+def schema() -> None:
+    """Print the JSON Schema of the playbook language, for editors.
+
+    \b
+    trainmedic playbook schema > playbook.schema.json
+    and on top of a playbook:
+    # yaml-language-server: $schema=playbook.schema.json
+    """
+    click.echo(json.dumps(json_schema(registry.specs_only()), indent=2))
 
 
 def _library(paths: Sequence[Path]) -> Library:
