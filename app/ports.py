@@ -376,7 +376,10 @@ class Action(Protocol):
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         """What would take it back. Asked before the act with `output` None, and after it with the
-        output; None where it cannot be taken back (or not told before the act)."""
+        output; None where it cannot be taken back (or not told before the act).
+
+        A class whose effect can never be taken back annotates it ``-> None``; a playbook that asks
+        for its undo is refused when it is loaded."""
         ...
 
 

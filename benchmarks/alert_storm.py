@@ -17,10 +17,10 @@ from pathlib import Path
 
 import redis
 import uvloop
-from trainmedic.envelope import job_commands
 
 from benchmarks.sender import Exchange, alert, send_all, webhook
 from tests.programs import Program, eventually, free_port, start_server
+from trainmedic.envelope import job_commands
 
 PLAYBOOK = """\
 playbook: storm
@@ -38,8 +38,8 @@ def redis_server(directory: Path) -> Iterator[str]:
     """A Redis of its own, keeping an append-only file as the embedded one does."""
     port = free_port()
     binary = shutil.which("redis-server") or shutil.which("valkey-server") or "redis-server"
-    argv = [binary, "--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", "", "--dir", directory]
-    with Program(argv, directory / "redis.log"):
+    argv = [binary, "--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", ""]
+    with Program([*argv, "--dir", str(directory)], directory / "redis.log"):
         url = f"redis://127.0.0.1:{port}"
         with redis.Redis.from_url(url) as client:
             eventually(lambda: answers(client), 10, "redis-server", every=0.02)

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import trainmedic
 from torch import nn
 from torch.nn import functional
+
+import trainmedic
 
 CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 48, 64, 4, 2, 16
 

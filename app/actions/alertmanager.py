@@ -119,7 +119,7 @@ class ExpireSilence:
         """Nothing is held for it."""
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
         """A silence that was ended is not begun again."""
         return None
 

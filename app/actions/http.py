@@ -178,7 +178,7 @@ class HttpRequest:
         """Nothing is held for it."""
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
         """What would take back a call to some service is not known here."""
         return None
 

@@ -22,7 +22,6 @@ from app.domain.playbook import Playbook
 from app.domain.target import IdentityLabels, Kind, Target, Unresolved
 from app.ports import Match, Scope
 
-
 _BUILT_IN_CHAIN = IdentityLabels()
 
 

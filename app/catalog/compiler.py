@@ -16,14 +16,14 @@ from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
 from app.catalog import expressions, matchers, model_errors, scope_check
-from app.catalog.book import CompiledBook, CompiledStep, Unchecked
+from app.catalog.book import CompiledBook, CompiledStep
 from app.catalog.expressions import Expression, Malformed, Rendering, Text
 from app.catalog.problems import Path, Problem, did_you_mean
 from app.catalog.scope_check import ALERT_NAMES, STEP_NAMES, Names
 from app.catalog.yaml_text import Document
 from app.domain.playbook import Playbook, TargetParts, UndoTrigger
 from app.domain.target import IdentityLabels, Kind
-from app.ports import Action, Actions
+from app.ports import Action, Actions, TemplateChecked
 
 SUPPLIED_ELSEWHERE = frozenset(
     {
@@ -185,7 +185,7 @@ class _Compilation:
                 )
             return CompiledStep(step_id, when, rendering)
         self._suits(action, entry, path)
-        fixed = self._params(action, given, rendering, path) if rendering is not None else None
+        fixed = self._params(action, given, path)
         return CompiledStep(step_id, when, rendering, action.Params, fixed)
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: Path) -> None:
@@ -196,28 +196,27 @@ class _Compilation:
         if entry.get("undo") not in (None, UndoTrigger.NEVER) and not can_be_undone(action):
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 
-    def _params(
-        self, action: type[Action], given: Mapping[str, Any], rendering: Rendering, path: Path
-    ) -> BaseModel | None:
+    def _params(self, action: type[Action], given: Mapping[str, Any], path: Path) -> BaseModel | None:
         """The parameters where they are all constants; what is wrong with those that are, otherwise.
 
         A templated value is known only when it is rendered; that it has a place is checked here.
         """
         place = (*path, "with")
-        check_template: Callable[[Mapping[str, Any]], None] | None = getattr(action, "check_template", None)
-        if check_template is not None and rendering.templates:
-            try:
-                check_template(given)
-            except ValueError as error:
-                self._problem(place, f"with: {error}")
+        templates = [inner for inner, text in _texts(given, ()) if expressions.is_template(text)]
+        found: list[model_errors.Fault] = []
+        params: BaseModel | None = None
         try:
             params = action.Params.model_validate(given)
         except ValidationError as error:
-            found = model_errors.faults(error, action.Params, given)
-            known = [fault for fault in found if _is_known(fault, rendering.templates)]
-            self.problems.extend(model_errors.problems(self.document, place, known))
-            return None
-        return None if rendering.templates else params
+            faults = model_errors.faults(error, action.Params, given)
+            found = [fault for fault in faults if _is_known(fault, templates)]
+            self.problems.extend(model_errors.problems(self.document, place, found))
+        if isinstance(action, TemplateChecked) and (templates or not found):
+            try:
+                action.check_template(given)
+            except ValueError as error:
+                self._problem(place, f"with: {error}")
+        return None if templates else params
 
     # --- the small languages --------------------------------------------------------------------
 
@@ -315,6 +314,3 @@ def _is_known(fault: model_errors.Fault, templates: list[tuple[str | int, ...]])
     return not any(
         fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
     )
-
-
-__all__ = ["SUPPLIED_ELSEWHERE", "Unchecked", "can_be_undone", "compile_document"]

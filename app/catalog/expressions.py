@@ -144,6 +144,7 @@ def parse_expression(text: str) -> nodes.Template:
         raise Malformed(f"{shown(text)}: {_syntax(error)}") from None
     tree = nodes.Template([nodes.Output([expression], lineno=1)], lineno=1)
     tree.set_environment(ENVIRONMENT)
+    _refuse_unknown(tree, text)
     return tree
 
 
@@ -153,9 +154,19 @@ def parse_template(text: str) -> nodes.Template:
         tree = ENVIRONMENT.parse(text)
     except (jinja2.TemplateSyntaxError, RecursionError) as error:
         raise Malformed(f"{shown(text)}: {_syntax(error)}") from None
-    for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
-        raise Malformed(f"{shown(text)}: {type(node).__name__.lower()} is not possible in a playbook")
+    _refuse_unknown(tree, text)
     return tree
+
+
+def _refuse_unknown(tree: nodes.Template, text: str) -> None:
+    """Filters, tests and statements that there are not; Jinja itself finds some of them only when run."""
+    for node in tree.find_all((nodes.Filter, nodes.Test, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
+        if not isinstance(node, (nodes.Filter, nodes.Test)):
+            raise Malformed(f"{shown(text)}: {type(node).__name__.lower()} is not possible in a playbook")
+        kind = "filter" if isinstance(node, nodes.Filter) else "test"
+        known = ENVIRONMENT.filters if kind == "filter" else ENVIRONMENT.tests
+        if node.name not in known:
+            raise Malformed(f"{shown(text)}: there is no {kind} {node.name!r}{did_you_mean(node.name, known)}")
 
 
 def is_template(value: Any) -> bool:
@@ -232,29 +243,22 @@ def _between_braces(text: str) -> str | None:
 
 
 class Rendering:
-    """Any value in which strings may be templates, at any depth; keys are never templates.
-
-    ``templates`` are the paths of those that are.
-    """
+    """Any value in which strings may be templates, at any depth; keys are never templates."""
 
     def __init__(self, value: Any, name: str) -> None:
-        self.templates: list[tuple[str | int, ...]] = []
         self._name = name
-        self._made = self._compile(value, ())
+        self._made = self._compile(value)
 
     def render(self, scope: Scope) -> Any:
         """A new value with every template evaluated. Raises ExpressionError."""
         return _render(self._made, scope)
 
-    def _compile(self, value: Any, path: tuple[str | int, ...]) -> Any:
+    def _compile(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: self._compile(each, (*path, key)) for key, each in value.items()}
+            return {key: self._compile(each) for key, each in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str):
-            return [self._compile(each, (*path, index)) for index, each in enumerate(value)]
-        if is_template(value):
-            self.templates.append(path)
-            return compile_text(value, self._name)
-        return value
+            return [self._compile(each) for each in value]
+        return compile_text(value, self._name) if is_template(value) else value
 
 
 def _render(made: Any, scope: Scope) -> Any:
@@ -278,10 +282,4 @@ def _guarded(name: str, text: str, work: Callable[[], T]) -> T:
 
 
 def _syntax(error: Exception) -> str:
-    message = str(getattr(error, "message", "") or "too deeply nested")
-    for kind, known in (("filter", ENVIRONMENT.filters), ("test", ENVIRONMENT.tests)):
-        opening = f"No {kind} named "
-        if message.startswith(opening):
-            wrong = message.removeprefix(opening).strip("'.")
-            return f"there is no {kind} {wrong!r}{did_you_mean(wrong, known)}"
-    return message
+    return str(getattr(error, "message", "") or "too deeply nested")

@@ -13,19 +13,25 @@ Path = tuple[str | int, ...]
 """The way from a document's top to a value: keys and indexes."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake. ``line`` and ``column`` count from 1; 0 where the file as a whole is meant."""
+    """One mistake. ``line`` and ``column`` count from 1; None where the file as a whole is meant."""
 
     file: str
-    line: int
-    column: int
+    line: int | None
+    column: int | None
     message: str
 
     def __str__(self) -> str:
-        if not self.line:
+        if self.line is None:
             return f"{self.file}: {self.message}"
         return f"{self.file}:{self.line}:{self.column}: {self.message}"
+
+    def __lt__(self, other: Problem) -> bool:
+        return self._place() < other._place()
+
+    def _place(self) -> tuple[str, int, int, str]:
+        return (self.file, self.line or 0, self.column or 0, self.message)
 
 
 def did_you_mean(wrong: str, right: Iterable[str]) -> str:

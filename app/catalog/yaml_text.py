@@ -87,7 +87,7 @@ class _Refused(Exception):
 def decode(raw: bytes, source: str) -> str | Problem:
     """The text of a file, or why it is none."""
     if len(raw) > MAX_BYTES:
-        return Problem(source, 0, 0, f"the file has {len(raw)} bytes; at most {MAX_BYTES} are read")
+        return Problem(source, None, None, f"the file has over {MAX_BYTES} bytes")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         return Problem(source, 1, 1, "the file is UTF-16; save it as UTF-8")
     try:
@@ -104,7 +104,7 @@ def read(text: str, source: str) -> tuple[list[Document], list[Problem]]:
     After a syntax error nothing of the file is returned, because nobody can say what it meant.
     """
     if len(text) > MAX_BYTES:
-        return [], [Problem(source, 0, 0, f"the file has over {MAX_BYTES} characters")]
+        return [], [Problem(source, None, None, f"the file has over {MAX_BYTES} characters")]
     reader = _Reader(source, text)
     try:
         documents = list(reader.documents())

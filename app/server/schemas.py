@@ -5,10 +5,9 @@ The reply is written by `webhook` without a model, for speed; a test holds the t
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from app.domain.run import Decision
 from app.server.payload import FINGERPRINT_LENGTH, LABELS_PER_ALERT, TEXT_LENGTH
@@ -26,8 +25,8 @@ class PayloadAlert(BaseModel):
     status: Literal["firing", "resolved"]
     labels: Strings = Field(description="Without NUL characters, as all text here.")
     annotations: Strings | None = None
-    startsAt: datetime = Field(description="RFC 3339, with a time zone.")
-    endsAt: datetime | Literal[""] | None = Field(None, description="The year 0001 while the alert fires.")
+    startsAt: AwareDatetime = Field(description="RFC 3339, with a time zone.")
+    endsAt: AwareDatetime | Literal[""] | None = Field(None, description="The year 0001 while the alert fires.")
     generatorURL: Text | None = None
     fingerprint: Annotated[str, Field(max_length=FINGERPRINT_LENGTH)] | None = Field(
         None, description="Computed from the labels, as Alertmanager does, where it is absent."

@@ -17,7 +17,6 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from trainmedic.envelope import new_id
 
 from app import telemetry
 from app.domain.admission import Admission
@@ -29,6 +28,7 @@ from app.server.auth import Authenticator
 from app.server.body import Bodies, parse_json
 from app.server.engine import Engine
 from app.server.tokens import Role
+from trainmedic.envelope import new_id
 
 # Bodies from this size on are read in a thread: they take tens of milliseconds, most of which is
 # Python, and in a thread the loop goes on between the interpreter's switches.

@@ -1,4 +1,4 @@
-"""Prometheus and Alertmanager configuration on a faster clock, for tests that cannot wait for minutes.
+"""Rules, configurations and playbooks on a faster clock, for tests that cannot wait for minutes.
 
 Only durations change, each divided by the same factor; expressions, thresholds and labels stay as shipped.
 A test in ``test_intervals.py`` holds this module to that.
@@ -10,14 +10,17 @@ import re
 
 DURATION = re.compile(
     r"""(?x)
-    (?<=\[) \d+[smh] (?=\])            # a range: metric[5m]
-    | (?<=offset\ ) \d+[smh]\b         # offset 5m
-    | (?<=for:\ ) \d+[smh]\b           # how long an alert must hold
-    | (?<=interval:\ ) \d+[smh]\b      # of a rule group; scrape_, evaluation_, group_ and repeat_
-    | (?<=group_wait:\ ) \d+[smh]\b
+    (?<=\[) \d+[smhd] (?=\])           # a range: metric[5m]
+    | (?<=offset\ ) \d+[smhd]\b        # offset 5m
+    | (?<=for:\ ) \d+[smhd]\b          # how long an alert must hold
+    | (?<=interval:\ ) \d+[smhd]\b     # of a rule group; scrape_, evaluation_, group_ and repeat_
+    | (?<=group_wait:\ ) \d+[smhd]\b
+    | (?<=timeout:\ ) \d+[smhd]\b      # of a playbook's step
+    | (?<=cooldown:\ ) \d+[smhd]\b     # and its guards
+    | (?<=per:\ ) \d+[smhd]\b
     """
 )
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def hasten(text: str, factor: int) -> str:

@@ -1,7 +1,8 @@
 """A small cluster on loopback: a training job, Prometheus and Alertmanager, with the shipped configuration.
 
-The configuration is that of ``monitoring/`` on a faster clock (``intervals``), with the addresses changed to
-ports that are free here. Not here: Trainmedic's server, whose URL is handed in, and what is expected.
+The configuration is that of ``monitoring/``, and the playbook that of ``playbooks/``, on a faster clock
+(``intervals``) and with the addresses changed to ports that are free here. Not here: Trainmedic's server,
+whose URL is handed in, and what is expected.
 """
 
 from __future__ import annotations
@@ -88,16 +89,26 @@ def running(directory: Path, alertmanager: Path, receiver: str, environment: Map
 
 
 def train(directory: Path, metrics_port: int, environment: Mapping[str, str]) -> Program:
-    """The example job, with labels that are spoiled from batch 260 on, soon after its first checkpoint.
+    """The example job, whose labels are spoiled soon after the checkpoint of step 150.
 
-    A step takes at least 40 ms: then the spoiled batches last for 7 s, which is longer than Prometheus,
-    Alertmanager and Trainmedic need, and the next checkpoint comes 9 s after they begin.
+    A step takes at least 80 ms. So the spoiled batches last for 15 s, which is longer than it takes to
+    notice, wait whether it heals, and roll back; the next checkpoint comes 4 s after they begin, when the
+    alert fires but the rollback has yet to come; and the 200 batches that the shipped playbook skips reach
+    past the last spoiled one.
     """
-    argv = [sys.executable, ROOT / "examples" / "train_char_model.py", "--checkpoints", directory / "checkpoints"]
-    pace = ["--pace", "0.04", "--steps", "100000", "--checkpoint-every", "250"]
-    poison = ["--poison-at", "260", "--poison-batches", "180", "--metrics-port", str(metrics_port)]
+    example = ROOT / "examples" / "train_char_model.py"
+    argv = [sys.executable, str(example), "--checkpoints", str(directory / "checkpoints")]
+    pace = ["--pace", "0.08", "--steps", "100000", "--checkpoint-every", "50"]
+    poison = ["--poison-at", "152", "--poison-batches", "190", "--metrics-port", str(metrics_port)]
     return Program(
         [*argv, *pace, *poison],
         directory / "job.log",
         {"PYTHONPATH": os.fspath(ROOT / "sdk"), **environment},
     )
+
+
+def faster_playbook(directory: Path, name: str) -> Path:
+    """A directory with one of the shipped playbooks, on the faster clock."""
+    directory.mkdir()
+    (directory / name).write_text(hasten((ROOT / "playbooks" / name).read_text(), FASTER))
+    return directory

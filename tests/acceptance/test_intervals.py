@@ -17,6 +17,7 @@ SHIPPED = [
     *sorted((MONITORING / "rules").glob("*.yaml")),
     MONITORING / "prometheus.yml",
     MONITORING / "alertmanager.yml",
+    ROOT / "playbooks" / "training-loss-spike.yaml",
 ]
 
 

@@ -33,8 +33,9 @@ def alertmanager(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """A server as it is shipped, in mode enforce; its URL."""
-    program, url = start_server(tmp_path / "server", "--mode", "enforce")
+    """A server in mode enforce with the shipped playbook; its URL."""
+    playbooks = scene.faster_playbook(tmp_path / "playbooks", "training-loss-spike.yaml")
+    program, url = start_server(tmp_path / "server", "--mode", "enforce", playbooks=playbooks)
     with program:
         yield url
 
@@ -63,33 +64,48 @@ def test_a_loss_spike_is_rolled_back_and_the_history_tells_how(alertmanager: Pat
         eventually(lambda: watched.told("poisoned"), 60, "the poisoned batches")
         item = eventually(lambda: only_run(server, "succeeded"), 60, "the run's success", every=0.5)
         eventually(lambda: "TrainingLossSpike" not in watched.firing(), 5, "the alert's end in Prometheus")
-        [rolled_back], [scaled] = watched.told("rolled back"), watched.told("learning rate scaled")
-        saved = watched.told("saved")[0]
         run = httpx.get(f"{server}/history/{item['run_id']}").raise_for_status().json()
-        starts_at = moment(run["alerts"][0]["starts_at"])
+        the_job_went_back(watched, moment(run["alerts"][0]["starts_at"]))
+    the_history_tells_how(item, run)
 
-        # What happened to the job.
-        spike = watched.highest(LOSS, 60)
-        assert spike > saved["loss"] + 1.0
-        assert moment(rolled_back["saved_at"]) < starts_at
-        assert rolled_back["step"] == 250
-        assert rolled_back["next_batch"] > 250
-        assert scaled["after"] == pytest.approx(scaled["before"] / 2)
-        assert watched.newest(LEARNING_RATE) == pytest.approx(scaled["after"])
-        assert watched.newest(LOSS) < saved["loss"] + 1.0
 
-    # What the history says of it.
+def the_job_went_back(watched: scene.Scene, alert_began: datetime) -> None:
+    """To the last good checkpoint, although there was a newer one; with half the learning rate; and it helped."""
+    [rolled_back], [scaled] = watched.told("rolled back"), watched.told("learning rate scaled")
+    saved = watched.told("saved")
+    [good] = [checkpoint for checkpoint in saved if checkpoint["step"] == 150 and checkpoint["loss"] < 3.0]
+    assert watched.highest(LOSS, 60) > good["loss"] + 1.0
+
+    assert rolled_back["step"] == 150
+    assert moment(rolled_back["saved_at"]) < alert_began
+    assert [late for late in saved if late["step"] > 150 and late["time"] < rolled_back["time"]]
+    assert rolled_back["next_batch"] == 150 + 200
+
+    assert scaled["after"] == pytest.approx(scaled["before"] / 2)
+    assert watched.newest(LEARNING_RATE) == pytest.approx(scaled["after"])
+    assert watched.newest(LOSS) < good["loss"] + 1.0
+
+
+def the_history_tells_how(item: dict[str, Any], run: dict[str, Any]) -> None:
+    """What was decided, what was done in which order, and what came of it."""
     assert (item["decision"], item["success"]) == ("started", True)
     assert item["alert_labels"]["job_name"] == "char-model"
-    assert item["action_taken"].split(", ")[:2] == ["job.rollback", "job.scale_lr"]
-    rollback, scale_lr, wait = (step for step in run["steps"] if step["status"] == "succeeded")
-    assert (rollback["action"], scale_lr["action"], wait["kind"]) == ("job.rollback", "job.scale_lr", "wait_for")
-    assert moment(rollback["params"]["before"]) == starts_at
-    assert "250" in str(rollback["output"])
-    assert scale_lr["params"]["factor"] == 0.5
-    times = [moment(step[which]) for step in (rollback, scale_lr, wait) for which in ("started_at", "ended_at")]
+    assert item["action_taken"] == "job.rollback, job.scale_lr"
+
+    assert [alert["status"] for alert in run["alerts"]] == ["resolved"]
+    healed, rollback, scale_lr, recovered = (step for step in run["steps"] if step["phase"] == "steps")
+    assert (healed["kind"], healed["status"]) == ("wait_for", "timed_out")
+    assert (rollback["action"], rollback["status"]) == ("job.rollback", "succeeded")
+    assert "150" in str(rollback["output"])
+    assert (scale_lr["action"], scale_lr["status"]) == ("job.scale_lr", "succeeded")
+    assert scale_lr["params"] == {"factor": 0.5}
+    assert (recovered["kind"], recovered["status"]) == ("wait_for", "succeeded")
+    in_turn = (healed, rollback, scale_lr, recovered)
+    times = [moment(step[which]) for step in in_turn for which in ("started_at", "ended_at")]
     assert times == sorted(times)
-    story = ["started", "step_started", "step_succeeded", "step_started", "step_succeeded"]
+
+    story = ["started", "wait_started", "wait_ended"]
+    story += ["step_started", "step_succeeded", "step_started", "step_succeeded"]
     story += ["wait_started", "alert_resolved", "wait_ended", "closed"]
     events = run["events"]
     assert in_order(story, [event["kind"] for event in events])

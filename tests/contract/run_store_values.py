@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import strategies as st
-from trainmedic.envelope import new_id
 
 from app.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from app.domain.playbook import Mode, UndoTrigger
@@ -23,6 +22,7 @@ from app.domain.run import (
     UndoStatus,
 )
 from app.domain.target import Kind, Target
+from trainmedic.envelope import new_id
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -188,7 +188,7 @@ def outcome(run: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def scenario(tmp_path: Path, redis_url: str) -> Iterator[Callable[[int], tuple[dict[str, Any], Server, Job]]]:
+def scenario(tmp_path: Path, redis_url: str) -> Callable[[int], tuple[dict[str, Any], Server, Job]]:
     def live(fatal: int) -> tuple[dict[str, Any], Server, Job]:
         with Job(f"llm-{fatal}-{time.monotonic_ns()}", redis_url) as job:
             server = Server(tmp_path / f"killed-at-{fatal}", redis_url, fatal)
@@ -198,7 +198,7 @@ def scenario(tmp_path: Path, redis_url: str) -> Iterator[Callable[[int], tuple[d
                 server.end()
         return run, server, job
 
-    yield live
+    return live
 
 
 def test_a_kill_at_any_write_boundary_changes_nothing_of_the_outcome(

@@ -1,0 +1,93 @@
+"""Who is connected: the expiring keys by which agents and jobs say so.
+
+Presence is advice, written by the receivers themselves. It tells who must answer and what to show
+to a person; whether a command is sent never depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from redis.asyncio import Redis
+
+from app.adapters.redis_connection import FAULTS, unavailable
+from app.ports import Presence
+from trainmedic import envelope
+
+_SCAN = 1000
+LARGEST_PRESENCE = 64 * 1024
+
+
+class Directory:
+    """Lists what is present under a prefix. Calls that come while a listing is under way share it:
+    when a storm of commands meets a dead cluster, all of them ask at the same moment."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._listing: dict[str, asyncio.Task[list[Presence]]] = {}
+
+    async def listed(self, prefix: str) -> list[Presence]:
+        """Raises BusUnavailable."""
+        task = self._listing.get(prefix)
+        if task is None:
+            task = self._listing[prefix] = asyncio.create_task(self._list(prefix))
+            task.add_done_callback(lambda _: self._listing.pop(prefix, None))
+        return await asyncio.shield(task)
+
+    async def read(self, key: str) -> bytes | None:
+        """Raises BusUnavailable."""
+        try:
+            value: Any = await self._client.get(key)
+        except FAULTS as error:
+            raise unavailable(error) from error
+        return value if isinstance(value, bytes) else None
+
+    async def _list(self, prefix: str) -> list[Presence]:
+        found: list[Presence] = []
+        try:
+            names: set[bytes] = set()
+            async for key in self._client.scan_iter(match=f"{prefix}*", count=_SCAN):
+                names.add(key)
+            keys = sorted(names)
+            for start in range(0, len(keys), _SCAN):
+                part = keys[start : start + _SCAN]
+                for key, value in zip(part, await self._client.mget(part), strict=True):
+                    presence = _presence(key.decode(errors="replace").removeprefix(prefix), value)
+                    if presence is not None:
+                        found.append(presence)
+        except FAULTS as error:
+            raise unavailable(error) from error
+        return found
+
+
+def ranks_of(value: bytes | None) -> frozenset[int] | None:
+    """The ranks that answer each command, as a presence says; None where it does not."""
+    ranks = (_details(value) or {}).get("ranks")
+    if not isinstance(ranks, list) or not ranks:
+        return None
+    if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
+        return None
+    return frozenset(ranks)
+
+
+def _presence(name: str, value: Any) -> Presence | None:
+    details = _details(value)
+    if details is None:
+        return None
+    try:
+        seen = envelope.read_time(str(details.get("at")))
+    except envelope.EnvelopeError:
+        return None
+    return Presence(name=name, last_seen=seen, details=details)
+
+
+def _details(value: Any) -> dict[str, Any] | None:
+    if not isinstance(value, bytes) or len(value) > LARGEST_PRESENCE:
+        return None
+    try:
+        details = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return details if isinstance(details, dict) else None

@@ -1,0 +1,127 @@
+"""Which reply belongs to which waiting request, and which stream entries must be kept until when.
+
+Pure bookkeeping, no Redis here: ``redis_inbox`` feeds it what it reads, ``redis_bus`` registers who
+waits. An entry is kept (not acknowledged) from its arrival until the outcome that it carries is
+durable, so that a killed server is given it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from trainmedic.envelope import Reply
+
+GRACE = timedelta(minutes=5)
+"""How long after the start a reply that nobody waits for yet is kept: recovery asks for it again."""
+EARLY_LIMIT = 10_000
+"""Commands of which early replies are kept, and entries kept of one."""
+RECENT_LIMIT = 20_000
+
+
+class Waiter:
+    """Whoever waits for the replies to one command. ``ranks`` is who must answer, None while unknown."""
+
+    def __init__(self) -> None:
+        self.ranks: frozenset[int] | None = None
+        self.finals: dict[int | None, Reply] = {}
+        self.accepted: dict[int | None, Reply] = {}
+        self.changed = asyncio.Event()
+        self.users = 0
+
+    @property
+    def is_complete(self) -> bool:
+        if not self.finals:
+            return False
+        return self.ranks is None or self.ranks <= self.finals.keys()
+
+    def expect(self, ranks: frozenset[int] | None) -> None:
+        self.ranks = ranks
+        self.changed.set()
+
+    def offer(self, reply: Reply) -> bool:
+        """Take a reply; return whether it is the first final one of its rank."""
+        if not reply.is_final:
+            self.accepted[reply.rank] = reply
+            return False
+        if reply.rank in self.finals:
+            return False
+        self.finals[reply.rank] = reply
+        self.changed.set()
+        return True
+
+    def replies(self) -> tuple[Reply, ...]:
+        """The final replies, then an ``accepted`` for each rank that took it up and did not finish."""
+        unfinished = [reply for rank, reply in self.accepted.items() if rank not in self.finals]
+        return (*self.finals.values(), *unfinished)
+
+
+class Replies:
+    """The routing table. `acknowledge` is told which entries need not be delivered again."""
+
+    def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None]) -> None:
+        self._early_until = now + GRACE
+        self._acknowledge = acknowledge
+        self._waiters: dict[str, Waiter] = {}
+        self._held: dict[str, dict[bytes, None]] = {}
+        self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
+        # Ranks that answered a request which has returned: their repeats mean nothing.
+        self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
+        self._late: list[tuple[bytes, Reply]] = []
+
+    def enter(self, command_id: str) -> Waiter:
+        """Begin to wait. Replies that came before (delivered again after a restart) are taken over."""
+        waiter = self._waiters.setdefault(command_id, Waiter())
+        waiter.users += 1
+        self._recent.pop(command_id, None)
+        for entry, reply in self._early.pop(command_id, {}).items():
+            self._route(waiter, entry, reply)
+        return waiter
+
+    def leave(self, command_id: str, waiter: Waiter) -> None:
+        waiter.users -= 1
+        if waiter.users:
+            return
+        del self._waiters[command_id]
+        self._recent[command_id] = frozenset(waiter.finals)
+        if len(self._recent) > RECENT_LIMIT:
+            self._recent.popitem(last=False)
+
+    def settle(self, command_id: str) -> None:
+        held = self._held.pop(command_id, None)
+        if held:
+            self._acknowledge(list(held))
+
+    def take(self, entry: bytes, reply: Reply, now: datetime) -> None:
+        """Route one reply that was read from the stream."""
+        known = self._early.get(reply.command_id, {}), self._held.get(reply.command_id, {})
+        if any(entry in entries for entries in known):
+            return  # read again after a reconnect
+        waiter = self._waiters.get(reply.command_id)
+        if waiter is not None:
+            self._route(waiter, entry, reply)
+        elif not reply.is_final or reply.rank in self._recent.get(reply.command_id, ()):
+            self._acknowledge([entry])
+        elif now < self._early_until and reply.command_id not in self._recent:
+            self._early.setdefault(reply.command_id, {})[entry] = reply
+            if len(self._early) > EARLY_LIMIT or len(self._early[reply.command_id]) > EARLY_LIMIT:
+                self._late.extend(self._early.popitem(last=False)[1].items())
+        else:
+            self._late.append((entry, reply))
+
+    def late(self, now: datetime) -> list[tuple[bytes, Reply]]:
+        """The entries, taken out, whose reply nobody waits for."""
+        if now >= self._early_until and self._early:
+            for entries in self._early.values():
+                self._late.extend(entries.items())
+            self._early.clear()
+        late, self._late = self._late, []
+        return late
+
+    def _route(self, waiter: Waiter, entry: bytes, reply: Reply) -> None:
+        if waiter.offer(reply):
+            self._held.setdefault(reply.command_id, {})[entry] = None
+        else:
+            self._acknowledge([entry])

@@ -1,0 +1,129 @@
+"""One playbook file: its books, and everything that is wrong with it.
+
+Callers: ``library``, and ``check`` of the rehearsal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from app import errors
+from app.catalog import yaml_text
+from app.catalog.book import CompiledBook
+from app.catalog.compiler import compile_document
+from app.catalog.problems import Problem
+from app.domain.target import IdentityLabels
+from app.ports import Actions
+
+TEST_SUFFIX = "_test"
+"""``<name>_test.yaml`` beside a playbook holds its tests."""
+_ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFile:
+    """What a file held: ``digest`` is of its bytes, empty where they could not be read."""
+
+    path: Path
+    digest: str
+    books: tuple[CompiledBook, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def load(
+    text: str, source: str, actions: Actions, identity: IdentityLabels
+) -> tuple[list[CompiledBook], list[Problem]]:
+    """The playbooks that `text` holds, and the problems of all its documents."""
+    documents, problems = yaml_text.read(text, source)
+    books: list[CompiledBook] = []
+    if problems:
+        # A document whose YAML is in doubt may not mean what it says; the others' problems are told too.
+        found = [compile_document(document, actions, identity) for document in documents]
+        problems.extend(problem for each in found if isinstance(each, list) for problem in each)
+        return [], sorted(set(problems))
+    for document in documents:
+        made = compile_document(document, actions, identity)
+        if isinstance(made, CompiledBook):
+            books.append(made)
+        else:
+            problems.extend(made)
+    return books, problems
+
+
+def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels) -> CompiledBook:
+    """The one playbook that `text` holds. Raises PlaybookError with everything that is wrong."""
+    books, problems = load(text, source, actions, identity)
+    if problems or len(books) != 1:
+        raise errors.PlaybookError("\n".join(map(str, problems)) or f"{source}: not one playbook, but {len(books)}")
+    return books[0]
+
+
+def load_file(path: Path, actions: Actions, identity: IdentityLabels, known: LoadedFile | None = None) -> LoadedFile:
+    """The file's content; `known` itself where that has not changed."""
+    raw = _read(path)
+    if isinstance(raw, Problem):
+        return LoadedFile(path, "", (), (raw,))
+    digest = hashlib.sha256(raw).hexdigest()
+    if known is not None and known.digest == digest:
+        return known
+    text = yaml_text.decode(raw, str(path))
+    if isinstance(text, Problem):
+        return LoadedFile(path, digest, (), (text,))
+    books, problems = load(text, str(path), actions, identity)
+    return LoadedFile(path, digest, tuple(books), tuple(problems))
+
+
+def read_text(path: Path) -> str | Problem:
+    """The text of a file, or why it cannot be read."""
+    raw = _read(path)
+    return raw if isinstance(raw, Problem) else yaml_text.decode(raw, str(path))
+
+
+def _read(path: Path) -> bytes | Problem:
+    try:
+        if not path.is_file():
+            return Problem(str(path), None, None, "not a regular file" if path.exists() else "there is no such file")
+        with path.open("rb") as file:
+            # One byte more than is allowed tells that there is more, however large the file is.
+            return file.read(yaml_text.MAX_BYTES + 1)
+    except OSError as error:
+        return Problem(str(path), None, None, f"cannot be read: {error.strerror or type(error).__name__}")
+
+
+def playbook_files(root: Path) -> Iterator[Path]:
+    """The playbook files of a directory and of the directories in it, in order; or `root`, if it is a file.
+
+    Names that begin with a dot are left out: editors keep half-written files there, and Kubernetes
+    keeps in ``..data`` the files that the names beside it link to.
+    """
+    yield from (path for path in _yaml_files(root) if root.is_file() or not is_test(path))
+
+
+def test_files(root: Path) -> Iterator[Path]:
+    """The files with tests, found as `playbook_files` finds playbooks."""
+    yield from (path for path in _yaml_files(root) if root.is_file() or is_test(path))
+
+
+def is_test(path: Path) -> bool:
+    return path.stem.endswith(TEST_SUFFIX)
+
+
+def _yaml_files(root: Path) -> Iterator[Path]:
+    if not root.is_dir():
+        yield root
+        return
+    for path in _visible(root):
+        if path.is_dir():
+            yield from (inner for inner in _visible(path) if inner.suffix in _ENDINGS and not inner.is_dir())
+        elif path.suffix in _ENDINGS:
+            yield path
+
+
+def _visible(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []

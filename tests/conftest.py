@@ -1,0 +1,98 @@
+"""What tests share: a real Redis of their own, which they may kill."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+
+class RedisServer:
+    """A ``redis-server`` process with an append-only file, so that it can be killed and come back."""
+
+    def __init__(self, directory: Path, *options: str, password: str | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.directory = directory
+        self.password = password
+        self.options = options
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        login = f":{self.password}@" if self.password else ""
+        return f"redis://{login}127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        listening = () if "--port" in self.options else ("--port", str(self.port))
+        protection = ("--requirepass", self.password) if self.password else ()
+        fixed = ("--bind", "127.0.0.1", "--dir", str(self.directory))
+        kept = ("--save", "", "--appendonly", "yes", "--appendfsync", "no")
+        self.process = subprocess.Popen(
+            ["redis-server", *fixed, *kept, *listening, *protection, *self.options], stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                    pass
+                if "--port" in self.options:
+                    return  # TLS only: the handshake is the test's business
+                with redis.Redis.from_url(self.url) as client:
+                    client.ping()
+                return
+            except (OSError, redis.RedisError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+
+    def kill(self) -> None:
+        """As if the machine's memory ran out: SIGKILL, and wait until it is gone."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis for the whole session. Tests use `redis_server`, which hands it out empty."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def redis_server(shared_redis: RedisServer) -> RedisServer:
+    """A Redis that is running and empty. A test may kill and start it."""
+    if shared_redis.process is None:
+        shared_redis.start()
+    with redis.Redis.from_url(shared_redis.url) as client:
+        client.flushall()
+    return shared_redis
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[type[RedisServer]]:
+    """Make a Redis with options of its own; it is killed when the test ends."""
+    made: list[RedisServer] = []
+
+    class Owned(RedisServer):
+        def start(self) -> None:
+            made.append(self)
+            super().start()
+
+    yield Owned
+    for server in made:
+        server.kill()

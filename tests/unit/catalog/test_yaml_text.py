@@ -1,0 +1,107 @@
+"""YAML is read as version 1.2 says, with positions, and no file can harm the reader."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.catalog import yaml_text
+from app.catalog.problems import Problem
+from app.catalog.yaml_text import Mark
+
+
+def test_plain_words_that_older_yaml_read_as_something_else_stay_text() -> None:
+    """``on``, ``yes``, dates and sexagesimal times are text in the YAML 1.2 core schema."""
+    (document,), problems = yaml_text.read("on: yes\nday: 2026-01-01\ntime: 12:30:00\noctal: 010\n", "f")
+    assert problems == []
+    assert document.value == {"on": "yes", "day": "2026-01-01", "time": "12:30:00", "octal": 10}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("~", None), ("", None), ("true", True), ("-3", -3), ("0o17", 15), ("0x1F", 31), ("1e3", 1000.0), ("x", "x")],
+)
+def test_plain_scalars_have_the_core_schemas_types(text: str, value: object) -> None:
+    """Null, booleans, integers and floats are written as the core schema writes them."""
+    assert yaml_text.resolve(text) == value
+
+
+def test_every_key_and_value_knows_its_place() -> None:
+    """Lines and columns count from 1."""
+    (document,), _ = yaml_text.read("a:\n  - b: 1\n    c: 2\n", "f")
+    assert document.keys["a", 0, "c"] == Mark(3, 5)
+    assert document.marks["a", 0, "c"] == Mark(3, 8)
+    assert document.problem(("a", 0, "nothing"), "m") == Problem("f", 2, 5, "m")
+
+
+def test_documents_of_one_file_keep_their_own_text() -> None:
+    """The text of each document is enough to read it again, and reads to the same."""
+    documents, _ = yaml_text.read("# first\na: 1\n---\n  b: |\n    x\n...\n--- {c: 3}\n", "f")
+    assert [document.value for document in documents] == [{"a": 1}, {"b": "x\n"}, {"c": 3}]
+    for document in documents:
+        (again,), _ = yaml_text.read(document.text, "f")
+        assert (again.value, again.text) == (document.value, document.text)
+
+
+def test_a_key_that_is_written_twice_is_an_error_at_the_second() -> None:
+    """It says where the first is."""
+    _, problems = yaml_text.read("a: 1\nb: 2\na: 3\n", "f")
+    assert [str(problem) for problem in problems] == ["f:3:1: the key 'a' is written twice; first on line 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: b: c", "put the text in quotes"),
+        ("\ta: 1", "spaces, not tabs"),
+        ("a: 'x", "unexpected end"),
+        ("1: x", "must be text"),
+        ("<<: {a: 1}", "merge keys"),
+        ("? [a]\n: 1", "a key must be plain text"),
+        ("a: !python/object:os.system x", "tag"),
+        ("a: &a [*a]", "anchor"),
+        ("a: \x01", "not allowed in YAML"),
+        ("a: " + "9" * 5000, "too long"),
+        ("[" * 5000, "nested over"),
+        ("- " * 5000, "nested over"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_its_place(text: str, told: str) -> None:
+    """Each mistake is one line with file, line and column."""
+    documents, problems = yaml_text.read(text, "f")
+    assert any(told in problem.message and problem.line for problem in problems), problems
+    assert not documents or problems
+
+
+def test_a_bomb_of_aliases_is_refused() -> None:
+    """Aliases count as often as they are used, so a small file cannot become a large value."""
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip("abcdefg", "bcdefgh", strict=True)]
+    _, problems = yaml_text.read("\n".join(lines), "f")
+    assert "over 50000 values" in problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [(b"\xff\xfea\x00", "UTF-16"), (b"a: 1\nb: \xff", "not UTF-8"), (b"x" * (yaml_text.MAX_BYTES + 1), "bytes")],
+)
+def test_odd_encodings_and_sizes_are_refused(raw: bytes, told: str) -> None:
+    """A file is UTF-8, with or without a byte order mark, and bounded."""
+    problem = yaml_text.decode(raw, "f")
+    assert isinstance(problem, Problem)
+    assert told in problem.message
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+    """Editors that write one do no harm."""
+    assert yaml_text.decode(b"\xef\xbb\xbfa: 1", "f") == "a: 1"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet=st.sampled_from(list("ab:- \n\t[]{}&*!|>'\"#%@,?~01.\x00\ufeff")), max_size=60))
+def test_no_text_crashes_the_reader(text: str) -> None:
+    """Any text gives documents or problems."""
+    documents, problems = yaml_text.read(text, "f")
+    assert all(document.marks for document in documents)
+    assert all(problem.message for problem in problems)

@@ -1,0 +1,229 @@
+"""What operators do, what probes ask, and who may; without a socket."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import httpx
+import pytest
+
+from app import __version__, errors
+from app.domain.run import Controls
+from app.ports import Presence
+from app.server.auth import Authenticator
+from app.server.tokens import Role, Token
+from tests.serving import START, Problem, World, payload
+
+OPERATOR = {"authorization": "Bearer op"}
+
+
+def world_with_tokens() -> World:
+    return World(auth=Authenticator([Token(r.value, hashlib.sha256(s).digest(), frozenset({r})) for r, s in SECRETS]))
+
+
+SECRETS = [(Role.WEBHOOK, b"am"), (Role.VIEWER, b"look"), (Role.OPERATOR, b"op")]
+
+
+async def a_run(client: httpx.AsyncClient, **headers: str) -> str:
+    answer = await client.post("/webhook", json=payload(), headers=headers)
+    return str(answer.json()["runs"][0]["run_id"])
+
+
+@pytest.mark.parametrize("kind", ["approve", "reject", "cancel", "undo"])
+async def test_an_order_is_passed_on_with_its_actor_and_note(kind: str) -> None:
+    """And the run as it is then comes back as an item."""
+    world = world_with_tokens()
+    async with world.client() as client:
+        run_id = await a_run(client, authorization="Bearer am")
+        answer = await client.post(f"/runs/{run_id}/{kind}", json={"note": "fan replaced"}, headers=OPERATOR)
+        assert (answer.status_code, answer.json()["run_id"], answer.json()["duration_ms"]) == (200, run_id, 2000)
+        shown = (await client.get(f"/history/{run_id}", headers=OPERATOR)).json()
+    (order,) = shown["orders"]
+    assert (order["kind"], order["actor"], order["note"]) == (kind, "operator", "fan replaced")
+
+
+async def test_an_order_that_does_not_fit_is_a_problem() -> None:
+    """404 for no such run, 409 for a closed one."""
+    async with World().client() as client:
+        run_id = await a_run(client)
+        assert (await client.post("/runs/none/cancel")).status_code == 404
+        assert (await client.post(f"/runs/{run_id}/cancel")).status_code == 200
+        answer = await client.post(f"/runs/{run_id}/cancel")
+        assert (answer.status_code, answer.headers["content-type"]) == (409, "application/problem+json")
+        assert (await client.post(f"/runs/{run_id}/explode")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "field"),
+    [
+        (b"", 200, None),
+        (b"  ", 200, None),
+        (b"{}", 200, None),
+        (b'{"note": "x", "more": 1}', 200, None),
+        (b"{", 400, None),
+        (b"[" * 100_000, 413, None),
+        (b"[]", 422, ""),
+        (b'{"note": 5}', 422, "note"),
+        (b'{"note": "\\u0000"}', 422, "note"),
+        (b'{"note": "' + b"x" * 2001 + b'"}', 422, "note"),
+        (b"x" * 20_000, 413, None),
+    ],
+)
+async def test_the_body_of_an_order_is_optional_and_checked(content: bytes, status: int, field: str | None) -> None:
+    """With the same care as a webhook."""
+    async with World().client() as client:
+        answer = await client.post(f"/runs/{await a_run(client)}/cancel", content=content)
+    assert answer.status_code == status
+    assert answer.json().get("field") == field
+
+
+async def test_pause_and_resume_turn_the_switch() -> None:
+    """Resume closes the breaker only where that is asked."""
+    world = world_with_tokens()
+    world.engine.controls = Controls(breaker_open=True)
+    async with world.client() as client:
+        client.headers.update(OPERATOR)
+        paused = (await client.post("/pause")).json()
+        assert (paused["paused"], paused["paused_by"], paused["breaker_open"]) == (True, "operator", True)
+        ready = (await client.get("/ready")).json()
+        assert (ready["paused"], ready["breaker_open"]) == (True, True)
+        assert (await client.post("/resume")).json()["breaker_open"] is True
+        resumed = (await client.post("/resume", json={"breaker": True})).json()
+        assert (resumed["paused"], resumed["breaker_open"]) == (False, False)
+        assert (await client.post("/resume", json={"breaker": "yes"})).json()["field"] == "breaker"
+
+
+PATHS = [
+    ("POST", "/webhook", Role.WEBHOOK),
+    *[("POST", f"/runs/x/{kind}", Role.OPERATOR) for kind in ("approve", "reject", "cancel", "undo")],
+    ("POST", "/pause", Role.OPERATOR),
+    ("POST", "/resume", Role.OPERATOR),
+    *[("GET", path, Role.VIEWER) for path in ("/history", "/history/x", "/playbooks", "/playbooks/x", "/agents")],
+    *[("GET", path, Role.VIEWER) for path in ("/jobs", "/events?after=-1")],
+    *[("GET", path, None) for path in ("/health", "/ready", "/metrics", "/docs", "/openapi.json")],
+]
+
+
+@pytest.mark.parametrize(("method", "path", "needed"), PATHS)
+async def test_every_path_asks_for_its_role(method: str, path: str, needed: Role | None) -> None:
+    """401 without a token, 403 with another role's; probes and documentation need none."""
+    async with world_with_tokens().client() as client:
+        without = (await client.request(method, path)).status_code
+        assert (without == 401) is (needed is not None)
+        for role, secret in SECRETS:
+            answer = await client.request(method, path, headers={"authorization": f"Bearer {secret.decode()}"})
+            allowed = needed in (None, role) or (needed is Role.VIEWER and role is Role.OPERATOR)
+            assert (answer.status_code == 403) is not allowed
+
+
+async def test_playbooks_are_listed_with_counts_and_load_errors() -> None:
+    """A file that could not be loaded is named with its place, beside those that were."""
+    world = World()
+    world.catalog.problems.append(Problem("playbooks/bad.yaml", 3, 7, "unknown key 'stesp'; did you mean 'steps'?"))
+    async with world.client() as client:
+        listed = (await client.get("/playbooks")).json()
+        one = (await client.get("/playbooks/cool")).json()
+        assert (await client.get("/playbooks/none")).status_code == 404
+    (item,) = listed["items"]
+    assert (item["name"], item["version"], item["source"]) == ("cool", "v1", "playbooks/cool.yaml")
+    assert (item["alerts"], item["runs"]) == (["GPUHot"], {"succeeded": 3})
+    assert listed["errors"][0] == {
+        "file": "playbooks/bad.yaml",
+        "line": 3,
+        "column": 7,
+        "message": "unknown key 'stesp'; did you mean 'steps'?",
+    }
+    assert one == {**item, "text": "playbook: cool\n"}
+
+
+@pytest.mark.parametrize("path", ["/agents", "/jobs"])
+async def test_presence_is_shown_while_the_bus_answers(path: str) -> None:
+    """And is 503 while it does not."""
+    world = World()
+    world.bus.present = [Presence("b", START, {"ranks": 8}), Presence("a", START)]
+    async with world.client() as client:
+        items = (await client.get(path)).json()["items"]
+        assert [item["name"] for item in items] == ["a", "b"]
+        assert items[1] == {"name": "b", "last_seen": "2026-01-31T12:00:00Z", "details": {"ranks": 8}}
+        world.bus.away = errors.BusUnavailable
+        answer = await client.get(path)
+    assert answer.status_code == 503
+    assert "10.0.0.1" not in answer.text
+
+
+async def test_health_says_that_the_process_lives() -> None:
+    """Whatever its dependencies do."""
+    world = World()
+    world.store.away = errors.StoreUnavailable
+    async with world.client() as client:
+        health = (await client.get("/health")).json()
+    assert health == {"status": "healthy", "timestamp": "2026-01-31T12:00:00Z", "version": __version__}
+
+
+def breaks(part: str) -> World:
+    world = World()
+    match part:
+        case "store":
+            world.store.away = errors.StoreUnavailable
+        case "redis":
+            world.bus.away = errors.BusUnavailable
+        case "playbooks":
+            world.catalog.books.clear()
+            world.catalog.problems.append(Problem("x.yaml", 1, 1, "bad"))
+    return world
+
+
+@pytest.mark.parametrize("broken", ["store", "redis", "playbooks", ""])
+async def test_ready_has_an_entry_for_each_dependency(broken: str) -> None:
+    """503 where one cannot be used, which its entry says without internals."""
+    async with breaks(broken).client() as client:
+        answer = await client.get("/ready")
+    entries: dict[str, Any] = answer.json()
+    assert answer.status_code == (503 if broken else 200)
+    for name in ("store", "redis", "playbooks"):
+        assert entries[name]["ok"] is (name != broken)
+    assert "10.0.0.1" not in answer.text
+
+
+async def test_metrics_are_for_prometheus() -> None:
+    """In the text format, and as OpenMetrics where that is asked for."""
+    async with World().client() as client:
+        await client.post("/webhook", json=payload())
+        plain = await client.get("/metrics")
+        open_metrics = await client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert 'trainmedic_deliveries_total{outcome="accepted"} 1.0' in plain.text
+    assert plain.headers["content-type"].startswith("text/plain")
+    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert open_metrics.text.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", "/webhook", 405), ("PUT", "/history", 405), ("POST", "/webhook/", 404)],
+)
+async def test_a_wrong_path_or_method_is_a_problem_too(method: str, path: str, status: int) -> None:
+    """One media type for every error."""
+    async with World().client() as client:
+        answer = await client.request(method, path)
+    assert (answer.status_code, answer.json()["status"]) == (status, status)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert {"type", "title", "detail", "instance"} <= set(answer.json())
+
+
+async def test_the_openapi_document_is_complete() -> None:
+    """Every path of the contract, the webhook's body and example, problems as the media type of errors."""
+    async with World().client() as client:
+        document = (await client.get("/openapi.json")).json()
+    paths = document["paths"]
+    assert {"/webhook", "/history", "/history/{run_id}", "/events", "/playbooks", "/ready", "/metrics"} < set(paths)
+    body = paths["/webhook"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["$ref"].removeprefix("#/components/schemas/") in document["components"]["schemas"]
+    assert body["example"]["version"] == "4"
+    for path, operations in paths.items():
+        for operation in operations.values():
+            assert operation["summary"]
+            for code, response in operation["responses"].items():
+                if int(code) >= 400 and path != "/ready":
+                    assert list(response["content"]) == ["application/problem+json"]
+    assert "Undefined" not in str(document)

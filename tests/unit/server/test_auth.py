@@ -1,0 +1,149 @@
+"""Who may call what."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+
+from app.errors import ConfigurationError
+from app.server import auth as authentication
+from app.server.auth import Authenticator, check_exposure
+from app.server.problems import Problem
+from app.server.tokens import Role, Token
+
+
+def token(name: str, secret: str, *roles: Role) -> Token:
+    return Token(name, hashlib.sha256(secret.encode()).digest(), frozenset(roles))
+
+
+KNOWN = Authenticator(
+    [token("am", "hook", Role.WEBHOOK), token("ann", "look", Role.VIEWER), token("op", "püsh", Role.OPERATOR)]
+)
+
+
+def request(authorization: str | None = None, **headers: str) -> Request:
+    if authorization is not None:
+        headers["authorization"] = authorization
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "headers": raw})
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("header", "role", "name"),
+    [
+        ("Bearer hook", Role.WEBHOOK, "am"),
+        ("bearer  hook", Role.WEBHOOK, "am"),
+        (basic("anyone", "hook"), Role.WEBHOOK, "am"),
+        (basic("", "look"), Role.VIEWER, "ann"),
+        (basic("op", "püsh"), Role.OPERATOR, "op"),
+        ("Bearer püsh", Role.OPERATOR, "op"),
+        ("Bearer püsh", Role.VIEWER, "op"),
+    ],
+)
+def test_a_token_is_taken_as_bearer_and_as_the_password_of_basic(header: str, role: Role, name: str) -> None:
+    """Any user name will do, and the actor is the token's name; an operator may also view."""
+    assert KNOWN.require(request(header), role).name == name
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer ", "Bearer nope", "Digest hook", "Basic %%%", "Basic aG9vaw==", basic("hook", "")],
+)
+def test_without_a_known_token_the_answer_is_401_with_a_challenge(header: str | None) -> None:
+    """Bearer and Basic are both offered."""
+    with pytest.raises(Problem) as caught:
+        KNOWN.require(request(header), Role.VIEWER)
+    assert caught.value.status == 401
+    assert "Bearer" in caught.value.headers["WWW-Authenticate"]
+    assert "Basic" in caught.value.headers["WWW-Authenticate"]
+
+
+@pytest.mark.parametrize(
+    ("header", "role"), [("Bearer hook", Role.VIEWER), ("Bearer look", Role.OPERATOR), ("Bearer püsh", Role.WEBHOOK)]
+)
+def test_a_missing_role_is_403_and_named(header: str, role: Role) -> None:
+    """The message says which role the token lacks."""
+    with pytest.raises(Problem, match=role) as caught:
+        KNOWN.require(request(header), role)
+    assert caught.value.status == 403
+
+
+def test_without_tokens_everybody_is_anonymous() -> None:
+    """And may do everything: wiring allows that on loopback only."""
+    assert Authenticator().require(request(), Role.OPERATOR).name == "anonymous"
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:8080.evil.example"])
+def test_a_page_of_another_site_may_not_act(origin: str) -> None:
+    """A browser on the operator's machine reaches loopback; the page it shows must not."""
+    with pytest.raises(Problem) as caught:
+        Authenticator().require(request(origin=origin, host="localhost:8080"), Role.OPERATOR)
+    assert caught.value.status == 403
+    Authenticator().require(request(origin="http://localhost:8080", host="localhost:8080"), Role.OPERATOR)
+
+
+def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time taken does not tell which token matched, or whether one did."""
+    compared = []
+
+    def counted(one: bytes, other: bytes) -> bool:
+        compared.append(other)
+        return one == other
+
+    monkeypatch.setattr(authentication.hmac, "compare_digest", counted)
+    KNOWN.require(request("Bearer hook"), Role.WEBHOOK)
+    assert len(compared) == 3
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "localhost", "::1", "[::1]"])
+def test_loopback_needs_no_tokens(host: str) -> None:
+    """The default is safe without any."""
+    check_exposure(host, has_tokens=False, allow_anonymous=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "10.0.0.1", "node-1", "127.0.0.1.example.org"])
+def test_the_network_needs_tokens_or_an_explicit_word(host: str) -> None:
+    """The message says what the three ways out are."""
+    with pytest.raises(ConfigurationError, match="TRAINMEDIC_ALLOW_ANONYMOUS"):
+        check_exposure(host, has_tokens=False, allow_anonymous=False)
+    check_exposure(host, has_tokens=True, allow_anonymous=False)
+    check_exposure(host, has_tokens=False, allow_anonymous=True)
+
+
+def test_a_changed_tokens_file_is_read_again(tmp_path: Path) -> None:
+    """Also by symlink swap, as Kubernetes updates a mounted Secret; a broken file changes nothing."""
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    def entry(secret: str) -> str:
+        return f"- {{name: one, sha256: '{hashlib.sha256(secret.encode()).hexdigest()}', roles: [viewer]}}\n"
+
+    link = tmp_path / "tokens.yaml"
+    link.symlink_to(write("old", entry("old")))
+    now = 0.0
+    known = Authenticator(authentication.tokens.read(link), link, monotonic=lambda: now)
+
+    def swap(target: Path) -> None:
+        (tmp_path / "new-link").symlink_to(target)
+        (tmp_path / "new-link").replace(link)
+
+    swap(write("new", entry("new") + "# longer\n"))
+    known.require(request("Bearer old"), Role.VIEWER)
+    now = 6.0
+    known.require(request("Bearer new"), Role.VIEWER)
+    with pytest.raises(Problem):
+        known.require(request("Bearer old"), Role.VIEWER)
+    swap(write("broken", "- nonsense"))
+    now = 12.0
+    known.require(request("Bearer new"), Role.VIEWER)

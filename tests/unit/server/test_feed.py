@@ -1,0 +1,130 @@
+"""The feed of events: nothing missed, nothing twice, nothing kept for anyone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.domain.run import Event
+from app.errors import Saturated, StoreUnavailable
+from app.server import feed as feeds
+from app.server.feed import Feed
+from app.telemetry import Metrics
+from tests.serving import MemoryHistory
+
+
+def make(history: MemoryHistory, listeners: int = 5) -> Feed:
+    return Feed(history, 3600.0, listeners, Metrics())
+
+
+async def read(feed: Feed, begin: int, count: int) -> list[int]:
+    """The seqs of the next `count` events after `begin`."""
+    seen: list[int] = []
+    position = begin
+    while len(seen) < count:
+        events = await feed.after(position, 5.0)
+        assert events, "no event came"
+        seen += [event.seq or 0 for event in events]
+        position = seen[-1]
+    return seen
+
+
+async def append(history: MemoryHistory, feed: Feed, count: int) -> None:
+    for _ in range(count):
+        history.append("tick")
+        feed.poke()
+        await asyncio.sleep(0)
+
+
+async def test_replay_and_live_are_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a listener's place, while events are appended all the time and the ring is small."""
+    monkeypatch.setattr(feeds, "_RING", 7)
+    monkeypatch.setattr(feeds, "BATCH", 3)
+    history = MemoryHistory()
+    feed = make(history)
+    for _ in range(20):
+        history.append("tick")
+    for _ in range(3):
+        feed.join()
+    readers = [asyncio.create_task(read(feed, begin, 60 - begin)) for begin in (0, 13, 20)]
+    await append(history, feed, 40)
+    for reader, begin in zip(readers, (0, 13, 20), strict=True):
+        assert await reader == list(range(begin + 1, 61))
+    await feed.close()
+
+
+async def test_history_is_not_asked_while_nobody_listens() -> None:
+    """The poller starts with the first listener and ends with the last."""
+    history = MemoryHistory()
+    asked = 0
+
+    async def counted() -> int:
+        nonlocal asked
+        asked += 1
+        return 0
+
+    history.last_seq = counted  # type: ignore[method-assign]
+    feed = make(history)
+    feed.poke()
+    await asyncio.sleep(0)
+    assert asked == 0
+    feed.join()
+    await asyncio.sleep(0)
+    assert asked == 1
+    await feed.leave()
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "events"]
+
+
+async def test_the_poller_survives_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts the failure and goes on; what happened meanwhile is not missed."""
+    monkeypatch.setattr(feeds, "_RETRY_SECONDS", 0.0)
+    history = MemoryHistory()
+    metrics = Metrics()
+    feed = Feed(history, 0.0, 5, metrics)
+    real, failures = history.events_after, 0
+
+    async def flaky(seq: int, limit: int) -> list[Event]:
+        nonlocal failures
+        if failures < 2:
+            failures += 1
+            raise StoreUnavailable("away")
+        return await real(seq, limit)
+
+    feed.join()
+    await asyncio.sleep(0)
+    monkeypatch.setattr(history, "events_after", flaky)
+    history.append("tick")
+    assert await read(feed, 0, 1) == [1]
+    assert metrics.registry.get_sample_value("trainmedic_loop_errors_total", {"loop": "events"}) == 2
+    await feed.close()
+
+
+async def test_listeners_are_limited() -> None:
+    """One too many is told to come back."""
+    feed = make(MemoryHistory(), listeners=1)
+    feed.join()
+    with pytest.raises(Saturated):
+        feed.join()
+    await feed.leave()
+    feed.join()
+    await feed.close()
+
+
+async def test_closing_wakes_who_waits() -> None:
+    """A stop of the server does not wait for a heartbeat."""
+    feed = make(MemoryHistory())
+    feed.join()
+    waiting = asyncio.create_task(feed.after(0, 3600.0))
+    await asyncio.sleep(0)
+    await feed.close()
+    assert await asyncio.wait_for(waiting, 1) == []
+
+
+async def test_a_place_from_before_the_store_was_replaced_is_the_present() -> None:
+    """Else the client would wait until the numbers had grown to its own."""
+    history = MemoryHistory()
+    history.append("tick")
+    assert await make(history).start_of(999) == 1
+    assert await make(history).start_of(0) == 0
+    assert await make(history).start_of(None) == 1
