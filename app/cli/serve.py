@@ -22,7 +22,7 @@ log = telemetry.logger(__name__)
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
     """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
-    for name, option in reversed(settings.OPTIONS.items()):
+    for name, option in reversed(list(settings.OPTIONS.items())):
         if option.flag is None:
             continue
         what = settings.Settings.model_fields[name].description
