@@ -17,7 +17,6 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
-from trainmedic.envelope import new_id
 
 from app import errors
 from app.domain.admission import Admission, Admitted
@@ -31,6 +30,7 @@ from app.server.factory import create_app
 from app.server.limits import ServerLimits
 from app.server.listener import serve
 from app.telemetry import Metrics, configure_logging
+from trainmedic.envelope import new_id
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 

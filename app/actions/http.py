@@ -180,7 +180,7 @@ class HttpRequest:
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
         """What would take back a call to some service is not known here."""
-        return None
+        return
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:

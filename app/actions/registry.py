@@ -23,14 +23,20 @@ from typing import cast
 from pydantic import BaseModel
 
 from app import ports, telemetry
-from app.actions import alertmanager, http, messages
+from app.actions import alertmanager, http, jobs, messages, nodes
 from app.domain.target import Kind
 from app.errors import PermanentFailure
 
 GROUP = "trainmedic.actions"
 NAME = re.compile(r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")
 
-BUILT_IN: tuple[type[ports.Action], ...] = (*messages.ACTIONS, *http.ACTIONS, *alertmanager.ACTIONS)
+BUILT_IN: tuple[type[ports.Action], ...] = (
+    *jobs.ACTIONS,
+    *nodes.ACTIONS,
+    *messages.ACTIONS,
+    *http.ACTIONS,
+    *alertmanager.ACTIONS,
+)
 
 log = telemetry.logger(__name__)
 

@@ -133,7 +133,7 @@ async def test_a_run_goes_on_with_the_playbook_that_it_started_with(world: MakeW
 async def test_targets_are_held_again_after_a_restart(world: MakeWorld) -> None:
     """Who had begun comes first; who waited waits on."""
     second = (
-        CAP.replace("playbook: cap", "playbook: another")
+        CAP.replace("playbook: cap", "playbook: later")
         .replace("test.cap", "test.other")
         .replace("    undo: on_resolve\n", "")
     )
@@ -150,7 +150,7 @@ async def test_a_run_that_never_began_is_stale_if_its_alert_resolved_meanwhile(w
     """Killed between the admission and the first act, and resolved before the restart."""
     w = world(
         CAP,
-        CAP.replace("playbook: cap", "playbook: another")
+        CAP.replace("playbook: cap", "playbook: later")
         .replace("test.cap", "test.other")
         .replace("    undo: on_resolve\n", ""),
     )
@@ -165,7 +165,7 @@ async def test_a_run_that_never_began_is_stale_if_its_alert_resolved_meanwhile(w
 
     await w.store.transact(end)
     await w.restart(after=1)
-    never = next(run for run in await w.runs() if run.playbook == "another")
+    never = next(run for run in await w.runs() if run.playbook == "later")
     assert (never.status, never.decision) == (Status.NOT_STARTED, Decision.STALE)
     assert "other" not in w.calls()
 
