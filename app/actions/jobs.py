@@ -82,9 +82,9 @@ class ScaleLr(_JobAction):
 
 
 class ScaleBatchParams(FactorParams):
-    """The micro-batch is scaled; with ``keep_global_batch`` accumulation makes up for it."""
+    """The micro-batch is what is scaled."""
 
-    keep_global_batch: bool = True
+    keep_global_batch: bool = Field(True, description="Let gradient accumulation make up for it.")
 
 
 class ScaleBatch(_JobAction):

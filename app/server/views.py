@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -172,6 +173,12 @@ def record(found: RunRecord) -> RunView:
         events=[event(happened) for happened in found.events],
         orders=[OrderView.model_validate(order) for order in found.orders],
     )
+
+
+def one_line(view: View) -> bytes:
+    """The view as JSON in ASCII: the line separators of Unicode, which some clients split lines at,
+    are escaped."""
+    return json.dumps(view.model_dump(mode="json"), separators=(",", ":")).encode()
 
 
 def event(happened: Event) -> EventView:
