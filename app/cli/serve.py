@@ -67,7 +67,6 @@ def _spare_the_collector() -> None:
     A storm makes a hundred thousand objects that all live on for a while; at the usual thresholds
     the collector goes through them again and again, which doubled the time of ``benchmarks.alert_storm``.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 
