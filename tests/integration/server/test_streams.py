@@ -151,10 +151,11 @@ async def test_an_export_stops_when_the_client_goes(accept: str) -> None:
         endless = Endless(world)
         async with client.stream("GET", "/history", headers={"accept": accept}) as answer:
             await anext(answer.aiter_bytes())
-            await asyncio.sleep(0.3)
-            produced = endless.produced
-            await asyncio.sleep(0.2)
-            assert endless.produced == produced
+            produced = -1
+            async with asyncio.timeout(20):
+                while produced != endless.produced:  # until every buffer on the way is full
+                    produced = endless.produced
+                    await asyncio.sleep(0.5)
             assert produced < 100_000
         await asyncio.wait_for(endless.stopped.wait(), 5)
 
