@@ -44,6 +44,15 @@ class HistoryItem(View):
     duration_ms: int | None = Field(description="null while open.")
 
 
+class RunState(HistoryItem):
+    """A run in one line, and what it waits for or still owes."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.STATE]})
+
+    waiting_on: str | None = Field(description="target, resolved, retry, approval or resume; null while it works.")
+    owes_undo: bool
+
+
 class HistoryPage(View):
     """Runs, newest first. ``next`` is the cursor of the page after this one; null on the last."""
 
@@ -135,7 +144,7 @@ class OrderView(View):
     step: str | None
 
 
-class RunView(HistoryItem):
+class RunView(RunState):
     """Everything that is known of a run."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.RUN]})
@@ -143,8 +152,6 @@ class RunView(HistoryItem):
     version: str = Field(description="Hash of the playbook's text that the run works with.")
     ended_at: datetime | None
     acted_at: datetime | None = Field(description="When its first harmful act was recorded.")
-    waiting_on: str | None = Field(description="target, resolved, retry, approval or resume.")
-    owes_undo: bool
     alerts: list[AlertView]
     steps: list[StepView]
     events: list[EventView]
@@ -153,6 +160,10 @@ class RunView(HistoryItem):
 
 def item(run: Run) -> HistoryItem:
     return HistoryItem(**_line(run))
+
+
+def state(run: Run) -> RunState:
+    return RunState(**_line(run), waiting_on=run.waiting_on, owes_undo=run.owes_undo)
 
 
 def page(runs: list[Run], cursor: str | None) -> HistoryPage:

@@ -12,6 +12,7 @@ import pytest
 
 from app.domain.run import Run
 from app.ports import HistoryFilter
+from app.server import listener
 from app.server.limits import ServerLimits
 from tests.serving import Address, World, payload
 
@@ -150,23 +151,29 @@ async def test_an_export_stops_when_the_client_goes(accept: str) -> None:
         endless = Endless(world)
         async with client.stream("GET", "/history", headers={"accept": accept}) as answer:
             await anext(answer.aiter_bytes())
-            await asyncio.sleep(0.3)
-            produced = endless.produced
-            await asyncio.sleep(0.2)
-            assert endless.produced == produced
+            produced = -1
+            async with asyncio.timeout(20):
+                while produced != endless.produced:  # until every buffer on the way is full
+                    produced = endless.produced
+                    await asyncio.sleep(0.5)
             assert produced < 100_000
         await asyncio.wait_for(endless.stopped.wait(), 5)
 
 
-async def test_a_client_that_does_not_read_is_disconnected() -> None:
-    """An export or a stream is not held open for one who has gone to sleep."""
+async def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export or a stream is not held open for one who has gone to sleep, nor is its connection."""
+    monkeypatch.setattr(listener, "_FLUSH_SECONDS", 0.2)
     world = World(limits=ServerLimits(stall_seconds=0.3))
     async with world.served() as address, httpx.AsyncClient(base_url=address.url) as client:
         await client.post("/webhook", json=payload())
         endless = Endless(world)
-        _, writer = await asyncio.open_connection(address.host, address.port, limit=1024)
+        reader, writer = await asyncio.open_connection(address.host, address.port, limit=1024)
         writer.write(b"GET /history HTTP/1.1\r\nHost: x\r\nAccept: application/x-ndjson\r\n\r\n")
         await asyncio.wait_for(endless.stopped.wait(), 10)
+        await asyncio.sleep(3)  # the sweep comes once a second
+        rest = await asyncio.wait_for(reader.read(-1), 5)
+        assert rest
+        assert not rest.endswith(b"0\r\n\r\n")
         writer.close()
 
 
