@@ -312,8 +312,9 @@ class AlertSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One attempt of an action. ``deadline`` is absolute; ``resumed`` says that a killed server may
-    already have made this very attempt, under the same ``command_id``."""
+    """One attempt of an action. ``deadline`` is absolute; ``resumed`` says that it may
+    already have been done under the same ``command_id``: by a server that was killed, or by an
+    attempt before this one whose outcome is unknown."""
 
     command_id: str
     run_id: str

@@ -97,7 +97,7 @@ class Application:
             )
             stack.push_async_callback(store.close)
             redis_url = await self._redis(stack)
-            bus = RedisBus(redis_url, clock, metrics, signing_key=_key(settings))
+            bus = RedisBus(redis_url, clock, metrics, _key(settings))
             await bus.start()
             stack.push_async_callback(bus.close)
 

@@ -121,7 +121,6 @@ class ExpireSilence:
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
         """A silence that was ended is not begun again."""
-        return
 
 
 def _configured(alertmanager: ports.AlertSource | None) -> ports.AlertSource:

@@ -33,6 +33,14 @@ class NoParams(CommandParams):
     """There is nothing to say."""
 
 
+class Irreversible:
+    """Mixed into a command that nothing takes back; a playbook that asks for its undo is refused."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        return None
+
+
 class CommandAction:
     """Sends one command and waits for everyone who must answer it.
 

@@ -180,7 +180,6 @@ class HttpRequest:
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
         """What would take back a call to some service is not known here."""
-        return
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 from pydantic import AwareDatetime, BaseModel, Field, model_validator
 
 from app import ports
-from app.actions.commands import CommandAction, CommandParams, NoParams
+from app.actions.commands import CommandAction, CommandParams, Irreversible, NoParams
 from app.domain.duration import Duration
 from app.domain.target import Kind
 from trainmedic import envelope
@@ -25,7 +25,7 @@ class _JobAction(CommandAction):
     targets: ClassVar[frozenset[Kind]] = frozenset({Kind.JOB})
 
 
-class Checkpoint(_JobAction):
+class Checkpoint(Irreversible, _JobAction):
     name: ClassVar[str] = "job.checkpoint"
     summary: ClassVar[str] = "Write a checkpoint now."
     harmful: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class RollbackParams(CommandParams):
         return self
 
 
-class Rollback(_JobAction):
+class Rollback(Irreversible, _JobAction):
     name: ClassVar[str] = "job.rollback"
     summary: ClassVar[str] = "Go back to a checkpoint, by default the newest from before the alert began."
     default_timeout: ClassVar[timedelta] = _SLOW
@@ -82,9 +82,9 @@ class ScaleLr(_JobAction):
 
 
 class ScaleBatchParams(FactorParams):
-    """The micro-batch is scaled; with ``keep_global_batch`` accumulation makes up for it."""
+    """The micro-batch is what is scaled."""
 
-    keep_global_batch: bool = True
+    keep_global_batch: bool = Field(True, description="Let gradient accumulation make up for it.")
 
 
 class ScaleBatch(_JobAction):
@@ -126,7 +126,7 @@ class DataloaderWorkers(_JobAction):
         return ports.Inverse(cls.name, {"count": previous})
 
 
-class EmptyCache(_JobAction):
+class EmptyCache(Irreversible, _JobAction):
     name: ClassVar[str] = "job.empty_cache"
     summary: ClassVar[str] = "Give cached GPU memory back to the driver."
     Params: ClassVar[type[BaseModel]] = NoParams
@@ -152,7 +152,7 @@ class Pause(_JobAction):
         return ports.Inverse(Resume.name, {})
 
 
-class Resume(_JobAction):
+class Resume(Irreversible, _JobAction):
     name: ClassVar[str] = "job.resume"
     summary: ClassVar[str] = "End a pause."
 
@@ -161,7 +161,7 @@ class StopParams(CommandParams):
     checkpoint: bool = Field(True, description="Write a checkpoint first.")
 
 
-class Stop(_JobAction):
+class Stop(Irreversible, _JobAction):
     name: ClassVar[str] = "job.stop"
     summary: ClassVar[str] = "End the training loop in order, by default after a checkpoint."
     default_timeout: ClassVar[timedelta] = _SLOW

@@ -66,7 +66,6 @@ class Notify:
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
         """A message cannot be taken back."""
-        return
 
 
 def _cut(text: str, limit: int) -> str:

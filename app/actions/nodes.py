@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from app import ports
-from app.actions.commands import CommandAction, CommandParams
+from app.actions.commands import CommandAction, CommandParams, Irreversible
 from app.domain.target import Kind
 
 
@@ -52,7 +52,7 @@ class CleanParams(CommandParams):
     dry_run: bool = Field(False, description="Only say what would be deleted.")
 
 
-class Clean(CommandAction):
+class Clean(Irreversible, CommandAction):
     name: ClassVar[str] = "disk.clean"
     summary: ClassVar[str] = "Free disk space by the named rules of the agent's policy."
     targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})
@@ -60,7 +60,7 @@ class Clean(CommandAction):
     Params: ClassVar[type[BaseModel]] = CleanParams
 
 
-class Facts(CommandAction):
+class Facts(Irreversible, CommandAction):
     name: ClassVar[str] = "node.facts"
     summary: ClassVar[str] = "Read CPU, memory, disk and GPUs, as the step's output."
     targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})

@@ -14,6 +14,7 @@ Not here: the actions (each module of this package lists its own in ``ACTIONS``)
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -146,6 +147,8 @@ def _fault(loaded: object) -> str | None:
     for method in ("perform", "settled", "inverse"):
         if not callable(getattr(loaded, method, None)):
             return f"it has no method {method}"
+    if not inspect.iscoroutinefunction(getattr(loaded, "perform", None)):
+        return "its method perform is not async"
     return None
 
 

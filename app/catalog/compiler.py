@@ -27,8 +27,6 @@ from app.ports import Action, Actions, TemplateChecked
 
 SUPPLIED_ELSEWHERE = frozenset(
     {
-        "disk.clean",
-        "gpu.power_limit",
         "k8s.cordon",
         "k8s.create_job",
         "k8s.delete_pod",
@@ -38,7 +36,6 @@ SUPPLIED_ELSEWHERE = frozenset(
         "k8s.scale",
         "k8s.taint",
         "k8s.uncordon",
-        "node.facts",
     }
 )
 """Actions that the language names and a server may lack. A playbook that uses one loads there, its

@@ -53,7 +53,7 @@ def load(
     return books, problems
 
 
-def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels) -> CompiledBook:
+def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> CompiledBook:
     """The one playbook that `text` holds. Raises PlaybookError with everything that is wrong."""
     books, problems = load(text, source, actions, identity)
     if problems or len(books) != 1:
@@ -61,7 +61,9 @@ def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels)
     return books[0]
 
 
-def load_file(path: Path, actions: Actions, identity: IdentityLabels, known: LoadedFile | None = None) -> LoadedFile:
+def load_file(
+    path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels(), known: LoadedFile | None = None
+) -> LoadedFile:
     """The file's content; `known` itself where that has not changed."""
     raw = _read(path)
     if isinstance(raw, Problem):

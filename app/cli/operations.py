@@ -92,18 +92,18 @@ def _or_reason(client: Client, path: str) -> Any:
 
 def _tell(found: Mapping[str, Any]) -> Iterable[str]:
     ready = found["ready"]
-    yield f"{'server':<10}{found['server']}, version {table.plain(found['version'])}"
-    yield f"{'ready':<10}{'yes' if ready['ready'] else 'NO'}"
+    yield f"{'server':<11}{found['server']}, version {table.plain(found['version'])}"
+    yield f"{'ready':<11}{'yes' if ready['ready'] else 'NO'}"
     for part in ("store", "redis", "playbooks"):
         state = ready.get(part, {})
-        yield f"  {part:<8}{'ok' if state.get('ok') else 'NOT OK'}: {table.plain(state.get('detail'))}"
+        yield f"  {part:<11}{'ok' if state.get('ok') else 'NOT OK'}: {table.plain(state.get('detail'))}"
     if ready.get("mode"):
-        yield f"{'mode':<10}{table.plain(ready['mode'])}"
-    yield f"{'switches':<10}{_controls(ready)}"
-    yield f"{'runs':<10}{_counts(found['open_runs'])}"
-    yield f"{'playbooks':<10}{_playbooks(found['playbooks'])}"
+        yield f"{'mode':<11}{table.plain(ready['mode'])}"
+    yield f"{'switches':<11}{_controls(ready)}"
+    yield f"{'runs':<11}{_counts(found['open_runs'])}"
+    yield f"{'playbooks':<11}{_playbooks(found['playbooks'])}"
     for part in ("agents", "jobs"):
-        yield f"{part:<10}{_present(found[part])}"
+        yield f"{part:<11}{_present(found[part])}"
 
 
 def _counts(counts: dict[str, int] | str) -> str:

@@ -1,7 +1,7 @@
 """Many callers, one call: what is asked for at the same time is answered together.
 
 This is where concurrent deliveries come to share one transaction, and the commits of thousands of
-runs one `executemany`. While a batch is being handled the next one gathers by itself, so a lone
+runs one `executemany`. While batches are being handled the next one gathers by itself, so a lone
 caller never waits for company.
 """
 
@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Asked, Answer]):
-    """Hands what `ask` is given to `handle` in batches, in order, one batch at a time.
+    """Hands what `ask` is given to `handle` in batches, in order, at most `at_once` batches at a time.
 
     `handle` returns one answer for each entry. If it raises, every caller of the batch gets the
     error. `limit` bounds how many may wait (then `ask` raises Saturated), `most` the weight of a batch of
@@ -32,6 +32,7 @@ class Batcher(Generic[Asked, Answer]):
         *,
         most: int,
         weigh: Callable[[Asked], int] = lambda entry: 1,
+        at_once: int = 1,
         limit: int | None = None,
         what: str = "requests",
     ) -> None:
@@ -41,7 +42,8 @@ class Batcher(Generic[Asked, Answer]):
         self._limit = limit
         self._what = what
         self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self._free = at_once
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,29 +54,37 @@ class Batcher(Generic[Asked, Answer]):
             raise errors.Saturated(f"{len(self._waiting)} {self._what} are waiting already")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, answer))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
+        if self._free:
+            self._free -= 1
+            task = asyncio.create_task(self._run())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return await answer
 
     async def _run(self) -> None:
-        # One turn of the loop lets callers of the same moment join the first batch.
-        await asyncio.sleep(0)
-        while self._waiting:
-            batch = self._take()
-            try:
-                answers = await self._handle([entry for entry, _ in batch])
-            except asyncio.CancelledError:
-                for _, answer in batch:
-                    answer.cancel()
-                raise
-            except Exception as error:  # handed to every caller, none is lost
-                for _, answer in batch:
-                    if not answer.done():
-                        answer.set_exception(error)
-                continue
-            for (_, answer), value in zip(batch, answers, strict=True):
+        try:
+            # One turn of the loop lets callers of the same moment join the first batch.
+            await asyncio.sleep(0)
+            while self._waiting:
+                await self._answer(self._take())
+        finally:
+            self._free += 1
+
+    async def _answer(self, batch: list[tuple[Asked, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._handle([entry for entry, _ in batch])
+        except asyncio.CancelledError:
+            for _, answer in batch:
+                answer.cancel()
+            raise
+        except Exception as error:  # handed to every caller, none is lost
+            for _, answer in batch:
                 if not answer.done():
-                    answer.set_result(value)
+                    answer.set_exception(error)
+            return
+        for (_, answer), value in zip(batch, answers, strict=True):
+            if not answer.done():
+                answer.set_result(value)
 
     def _take(self) -> list[tuple[Asked, asyncio.Future[Answer]]]:
         batch = [self._waiting.popleft()]
@@ -87,9 +97,10 @@ class Batcher(Generic[Asked, Answer]):
         return batch
 
     async def stop(self) -> None:
-        """Stop the batch in hand and turn away those who wait."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Stop the batches in hand and turn away those who wait."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         while self._waiting:
             self._waiting.popleft()[1].cancel()

@@ -177,7 +177,9 @@ class Driver:
         undo = state.undo if act.undo else None
         name = undo.action if undo else state.action or ""
         params = undo.params if undo else state.params
-        attempt = (undo.attempts if undo else state.attempts)[-1]
+        attempts = undo.attempts if undo else state.attempts
+        attempt = attempts[-1]
+        repeated = len(attempts) > 1 and attempts[-2].command_id == attempt.command_id
         spec = self._around.actions.spec(name)
         assert self.run.target is not None
         if spec is None:
@@ -193,7 +195,7 @@ class Driver:
             issued_at=attempt.started_at,
             deadline=attempt.deadline,
             alert=first,
-            resumed=act.resumed,
+            resumed=act.resumed or repeated,
             undo_of=undo.undo_of if undo else None,
         )
         return call, name

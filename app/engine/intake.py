@@ -57,21 +57,19 @@ class Intake:
         self._new_id = new_id
         self._on_admitted = on_admitted
         self._kept: set[tuple[str, str]] = set()
+        metrics.queue_depth.set_function(lambda: len(self._queue))
         self._queue: Batcher[Delivery, Admission] = Batcher(
             self._admit,
             most=_ALERTS_PER_TRANSACTION,
             weigh=lambda delivery: 1 + len(delivery.alerts),
+            at_once=2,  # one is matched while the other is written
             limit=limits.queue,
             what="deliveries",
         )
 
     async def admit(self, delivery: Delivery) -> Admission:
         """Return once everything in the delivery is durable. Raises Saturated or StoreUnavailable."""
-        self._metrics.queue_depth.set(len(self._queue) + 1)
-        try:
-            return await self._queue.ask(delivery)
-        finally:
-            self._metrics.queue_depth.set(len(self._queue))
+        return await self._queue.ask(delivery)
 
     async def stop(self) -> None:
         await self._queue.stop()

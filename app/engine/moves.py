@@ -115,4 +115,6 @@ class Draft:
             self.run = replace(self.run, status=status, waiting_on=waiting_on)
 
     def scope(self) -> Scope:
-        return scope.build(self.run, self.context.book, [record.alert for record in self.signals.alerts])
+        """The names for this run's expressions. Made when first looked at, which most steps never do."""
+        run, book, alerts = self.run, self.context.book, [record.alert for record in self.signals.alerts]
+        return scope.Deferred(lambda: scope.build(run, book, alerts))

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from app.domain.alert import Alert
@@ -13,6 +14,26 @@ from app.domain.run import Run, StepState
 from app.domain.target import Target
 from app.ports import Book, Scope
 from trainmedic.envelope import write_time
+
+
+class Deferred(Mapping[str, Any]):
+    """A scope that is made when it is first looked at."""
+
+    def __init__(self, make: Callable[[], Scope]) -> None:
+        self._make = make
+
+    @cached_property
+    def _names(self) -> Scope:
+        return self._make()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._names[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def of_target(target: Target | None) -> dict[str, Any]:

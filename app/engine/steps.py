@@ -61,7 +61,7 @@ def proceed(draft: Draft, state: StepState) -> Act | Hold | None:
         return Hold()
     if state.status is StepStatus.PENDING:
         try:
-            wanted = state.phase == APPROVAL or draft.context.book.when(state.phase, state.index, draft.scope())
+            wanted = spec.when is None or draft.context.book.when(state.phase, state.index, draft.scope())
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))
             return None

@@ -85,6 +85,7 @@ async def _lines(feed: Feed, begin: int, run_id: str | None, heartbeat_seconds: 
 
 
 def _line(event: Event) -> bytes:
-    # JSON holds no line break, and the kinds are the engine's own words, so that nothing from
-    # outside can begin a line.
-    return f"id: {event.seq}\nevent: {event.kind}\ndata: {views.event(event).model_dump_json()}\n\n".encode()
+    # JSON in one line holds no line break, and the kinds are the engine's own words, so that nothing
+    # from outside can begin a line.
+    view = views.event(event)
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (view.seq, view.kind.encode(), views.one_line(view))

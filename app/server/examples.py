@@ -34,6 +34,8 @@ ITEM: dict[str, Any] = {
     "duration_ms": 184210,
 }
 
+STATE: dict[str, Any] = {**ITEM, "waiting_on": None, "owes_undo": False}
+
 EVENT: dict[str, Any] = {
     "seq": 4711,
     "kind": "step_succeeded",
@@ -54,12 +56,10 @@ _ATTEMPT: dict[str, Any] = {
 }
 
 RUN: dict[str, Any] = {
-    **ITEM,
+    **STATE,
     "version": "9f2c1d7e0b34",
     "ended_at": "2026-01-31T12:05:04.335000Z",
     "acted_at": "2026-01-31T12:02:00.130000Z",
-    "waiting_on": None,
-    "owes_undo": False,
     "alerts": [
         {
             "fingerprint": "c6eadffa33fcdf37",

@@ -52,7 +52,7 @@ def create_app(
     )
     bodies = Bodies(limits)
     feed = app.state.feed = Feed(runs, limits.poll_seconds, limits.streams, metrics)
-    app.include_router(webhook.router(engine, auth, bodies, clock, metrics))
+    webhook.add_to(app.router, engine, auth, bodies, clock, metrics)
     app.include_router(history.router(runs, auth, clock, limits))
     app.include_router(events.router(feed, auth, limits))
     app.include_router(operations.orders(engine, auth, bodies))

@@ -182,7 +182,7 @@ async def _export(
 
 
 def _ndjson(run: Run | None) -> bytes:
-    return b"" if run is None else views.item(run).model_dump_json().encode() + b"\n"
+    return b"" if run is None else views.one_line(views.item(run)) + b"\n"
 
 
 def _csv(run: Run | None) -> bytes:

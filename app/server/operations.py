@@ -113,13 +113,13 @@ def orders(engine: Engine, auth: Authenticator, bodies: Bodies) -> APIRouter:
             f"/runs/{{run_id}}/{kind}",
             name=kind.value,
             summary=summary,
-            response_model=views.HistoryItem,
+            response_model=views.RunState,
             responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
             openapi_extra=_body_schema(OrderBody),
         )
-        async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.HistoryItem:
+        async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.RunState:
             body = await _body(bodies, request, OrderBody)
-            return views.item(await engine.order(run_id, kind, actor.name, body.note))
+            return views.state(await engine.order(run_id, kind, actor.name, body.note))
 
     for kind, summary in _ORDERS.items():
         order_route(kind, summary)

@@ -53,6 +53,9 @@ class StreamedResponse(Response):
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for chunk in self._chunks:
                 await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+                # Sending suspends only while the client is slow; others want their turn, and so does
+                # the watcher, which notices that there is no client any more.
+                await asyncio.sleep(0)
             await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._chunks.aclose()

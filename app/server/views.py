@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -41,6 +42,15 @@ class HistoryItem(View):
     success: bool | None = Field(description="null while open, observed or not started.")
     message: str
     duration_ms: int | None = Field(description="null while open.")
+
+
+class RunState(HistoryItem):
+    """A run in one line, and what it waits for or still owes."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.STATE]})
+
+    waiting_on: str | None = Field(description="target, resolved, retry, approval or resume; null while it works.")
+    owes_undo: bool
 
 
 class HistoryPage(View):
@@ -134,7 +144,7 @@ class OrderView(View):
     step: str | None
 
 
-class RunView(HistoryItem):
+class RunView(RunState):
     """Everything that is known of a run."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.RUN]})
@@ -142,8 +152,6 @@ class RunView(HistoryItem):
     version: str = Field(description="Hash of the playbook's text that the run works with.")
     ended_at: datetime | None
     acted_at: datetime | None = Field(description="When its first harmful act was recorded.")
-    waiting_on: str | None = Field(description="target, resolved, retry, approval or resume.")
-    owes_undo: bool
     alerts: list[AlertView]
     steps: list[StepView]
     events: list[EventView]
@@ -152,6 +160,10 @@ class RunView(HistoryItem):
 
 def item(run: Run) -> HistoryItem:
     return HistoryItem(**_line(run))
+
+
+def state(run: Run) -> RunState:
+    return RunState(**_line(run), waiting_on=run.waiting_on, owes_undo=run.owes_undo)
 
 
 def page(runs: list[Run], cursor: str | None) -> HistoryPage:
@@ -172,6 +184,12 @@ def record(found: RunRecord) -> RunView:
         events=[event(happened) for happened in found.events],
         orders=[OrderView.model_validate(order) for order in found.orders],
     )
+
+
+def one_line(view: View) -> bytes:
+    """The view as JSON in ASCII: the line separators of Unicode, which some clients split lines at,
+    are escaped."""
+    return json.dumps(view.model_dump(mode="json"), separators=(",", ":")).encode()
 
 
 def event(happened: Event) -> EventView:

@@ -199,7 +199,7 @@ def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
 
 def write_time(value: datetime) -> str:
     """RFC 3339 in UTC, to the microsecond: ``2026-01-31T12:00:00.000000Z``."""
-    return value.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def read_time(text: str) -> datetime:

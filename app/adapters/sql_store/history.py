@@ -93,7 +93,7 @@ class SqlHistory(ports.History):
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, work)
 
     def _answer(self, work: Callable[[sa.Connection], T]) -> T:
-        with database.translated("the history could not be read"), self._engine.connect() as connection:
+        with database.translated("the history could not be read"), self._engine.begin() as connection:
             return work(connection)
 
 

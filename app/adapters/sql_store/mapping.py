@@ -1,6 +1,7 @@
 """Values of the domain as rows, and rows as values of the domain.
 
 A row is a tuple in the order of its table's columns; the schema's types see to times and JSON.
+Rows are taken apart by place and not by name: a storm takes apart many.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from app.domain.run import (
 )
 from app.domain.target import Kind, Target
 
-Row = Any
-"""A row as SQLAlchemy gives it: its columns are attributes."""
+Row = Sequence[Any]
+"""The columns of a table, decoded, in the table's order."""
 
 _PHASES = ("approval", "steps", "on_failure")
 _NO_UNDO = (None,) * 11
@@ -58,23 +59,9 @@ def alert_row(record: AlertRecord) -> tuple[Any, ...]:
 
 
 def alert_of(row: Row) -> AlertRecord:
-    alert = Alert(
-        fingerprint=row.fingerprint,
-        status=AlertStatus(row.status),
-        labels=row.labels,
-        annotations=row.annotations,
-        starts_at=row.starts_at,
-        ends_at=row.ends_at,
-        generator_url=row.generator_url,
-    )
-    return AlertRecord(
-        alert=alert,
-        first_heard_at=row.first_heard_at,
-        last_heard_at=row.last_heard_at,
-        count=row.times_heard,
-        resolved_at=row.resolved_at,
-        resolved_because=row.resolved_because,
-    )
+    fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, *heard = row
+    alert = Alert(fingerprint, AlertStatus(status), labels, annotations, starts_at, ends_at, generator_url)
+    return AlertRecord(alert, *heard)
 
 
 def run_row(run: Run) -> tuple[Any, ...]:
@@ -105,24 +92,25 @@ def run_row(run: Run) -> tuple[Any, ...]:
 
 
 def run_of(row: Row, steps: Sequence[StepState]) -> Run:
-    kind = row.target_kind
+    run_id, playbook, version, kind, node, gpu, job, _, mode, status, decision, *rest = row
+    fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, waiting_on, message, _ = rest
     return Run(
-        id=row.id,
-        playbook=row.playbook,
-        version=row.version,
-        target=Target(Kind(kind), node=row.node, gpu=row.gpu, job=row.job) if kind else None,
-        mode=Mode(row.mode),
-        status=Status(row.status),
-        decision=Decision(row.decision),
-        alert=Identity(row.alert_fingerprint, row.alert_starts_at),
-        alert_name=row.alert_name,
-        alert_labels=row.alert_labels,
-        created_at=row.created_at,
-        steps=tuple(sorted(steps, key=_place)),
-        ended_at=row.ended_at,
-        acted_at=row.acted_at,
-        waiting_on=row.waiting_on,
-        message=row.message,
+        id=run_id,
+        playbook=playbook,
+        version=version,
+        target=Target(Kind(kind), node, gpu, job) if kind else None,
+        mode=Mode(mode),
+        status=Status(status),
+        decision=Decision(decision),
+        alert=Identity(fingerprint, starts_at),
+        alert_name=alert_name,
+        alert_labels=alert_labels,
+        created_at=created_at,
+        steps=tuple(steps) if len(steps) < 2 else tuple(sorted(steps, key=_place)),
+        ended_at=ended_at,
+        acted_at=acted_at,
+        waiting_on=waiting_on,
+        message=message,
     )
 
 
@@ -155,23 +143,25 @@ def step_row(run_id: str, step: StepState) -> tuple[Any, ...]:
 
 
 def step_of(row: Row) -> StepState:
+    _, phase, index, step_id, kind, action, status, params, attempts, output, *rest = row
+    error, message, started_at, ended_at, deadline, retry_at, _, *undo = rest
     return StepState(
-        phase=row.phase,
-        index=row.position,
-        id=row.id,
-        kind=row.kind,
-        action=row.action,
-        status=StepStatus(row.status),
-        params=row.params,
-        attempts=_attempts_of(row.attempts),
-        output=row.output,
-        error=row.error,
-        message=row.message,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        deadline=row.deadline,
-        retry_at=row.retry_at,
-        undo=_undo_of(row) if row.undo_status else None,
+        phase=phase,
+        index=index,
+        id=step_id,
+        kind=kind,
+        action=action,
+        status=StepStatus(status),
+        params=params,
+        attempts=_attempts_of(attempts),
+        output=output,
+        error=error,
+        message=message,
+        started_at=started_at,
+        ended_at=ended_at,
+        deadline=deadline,
+        retry_at=retry_at,
+        undo=_undo_of(undo),
     )
 
 
@@ -191,18 +181,21 @@ def _undo_columns(undo: Undo) -> tuple[Any, ...]:
     )
 
 
-def _undo_of(row: Row) -> Undo:
+def _undo_of(columns: Row) -> Undo | None:
+    trigger, action, params, undo_of, status, because, attempts, output, error, retry_at, _ = columns
+    if status is None:
+        return None
     return Undo(
-        trigger=UndoTrigger(row.undo_trigger),
-        action=row.undo_action,
-        params=row.undo_params,
-        undo_of=row.undo_of,
-        status=UndoStatus(row.undo_status),
-        because=row.undo_because,
-        attempts=_attempts_of(row.undo_attempts),
-        output=row.undo_output,
-        error=row.undo_error,
-        retry_at=row.undo_retry_at,
+        trigger=UndoTrigger(trigger),
+        action=action,
+        params=params,
+        undo_of=undo_of,
+        status=UndoStatus(status),
+        because=because,
+        attempts=_attempts_of(attempts),
+        output=output,
+        error=error,
+        retry_at=retry_at,
     )
 
 
@@ -242,15 +235,8 @@ def order_row(order: Order) -> tuple[Any, ...]:
 
 
 def order_of(row: Row) -> Order:
-    return Order(
-        id=row.id,
-        run_id=row.run_id,
-        kind=OrderKind(row.kind),
-        actor=row.actor,
-        at=row.at,
-        note=row.note,
-        step=row.step,
-    )
+    _, order_id, run_id, kind, actor, at, note, step = row
+    return Order(order_id, run_id, OrderKind(kind), actor, at, note, step)
 
 
 def event_row(event: Event) -> tuple[Any, ...]:
@@ -259,7 +245,8 @@ def event_row(event: Event) -> tuple[Any, ...]:
 
 
 def event_of(row: Row) -> Event:
-    return Event(kind=row.kind, at=row.at, run_id=row.run_id, actor=row.actor, data=row.data, seq=row.seq)
+    seq, run_id, kind, at, actor, data = row
+    return Event(kind, at, run_id, actor, data, seq)
 
 
 def controls_row(controls: Controls) -> tuple[Any, ...]:
@@ -276,12 +263,4 @@ def controls_row(controls: Controls) -> tuple[Any, ...]:
 
 
 def controls_of(row: Row) -> Controls:
-    return Controls(
-        paused=row.paused,
-        paused_by=row.paused_by,
-        paused_at=row.paused_at,
-        breaker_open=row.breaker_open,
-        breaker_opened_at=row.breaker_opened_at,
-        breaker_reason=row.breaker_reason,
-        alive_at=row.alive_at,
-    )
+    return Controls(*row[1:])

@@ -28,7 +28,9 @@ class Memo:
         self._open_ids: dict[str, set[str]] = {}
         self._acted_since: datetime | None = None
         self._acted: dict[str, datetime] = {}
+        self._acted_first: datetime | None = None
         self.nodes: dict[str, datetime] | None = None
+        self.playbooks: set[tuple[str, str]] = set()
 
     @property
     def open_runs(self) -> dict[tuple[str, str], str] | None:
@@ -48,10 +50,13 @@ class Memo:
         """The nodes acted on after `since`, or None where that goes further back than is remembered."""
         if self._acted_since is None or since < self._acted_since:
             return None
+        if self._acted_first is not None and self._acted_first > since:
+            return set(self._acted)
         return {node for node, at in self._acted.items() if at > since}
 
     def learn_acted(self, since: datetime, latest: dict[str, datetime]) -> None:
         self._acted_since, self._acted = since, latest
+        self._acted_first = min(latest.values(), default=None)
 
     def unseen(self, node: str, at: datetime) -> bool:
         """Whether the sight of `node` is worth writing; it then counts as written."""
@@ -79,5 +84,7 @@ class Memo:
             node, latest = run.target.node, self._acted.get(run.target.node)
             if run.decision is Decision.STARTED:
                 self._acted[node] = run.created_at if latest is None else max(latest, run.created_at)
+                first = self._acted_first
+                self._acted_first = run.created_at if first is None else min(first, run.created_at)
             elif latest == run.created_at:
                 self._acted_since = None  # this run may be the one that counted, and counts no more

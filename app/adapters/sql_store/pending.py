@@ -7,7 +7,7 @@ statements in place of many short ones. Who reads what may be pending has it flu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -39,6 +39,10 @@ class Pending:
         self.nodes: dict[str, datetime] = {}
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
         self.controls: Controls | None = None
+        self.fingerprints: set[str] = set()
+        """Of the alerts here, and of those in links."""
+        self.targets: set[tuple[str, str]] = set()
+        """The playbook and target key of each run here."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -54,15 +58,30 @@ class Pending:
             or self.controls
         )
 
+    def save_alerts(self, records: Iterable[AlertRecord]) -> None:
+        for record in records:
+            self.alerts[record.identity] = record
+            self.fingerprints.add(record.alert.fingerprint)
+
+    def link(self, links: Iterable[tuple[str, Identity]]) -> None:
+        for link in links:
+            self.links[link] = None
+            self.fingerprints.add(link[1].fingerprint)
+
+    def has_run(self, run_id: str) -> bool:
+        return run_id in self.saved or run_id in self.added
+
     def add_run(self, run: Run) -> None:
         if run.id in self.added:
             raise errors.Conflict(f"there is a run {run.id} already")
         self.added[run.id] = run
+        self.targets.add((run.playbook, mapping.target_key(run)))
         for step in run.steps:
             self.steps[run.id, step.phase, step.index] = step
 
     def save_run(self, run: Run, before: Run | None) -> None:
         (self.added if run.id in self.added else self.saved)[run.id] = run
+        self.targets.add((run.playbook, mapping.target_key(run)))
         known: Mapping[tuple[str, int], StepState] = {step.key: step for step in before.steps} if before else {}
         for step in run.steps:
             kept = known.get(step.key)
@@ -85,6 +104,8 @@ class Pending:
         self.nodes.update(other.nodes)
         self.playbooks.update({key: kept for key, kept in other.playbooks.items() if key not in self.playbooks})
         self.controls = other.controls or self.controls
+        self.fingerprints |= other.fingerprints
+        self.targets |= other.targets
 
 
 class Flush:

@@ -19,7 +19,7 @@ BATCH = 200
 
 _BEFORE = sa.bindparam("before", type_=schema.Moment)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
-_ALERTS: sa.BindParameter[Any] = sa.bindparam("alerts", expanding=True)
+_FINGERPRINTS: sa.BindParameter[Any] = sa.bindparam("fingerprints", expanding=True)
 
 _OLD_RUNS = (
     sa.select(runs.c.id)
@@ -34,20 +34,25 @@ _OF_RUNS = (
     sa.delete(run_alerts).where(run_alerts.c.run_id.in_(_RUN_IDS)),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )
+_IS_TIED = sa.exists().where(
+    run_alerts.c.fingerprint == alerts.c.fingerprint, run_alerts.c.starts_at == alerts.c.starts_at
+)
 _OLD_ALERTS = (
-    sa.select(alerts.c.fingerprint, alerts.c.starts_at)
-    .where(
-        alerts.c.last_heard_at < _BEFORE,
-        ~sa.exists().where(
-            run_alerts.c.fingerprint == alerts.c.fingerprint, run_alerts.c.starts_at == alerts.c.starts_at
-        ),
-    )
+    sa.select(alerts.c.fingerprint)
+    .where(alerts.c.last_heard_at < _BEFORE, ~_IS_TIED)
     .order_by(alerts.c.last_heard_at)
     .limit(BATCH)
 )
-_THE_ALERTS = sa.delete(alerts).where(sa.tuple_(alerts.c.fingerprint, alerts.c.starts_at).in_(_ALERTS))
+_THE_ALERTS = sa.delete(alerts).where(
+    alerts.c.fingerprint.in_(_FINGERPRINTS), alerts.c.last_heard_at < _BEFORE, ~_IS_TIED
+)
 _OLD_EVENTS = sa.delete(events).where(
-    events.c.seq.in_(sa.select(events.c.seq).where(events.c.run_id.is_(None), events.c.at < _BEFORE).limit(BATCH))
+    events.c.seq.in_(
+        sa.select(events.c.seq)
+        .where(events.c.run_id.is_(None), events.c.at < _BEFORE)
+        .order_by(events.c.at)
+        .limit(BATCH)
+    )
 )
 _OLD_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
 
@@ -65,9 +70,9 @@ def runs_before(transaction: SqlTransaction, before: datetime) -> int:
 def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
     """Alerts that no remaining run is tied to, last heard of before."""
     connection = transaction.settle()
-    found = [tuple(row) for row in connection.execute(_OLD_ALERTS, {"before": before})]
+    found = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
     if found:
-        connection.execute(_THE_ALERTS, {"alerts": found})
+        connection.execute(_THE_ALERTS, {"fingerprints": found, "before": before})
     return len(found)
 
 

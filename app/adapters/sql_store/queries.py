@@ -1,32 +1,24 @@
-"""Questions that units of work and the history both ask, on a connection that they hand in.
-
-Lists of keys are asked in chunks, under any database's limit of parameters.
-"""
+"""Questions that units of work and the history both ask, on a connection that they hand in."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 
 from app.adapters.sql_store import mapping, schema
-from app.domain.alert import AlertRecord
+from app.adapters.sql_store.lookup import KEYS, Lookup, Row
+from app.domain.alert import AlertRecord, Identity
 from app.domain.run import Order, Run, StepState
 
-K = TypeVar("K")
-
-_CHUNK = 500
-
-_RUNS = sa.select(schema.runs).where(schema.runs.c.id.in_(sa.bindparam("keys", expanding=True)))
-_STEPS = sa.select(schema.steps).where(schema.steps.c.run_id.in_(sa.bindparam("keys", expanding=True)))
-_ORDERS = (
-    sa.select(schema.orders)
-    .where(schema.orders.c.run_id.in_(sa.bindparam("keys", expanding=True)))
-    .order_by(schema.orders.c.seq)
+_RUNS = Lookup(sa.select(schema.runs).where(schema.runs.c.id.in_(KEYS)))
+_STEPS = Lookup(sa.select(schema.steps).where(schema.steps.c.run_id.in_(KEYS)))
+_ORDERS = Lookup(
+    sa.select(*schema.orders.columns).where(schema.orders.c.run_id.in_(KEYS)).order_by(schema.orders.c.seq)
 )
-_ALERTS = (
+_ALERTS = Lookup(
     sa.select(schema.run_alerts.c.run_id, schema.alerts)
     .join(
         schema.alerts,
@@ -35,49 +27,62 @@ _ALERTS = (
             schema.alerts.c.starts_at == schema.run_alerts.c.starts_at,
         ),
     )
-    .where(schema.run_alerts.c.run_id.in_(sa.bindparam("keys", expanding=True)))
+    .where(schema.run_alerts.c.run_id.in_(KEYS))
     .order_by(schema.run_alerts.c.seq)
 )
 
 
-def chunks(keys: Collection[K]) -> Iterator[list[K]]:
-    """The keys, each once, in lists that one statement can take."""
-    left = iter(dict.fromkeys(keys))
-    while chunk := list(islice(left, _CHUNK)):
-        yield chunk
+def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
+    """The condition that goes with `of_alerts`."""
+    return starts_at.between(sa.bindparam("first", type_=schema.Moment), sa.bindparam("last", type_=schema.Moment))
 
 
-def rows(connection: sa.Connection, statement: sa.Select[Any], keys: Collection[Any]) -> Iterator[Any]:
-    """The rows that `statement` finds for ``keys``."""
-    for chunk in chunks(keys):
-        yield from connection.execute(statement, {"keys": chunk}).all()
+def of_alerts(
+    connection: sa.Connection, lookup: Lookup, identities: Collection[Identity]
+) -> Iterator[tuple[Identity, Row]]:
+    """The rows that `lookup` finds for these alerts, each with its alert's identity.
+
+    Its first two columns are an alert's fingerprint and beginning, and it has the condition
+    `within`: it asks for the fingerprints and the time between the first and last beginning, which
+    an index answers. SQLite reads a whole table for a list of pairs.
+    """
+    if not identities:
+        return
+    wanted = set(identities)
+    beginnings = [identity.starts_at for identity in wanted]
+    bounds = {"first": min(beginnings), "last": max(beginnings)}
+    for row in lookup.rows(connection, [identity.fingerprint for identity in wanted], **bounds):
+        identity = Identity(row[0], row[1])
+        if identity in wanted:
+            yield identity, row
 
 
-def with_steps(connection: sa.Connection, found: Sequence[Any]) -> list[Run]:
+def with_steps(connection: sa.Connection, found: Sequence[Sequence[Any]]) -> list[Run]:
     """The runs of these rows, in their order."""
-    steps: dict[str, list[StepState]] = {row.id: [] for row in found}
-    for row in rows(connection, _STEPS, steps):
-        steps[row.run_id].append(mapping.step_of(row))
-    return [mapping.run_of(row, steps[row.id]) for row in found]
+    steps: dict[str, list[StepState]] = {row[0]: [] for row in found}
+    for row in _STEPS.rows(connection, steps):
+        steps[row[0]].append(mapping.step_of(row))
+    return [mapping.run_of(row, steps[row[0]]) for row in found]
 
 
 def runs(connection: sa.Connection, run_ids: Collection[str]) -> list[Run]:
     """The runs of these ids, oldest first."""
-    found = with_steps(connection, list(rows(connection, _RUNS, run_ids)))
+    found = with_steps(connection, _RUNS.rows(connection, run_ids))
     return sorted(found, key=lambda run: (run.created_at, run.id))
 
 
 def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
     """The alerts tied to each run that has any, in the order of tying."""
     found: dict[str, list[AlertRecord]] = {}
-    for row in rows(connection, _ALERTS, run_ids):
-        found.setdefault(row.run_id, []).append(mapping.alert_of(row))
+    for row in _ALERTS.rows(connection, run_ids):
+        found.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
     return found
 
 
 def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[Order]]:
     """The orders given to each run that has any, in the order of giving."""
     found: dict[str, list[Order]] = {}
-    for row in rows(connection, _ORDERS, run_ids):
-        found.setdefault(row.run_id, []).append(mapping.order_of(row))
+    for row in _ORDERS.rows(connection, run_ids):
+        order = mapping.order_of(row)
+        found.setdefault(order.run_id, []).append(order)
     return found

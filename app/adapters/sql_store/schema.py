@@ -20,6 +20,7 @@ HEAD = "0001"
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_PLAIN = {type(None): None, dict: "{}", list: "[]"}
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -53,9 +54,13 @@ class Document(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
-        return None if value is None else _encode(value)
+        if not value:
+            return _PLAIN.get(type(value)) or _encode(value)
+        return _encode(value)
 
     def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
+        if value == "{}":
+            return {}
         return None if value is None else json.loads(value)
 
 
@@ -222,8 +227,8 @@ OPEN_STATUSES = tuple(status.value for status in Status if status in OPEN)
 _IS_OPEN = "status IN ({})".format(", ".join(f"'{status}'" for status in OPEN_STATUSES))
 _WAS_STARTED = f"status <> '{Status.NOT_STARTED.value}'"
 
-is_open = sa.literal_column(_IS_OPEN, sa.Boolean)
-was_started = sa.literal_column(_WAS_STARTED, sa.Boolean)
+is_open = sa.text(_IS_OPEN)
+was_started = sa.text(_WAS_STARTED)
 """Conditions in the very words of the partial indexes, as a database needs them to use those."""
 
 
@@ -248,9 +253,10 @@ _partial("ix_runs_node", runs.c.node, runs.c.created_at, runs.c.id, where="node 
 _partial("ix_runs_gpu", runs.c.gpu, runs.c.created_at, runs.c.id, where="gpu IS NOT NULL")
 _partial("ix_runs_job", runs.c.job, runs.c.created_at, runs.c.id, where="job IS NOT NULL")
 
-# guards: the cooldown of a target; how many were started of late
-_partial("ix_runs_cooldown", runs.c.playbook, runs.c.target_key, runs.c.ended_at, where=_WAS_STARTED)
-_partial("ix_runs_started", runs.c.playbook, runs.c.created_at, where=_WAS_STARTED)
+# guards: the cooldown of a target; how many were started of late. With the status, though the
+# condition implies it, since SQLite reads an index alone only where that has all it compares
+_partial("ix_runs_cooldown", runs.c.playbook, runs.c.target_key, runs.c.ended_at, runs.c.status, where=_WAS_STARTED)
+_partial("ix_runs_started", runs.c.playbook, runs.c.created_at, runs.c.status, where=_WAS_STARTED)
 # at most one run is open per playbook and target, whoever writes
 _partial("uq_runs_open", runs.c.playbook, runs.c.target_key, where=_IS_OPEN, unique=True)
 # what a new start has to go on with

@@ -7,25 +7,25 @@ Who calls it: ``writer``, on its thread; and the engine's work, through the port
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 
 from app import ports
 from app.adapters.sql_store import database, mapping, queries, schema
+from app.adapters.sql_store.lookup import KEYS, Lookup
 from app.adapters.sql_store.memo import Memo
 from app.adapters.sql_store.pending import Flush, Pending
 from app.adapters.sql_store.schema import alerts, run_alerts, runs, steps
 from app.domain.alert import AlertRecord, Identity
 from app.domain.run import Controls, Decision, Event, Order, Run
 
-_KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
-_ALERTS = sa.select(alerts).where(sa.tuple_(alerts.c.fingerprint, alerts.c.starts_at).in_(_KEYS))
-_FIRING = (
+_ALERTS = Lookup(sa.select(alerts).where(alerts.c.fingerprint.in_(KEYS), queries.within(alerts.c.starts_at)))
+_FIRING = Lookup(
     sa.select(alerts)
-    .where(alerts.c.fingerprint.in_(_KEYS), alerts.c.resolved_at.is_(None))
+    .where(alerts.c.fingerprint.in_(KEYS), alerts.c.resolved_at.is_(None))
     .order_by(alerts.c.fingerprint, alerts.c.starts_at)
 )
 _SAME_ALERT = sa.and_(
@@ -41,7 +41,7 @@ _SILENT = (
     )
     .order_by(alerts.c.last_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
 )
-_LINKED = (
+_LINKED = Lookup(
     sa.select(
         run_alerts.c.fingerprint,
         run_alerts.c.starts_at,
@@ -52,14 +52,14 @@ _LINKED = (
         runs.c.decision,
     )
     .join(runs, runs.c.id == run_alerts.c.run_id)
-    .where(sa.tuple_(run_alerts.c.fingerprint, run_alerts.c.starts_at).in_(_KEYS))
+    .where(run_alerts.c.fingerprint.in_(KEYS), queries.within(run_alerts.c.starts_at))
     .order_by(run_alerts.c.seq)
 )
 _OPEN = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key).where(schema.is_open)
-_LAST_ENDED = (
-    sa.select(runs.c.playbook, runs.c.target_key, sa.func.max(runs.c.ended_at).label("ended_at"))
-    .where(sa.tuple_(runs.c.playbook, runs.c.target_key).in_(_KEYS), schema.was_started)
-    .group_by(runs.c.playbook, runs.c.target_key)
+_LAST_ENDED = Lookup(
+    sa.select(runs.c.target_key, sa.func.max(runs.c.ended_at).label("ended_at"))
+    .where(runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key.in_(KEYS), schema.was_started)
+    .group_by(runs.c.target_key)
 )
 _STARTED = (
     sa.select(sa.func.count())
@@ -124,7 +124,7 @@ class SqlTransaction(ports.Transaction):
         """The unit raised: nothing of it is kept."""
         if self._savepoint is not None:
             self._savepoint.rollback()
-        if self._savepoint is not None or self._own.added or self._own.saved or self._own.nodes:
+        if self._savepoint is not None or self._own.targets or self._own.nodes or self._own.playbooks:
             self._memo.forget()
 
     def settle(self) -> sa.Connection:
@@ -140,38 +140,53 @@ class SqlTransaction(ports.Transaction):
         self._flush(self._connection, self._own)
         self._own.clear()
 
-    def _see(self, *parts: str) -> sa.Connection:
-        """The connection, with nothing pending in these parts that a read could miss."""
-        if any(getattr(self._own, part) for part in parts):
+    def _see(self, touches: Callable[[Pending], object]) -> sa.Connection:
+        """The connection, with nothing pending that a read could miss: nothing that `touches` it."""
+        if touches(self._own):
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()
-        elif any(getattr(self._shared, part) for part in parts):
+        elif touches(self._shared):
             send_shared(self._connection, self._flush, self._shared)
         return self._connection
+
+    def _see_runs(self) -> sa.Connection:
+        return self._see(lambda pending: pending.added or pending.saved)
+
+    def _see_alerts(self, fingerprints: Collection[str]) -> sa.Connection:
+        return self._see(lambda pending: not pending.fingerprints.isdisjoint(fingerprints))
+
+    def _see_run_ids(self, run_ids: Collection[str]) -> sa.Connection:
+        return self._see(lambda pending: any(map(pending.has_run, run_ids)))
 
     # alerts
 
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]:
-        found = (mapping.alert_of(row) for row in queries.rows(self._see("alerts"), _ALERTS, identities))
-        return {record.identity: record for record in found}
+        connection = self._see_alerts([identity.fingerprint for identity in identities])
+        found = queries.of_alerts(connection, _ALERTS, identities)
+        return {identity: mapping.alert_of(row) for identity, row in found}
 
     def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
-        return [mapping.alert_of(row) for row in queries.rows(self._see("alerts"), _FIRING, fingerprints)]
+        found = _FIRING.rows(self._see_alerts(fingerprints), fingerprints)
+        return [mapping.alert_of(row) for row in found]
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
-        self._own.alerts.update((record.identity, record) for record in records)
+        self._own.save_alerts(records)
 
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
-        found = self._see("alerts", "links", "added", "saved").execute(_SILENT, {"moment": moment})
-        return [mapping.alert_of(row) for row in found]
+        connection = self._see(lambda pending: pending.fingerprints or pending.targets)
+        return [mapping.alert_of(row) for row in connection.execute(_SILENT, {"moment": moment})]
 
     # runs
 
     def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[ports.LinkedRun]]:
+        connection = self._see_alerts([identity.fingerprint for identity in identities])
         found: dict[Identity, list[ports.LinkedRun]] = {}
-        for row in queries.rows(self._see("links", "added", "saved"), _LINKED, identities):
-            run = ports.LinkedRun(row.id, row.playbook, row.target_key, row.status, row.decision)
-            found.setdefault(Identity(row.fingerprint, row.starts_at), []).append(run)
+        for identity, row in queries.of_alerts(connection, _LINKED, identities):
+            linked = ports.LinkedRun(*row[2:])
+            saved = self._own.saved.get(linked.run_id) or self._shared.saved.get(linked.run_id)
+            if saved is not None:
+                linked = replace(linked, status=saved.status.value, decision=saved.decision.value)
+            found.setdefault(identity, []).append(linked)
         return found
 
     def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -182,28 +197,30 @@ class SqlTransaction(ports.Transaction):
         self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
     ) -> dict[tuple[str, str], ports.GuardFacts]:
         self._open_runs()
-        connection = self._see("added", "saved")
-        ended = {(row.playbook, row.target_key): row.ended_at for row in queries.rows(connection, _LAST_ENDED, keys)}
-        started: dict[str, int] = {}
-        for playbook in {playbook for playbook, _ in keys} & started_since.keys():
-            asked = {"playbook": playbook, "since": started_since[playbook]}
-            started[playbook] = connection.execute(_STARTED, asked).scalar_one()
-        return {
-            key: ports.GuardFacts(ended.get(key), started.get(key[0], 0), self._memo.count_open(key[0])) for key in keys
-        }
+        facts: dict[tuple[str, str], ports.GuardFacts] = {}
+        for playbook in {playbook for playbook, _ in keys}:
+            since, started = started_since.get(playbook), 0
+            if since is not None:
+                asked = {"playbook": playbook, "since": since}
+                started = self._see_runs().execute(_STARTED, asked).scalar_one()
+            targets = [target for its_playbook, target in keys if its_playbook == playbook]
+            connection = self._see(lambda pending: not pending.targets.isdisjoint(keys))
+            ended: dict[str, datetime | None] = dict(_LAST_ENDED.rows(connection, targets, playbook=playbook))
+            open_runs = self._memo.count_open(playbook)
+            facts |= {(playbook, key): ports.GuardFacts(ended.get(key), started, open_runs) for key in targets}
+        return facts
 
     def _open_runs(self) -> Mapping[tuple[str, str], str]:
         known = self._memo.open_runs
         if known is None:
-            found = self._see("added", "saved").execute(_OPEN)
-            known = {(row.playbook, row.target_key): row.id for row in found}
+            known = {(row.playbook, row.target_key): row.id for row in self._see_runs().execute(_OPEN)}
             self._memo.learn_open_runs(known)
         return known
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
         nodes = self._memo.acted_since(since)
         if nodes is None:
-            latest = {row.node: row.latest for row in self._see("added", "saved").execute(_ACTED_ON, {"since": since})}
+            latest = {row.node: row.latest for row in self._see_runs().execute(_ACTED_ON, {"since": since})}
             self._memo.learn_acted(since, latest)
             nodes = set(latest)
         return nodes
@@ -211,7 +228,8 @@ class SqlTransaction(ports.Transaction):
     def known_nodes(self) -> set[str]:
         known = self._memo.nodes
         if known is None:
-            known = {row.name: row.seen_at for row in self._see("nodes").execute(_NODES)}
+            connection = self._see(lambda pending: pending.nodes)
+            known = {row.name: row.seen_at for row in connection.execute(_NODES)}
             self._memo.nodes = known
         return set(known)
 
@@ -229,24 +247,24 @@ class SqlTransaction(ports.Transaction):
             self._memo.follow(run)
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
-        self._own.links.update(dict.fromkeys(links))
+        self._own.link(links)
 
     def run(self, run_id: str) -> Run | None:
         found = self.runs([run_id])
         return found[0] if found else None
 
     def runs(self, run_ids: Collection[str]) -> list[Run]:
-        return queries.runs(self._see("added", "saved", "steps"), run_ids)
+        return queries.runs(self._see_run_ids(run_ids), run_ids)
 
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-        return queries.alerts_of(self._see("alerts", "links"), run_ids)
+        return queries.alerts_of(self._see(lambda pending: pending.fingerprints), run_ids)
 
     def unfinished(self) -> list[Run]:
-        connection = self._see("added", "saved", "steps")
+        connection = self._see_runs()
         return queries.with_steps(connection, connection.execute(_UNFINISHED).all())
 
     def run_of_command(self, command_id: str) -> str | None:
-        found: str | None = self._see("steps").execute(_RUN_OF_COMMAND, {"command": command_id}).scalar()
+        found: str | None = self._see_runs().execute(_RUN_OF_COMMAND, {"command": command_id}).scalar()
         return found
 
     # orders, events, controls, playbook versions
@@ -255,24 +273,26 @@ class SqlTransaction(ports.Transaction):
         self._own.orders.append(order)
 
     def orders_of(self, run_ids: Collection[str]) -> dict[str, list[Order]]:
-        return queries.orders_of(self._see("orders"), run_ids)
+        return queries.orders_of(self._see(lambda pending: pending.orders), run_ids)
 
     def append(self, events: Sequence[Event]) -> None:
         self._own.events += events
 
     def controls(self) -> Controls:
-        row = self._see("controls").execute(_CONTROLS).one_or_none()
+        row = self._see(lambda pending: pending.controls).execute(_CONTROLS).one_or_none()
         return mapping.controls_of(row) if row is not None else Controls()
 
     def save_controls(self, controls: Controls) -> None:
         self._own.controls = controls
 
     def keep_playbook(self, name: str, version: str, text: str, at: datetime) -> None:
-        self._own.playbooks.setdefault((name, version), (text, at))
+        if (name, version) not in self._memo.playbooks:
+            self._memo.playbooks.add((name, version))
+            self._own.playbooks.setdefault((name, version), (text, at))
 
     def playbook_text(self, name: str, version: str) -> str | None:
         asked = {"name": name, "version": version}
-        found: str | None = self._see("playbooks").execute(_PLAYBOOK, asked).scalar()
+        found: str | None = self._see(lambda pending: pending.playbooks).execute(_PLAYBOOK, asked).scalar()
         return found
 
 

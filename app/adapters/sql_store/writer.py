@@ -113,7 +113,7 @@ class Writer:
             self._memo.forget()
         try:
             with connection.begin():
-                self._run(connection, units, together=len(units) > 1)
+                self._run(connection, units, together=True)
         except Entangled:
             self._memo.forget()
             with connection.begin():

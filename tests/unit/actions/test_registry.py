@@ -151,6 +151,7 @@ def test_no_package_replaces_an_action_that_is_there(offered):
         ({"default_timeout": 3}, "default_timeout"),
         ({"Params": dict}, "pydantic"),
         ({"perform": None}, "no method perform"),
+        ({"perform": lambda self, call: {}}, "perform is not async"),
     ],
 )
 def test_what_is_not_an_action_is_refused_with_its_fault(offered, members, fault):

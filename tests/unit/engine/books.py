@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from app import ports
 from app.catalog import loader
 from app.catalog.library import Shelf
-from app.domain.target import IdentityLabels
 
 CAP = """
 playbook: cap
@@ -22,4 +21,4 @@ steps:
 
 
 def catalog_of(texts: Sequence[str], actions: ports.Actions) -> Shelf:
-    return Shelf([loader.load_one(text, "test.yaml", actions, IdentityLabels()) for text in texts], actions)
+    return Shelf([loader.load_one(text, "test.yaml", actions) for text in texts], actions)

@@ -50,6 +50,7 @@ async def test_an_unknown_outcome_is_tried_again_under_the_same_id(world: MakeWo
     calls = w.actions["cap"].calls
     assert len(calls) == 3
     assert len({call.command_id for call in calls}) == 1
+    assert [call.resumed for call in calls] == [False, True, True]
     assert (await w.run()).status is Status.SUCCEEDED
 
 

@@ -11,6 +11,7 @@ branch_labels = None
 depends_on = None
 
 SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+_WAS_STARTED = "status <> 'not_started'"
 _IS_OPEN = "status IN ('running', 'waiting', 'awaiting_approval')"
 
 
@@ -78,14 +79,14 @@ def _create_runs() -> None:
 
 def _create_indexes_of_runs() -> None:
     op.create_index("ix_runs_alert_name", "runs", ["alert_name", "created_at", "id"])
-    _partial_index("ix_runs_cooldown", "runs", ["playbook", "target_key", "ended_at"], where="status <> 'not_started'")
+    _partial_index("ix_runs_cooldown", "runs", ["playbook", "target_key", "ended_at", "status"], where=_WAS_STARTED)
     op.create_index("ix_runs_created", "runs", ["created_at", "id"])
     op.create_index("ix_runs_decision", "runs", ["decision", "created_at", "id"])
     _partial_index("ix_runs_gpu", "runs", ["gpu", "created_at", "id"], where="gpu IS NOT NULL")
     _partial_index("ix_runs_job", "runs", ["job", "created_at", "id"], where="job IS NOT NULL")
     _partial_index("ix_runs_node", "runs", ["node", "created_at", "id"], where="node IS NOT NULL")
     op.create_index("ix_runs_playbook", "runs", ["playbook", "created_at", "id", "status"])
-    _partial_index("ix_runs_started", "runs", ["playbook", "created_at"], where="status <> 'not_started'")
+    _partial_index("ix_runs_started", "runs", ["playbook", "created_at", "status"], where=_WAS_STARTED)
     op.create_index("ix_runs_status", "runs", ["status", "created_at", "id"])
     _partial_index("ix_runs_unfinished", "runs", ["created_at", "id"], where="unfinished = 1", postgresql="unfinished")
     _partial_index("uq_runs_open", "runs", ["playbook", "target_key"], where=_IS_OPEN, unique=True)

@@ -1,0 +1,102 @@
+"""Looking up rows by a list of keys, at little more than the driver's own cost.
+
+SQLAlchemy renders an IN list and prepares a result anew for each execution, which costs several
+times what SQLite needs for the answer. Here a select is compiled once, and its list is written out
+for a few lengths, so that the driver finds each statement prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
+"""What a select writes in place of its list: ``column.in_(KEYS)``, once. Keys are text."""
+
+_LENGTHS = (1, 4, 16, 64, 256)
+"""A list is filled up to the next of these by repeating its last key, which finds nothing new."""
+
+Row = tuple[Any, ...]
+
+
+class Lookup:
+    """A select that has `KEYS` in it. Its rows are tuples of its columns, decoded by their types."""
+
+    def __init__(self, statement: sa.Select[Any]) -> None:
+        self._statement = statement
+        self._prepared: dict[str, _Prepared] = {}
+
+    def rows(self, connection: sa.Connection, keys: Collection[str], **others: Any) -> list[Row]:
+        """The rows for `keys`, each asked for once; `others` are the select's further parameters."""
+        dialect = connection.dialect
+        prepared = self._prepared.get(dialect.name)
+        if prepared is None:
+            prepared = self._prepared[dialect.name] = _Prepared(self._statement, dialect)
+        distinct = list(dict.fromkeys(keys))
+        longest = _LENGTHS[-1]
+        found: list[Row] = []
+        for start in range(0, len(distinct), longest):
+            found += prepared.rows(connection, distinct[start : start + longest], others)
+        return found
+
+
+class _Prepared:
+    """A select in one dialect's words."""
+
+    def __init__(self, statement: sa.Select[Any], dialect: sa.Dialect) -> None:
+        parameters = statement.compile(dialect=dialect).binds
+        asked_for = {name for name, parameter in parameters.items() if parameter.required}
+        asked = statement.params({**dict.fromkeys(asked_for), KEYS.key: [""]})
+        compiled = asked.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
+        text, names = str(compiled), list(compiled.positiontup or ())
+        placeholder = "?" if dialect.paramstyle == "qmark" else "%s"
+        before, found, after = text.partition(f" IN ({placeholder})")
+        [place] = [place for place, name in enumerate(names) if name.startswith(KEYS.key)]
+        if not found:
+            raise ValueError("the select has no list of keys")
+        self._texts = {n: f"{before} IN ({', '.join([placeholder] * n)}){after}" for n in _LENGTHS}
+        binders = [_binder(parameters[name], name in asked_for, dialect) for name in names if name in parameters]
+        self._before, self._after = binders[:place], binders[place:]
+        decoders = [(i, column.type.result_processor(dialect, None)) for i, column in enumerate(asked.selected_columns)]
+        self._decoders = [(place, decode) for place, decode in decoders if decode is not None]
+
+    def rows(self, connection: sa.Connection, keys: list[str], others: dict[str, Any]) -> list[Row]:
+        length = next(length for length in _LENGTHS if length >= len(keys))
+        values = [bind(others) for bind in self._before]
+        values += keys
+        values += keys[-1:] * (length - len(keys))
+        values += [bind(others) for bind in self._after]
+        text = self._texts[length]
+        dbapi = connection.dialect.loaded_dbapi
+        try:
+            cursor = connection.connection.cursor()
+            cursor.execute(text, tuple(values))
+            found = cursor.fetchall()
+            cursor.close()
+        except dbapi.Error as error:
+            raise exc.DBAPIError.instance(text, None, error, dbapi.Error, dialect=connection.dialect) from error
+        return [self._decode(row) for row in found]
+
+    def _decode(self, row: Row) -> Row:
+        values = list(row)
+        for place, decode in self._decoders:
+            value = values[place]
+            if value is not None:
+                values[place] = decode(value)
+        return tuple(values)
+
+
+def _binder(parameter: sa.BindParameter[Any], given: bool, dialect: sa.Dialect) -> Callable[[dict[str, Any]], Any]:
+    """Takes a parameter's value from those given, or else the one that the select itself has; encoded."""
+    encode: Callable[[Any], Any] = parameter.type.bind_processor(dialect) or _as_it_is
+    if given:
+        return lambda values: encode(values[parameter.key])
+    constant = encode(parameter.effective_value)
+    return lambda values: constant
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

@@ -1,0 +1,49 @@
+"""What is installed is what the project says it needs, pinned."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PINNED = re.compile(r"(?P<name>[a-z0-9-]+)==[\w.+!]+( ; .+)? \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+")
+
+
+def declared(path: Path) -> set[str]:
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return {line for line in lines if line and not line.startswith(("#", "-"))}
+
+
+def pins(name: str) -> dict[str, str]:
+    """The pinned version of each package."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+
+
+def test_the_lock_is_made_from_what_the_packages_declare() -> None:
+    """requirements/server.in holds the dependencies of the server, its extra and the SDK, with the same bounds."""
+    server = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {*server["dependencies"], *server["optional-dependencies"]["embedded"]} - {"trainmedic"}
+    assert declared(ROOT / "requirements" / "server.in") == wanted
+    sdk = tomllib.loads((ROOT / "sdk" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[<>=!~ ]", requirement)[0] for requirement in sdk["dependencies"]}
+    assert names <= pins("server.txt").keys()
+
+
+@pytest.mark.parametrize("name", ["server.txt", "test.txt"])
+def test_every_requirement_is_pinned_with_hashes_and_nothing_else(name: str) -> None:
+    """No URL, no index, no option: only names, versions and hashes."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    rest = "".join(line for line in PINNED.sub("", text).splitlines() if not line.startswith("#"))
+    assert rest == ""
+
+
+def test_the_two_locks_agree() -> None:
+    """A package in both has one version, or installing the second would undo the first."""
+    server, test = pins("server.txt"), pins("test.txt")
+    assert {name: test[name] for name in server.keys() & test.keys()} == {
+        name: server[name] for name in server.keys() & test.keys()
+    }

@@ -1,0 +1,71 @@
+"""Listening: where, for how many, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from app.errors import ConfigurationError
+from app.server import listener
+from app.server.listener import serve
+from tests.serving import World, payload
+
+
+async def test_a_taken_port_is_a_configuration_error() -> None:
+    """Said with the address, before anything is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}"):
+            await serve(World().app, "127.0.0.1", port, asyncio.Event())
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
+async def test_an_address_that_is_not_ours_is_a_configuration_error(host: str) -> None:
+    """Not a traceback."""
+    with pytest.raises(ConfigurationError, match="cannot listen"):
+        await serve(World().app, host, 0, asyncio.Event())
+
+
+async def test_a_stop_lets_requests_in_work_finish() -> None:
+    """A delivery that was taken is answered before the server goes."""
+    world = World()
+    deciding = asyncio.Event()
+    real = world.engine.admit
+
+    async def slow(delivery: Any) -> Any:
+        deciding.set()
+        await asyncio.sleep(0.5)
+        return await real(delivery)
+
+    world.engine.admit = slow  # type: ignore[method-assign]
+    async with httpx.AsyncClient() as client:
+        async with world.served() as address:
+            posting = asyncio.create_task(client.post(f"{address.url}/webhook", json=payload()))
+            await deciding.wait()
+        assert (await posting).status_code == 200
+
+
+async def test_a_crowd_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 with Retry-After as a problem, beyond the connections that are answered."""
+    monkeypatch.setattr(listener, "_CONNECTIONS", 3)
+    async with World().served() as address:
+        held = [await asyncio.open_connection(address.host, address.port) for _ in range(3)]
+        answer = await address.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"retry-after" in answer.lower()
+        assert b"application/problem+json" in answer
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{address.url}/health")).status_code == 200
+
+
+async def test_the_server_does_not_say_what_it_is_made_of() -> None:
+    """No Server header."""
+    async with World().served() as address, httpx.AsyncClient() as client:
+        assert "server" not in (await client.get(f"{address.url}/health")).headers

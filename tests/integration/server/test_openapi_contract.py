@@ -1,0 +1,69 @@
+"""The API against its own OpenAPI document: whatever a client sends, the answer is one of those declared."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from app.domain.run import Controls
+from app.ports import Presence
+from tests.serving import START, Address, World
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[Address]:
+    """A server in a thread of its own, since the client of this test is not asynchronous."""
+    started: Future[Address] = Future()
+    stop: Future[None] = Future()
+
+    async def run() -> None:
+        world = World()
+        world.bus.present = [Presence("llm-1", START, {"ranks": 8})]
+        world.engine.controls = Controls(breaker_open=True)
+        async with world.served() as address:
+            started.set_result(address)
+            await asyncio.wrap_future(stop)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    yield started.result(30)
+    stop.set_result(None)
+    thread.join(30)
+
+
+# /events does not end, so that no client which waits for the whole answer can call it.
+schema = schemathesis.openapi.from_dict(World().app.openapi()).exclude(path="/events")
+
+
+@schema.parametrize()
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_every_answer_is_declared(case: schemathesis.Case, address: Address) -> None:
+    """Status, media type, headers and body are as the document says, for good requests and for bad."""
+    case.call_and_validate(base_url=address.url, checks=CHECKS)

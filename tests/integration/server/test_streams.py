@@ -1,0 +1,194 @@
+"""Event streams and exports over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from app.domain.run import Run
+from app.ports import HistoryFilter
+from app.server import listener
+from app.server.limits import ServerLimits
+from tests.serving import Address, World, payload
+
+
+@contextlib.asynccontextmanager
+async def listening(address: Address, query: str = "", **headers: str) -> AsyncIterator[AsyncIterator[str]]:
+    timeout = httpx.Timeout(10)
+    async with (
+        httpx.AsyncClient(base_url=address.url, timeout=timeout) as client,
+        client.stream("GET", f"/events{query}", headers=headers) as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield answer.aiter_lines()
+
+
+async def seqs(lines: AsyncIterator[str], count: int) -> list[int]:
+    """The seqs of the next `count` events; each carries it as its id too."""
+    seen: list[int] = []
+    last_id = ""
+    async for line in lines:
+        if line.startswith("id:"):
+            last_id = line[3:].strip()
+        elif line.startswith("data:"):
+            seen.append(json.loads(line[5:])["seq"])
+            assert last_id == str(seen[-1])
+            if len(seen) == count:
+                return seen
+    raise AssertionError(f"the stream ended after {seen}")
+
+
+async def test_a_client_that_reconnects_misses_nothing_and_gets_nothing_twice() -> None:
+    """By `Last-Event-ID`, which goes before `after`, while events keep coming."""
+    world = World(limits=ServerLimits(poll_seconds=0.01))
+
+    async def happen() -> None:
+        while True:
+            world.history.append("tick")
+            await asyncio.sleep(0.002)
+
+    async with world.served() as address:
+        happening = asyncio.create_task(happen())
+        seen: list[int] = []
+        for _ in range(6):
+            last = str(seen[-1] if seen else 0)
+            async with listening(address, "?after=3", **{"last-event-id": last}) as lines:
+                seen += await seqs(lines, 25)
+        happening.cancel()
+    assert seen == list(range(1, 151))
+
+
+async def test_without_a_place_only_new_events_come() -> None:
+    """What happened before is in the history."""
+    world = World(limits=ServerLimits(poll_seconds=0.01))
+    world.history.append("old")
+    async with world.served() as address, listening(address) as lines:
+        first = await anext(lines), await anext(lines)
+        assert first[1] == "id: 1"
+        world.history.append("new")
+        assert await seqs(lines, 1) == [2]
+
+
+async def test_a_stream_can_be_of_one_run() -> None:
+    """Other runs' events are left out."""
+    world = World()
+    for run_id in ("a", "b", None, "a"):
+        world.history.append("tick", run_id)
+    async with world.served() as address, listening(address, "?after=0&run_id=a") as lines:
+        assert await seqs(lines, 2) == [1, 4]
+
+
+async def test_a_quiet_stream_has_heartbeats() -> None:
+    """So that proxies keep it open and a dead one is noticed."""
+    world = World(limits=ServerLimits(heartbeat_seconds=0.05))
+    async with world.served() as address, listening(address) as lines:
+        comments = 0
+        async for line in lines:
+            comments += line.startswith(":")
+            if comments == 3:
+                break
+
+
+async def test_a_stop_of_the_server_does_not_wait_for_streams() -> None:
+    """They end, properly, and the client comes back with the last id."""
+    world = World()
+    loop = asyncio.get_running_loop()
+    server = contextlib.AsyncExitStack()
+    address = await server.enter_async_context(world.served())
+    async with listening(address) as lines:
+        await anext(lines)
+        began = loop.time()
+        stopping = asyncio.create_task(server.aclose())
+        assert not [line async for line in lines if line.startswith("data:")]
+    await stopping
+    assert loop.time() - began < 3
+
+
+async def test_no_poller_is_left_when_clients_go() -> None:
+    """Also when they vanish without a word."""
+    world = World(limits=ServerLimits(poll_seconds=0.01))
+    async with world.served() as address:
+        async with listening(address) as lines:
+            await anext(lines)
+            assert any(task.get_name() == "events" for task in asyncio.all_tasks())
+        for _ in range(100):
+            if not any(task.get_name() == "events" for task in asyncio.all_tasks()):
+                return
+            await asyncio.sleep(0.02)
+        pytest.fail("the poller goes on")
+
+
+class Endless:
+    """Replaces the history's stream by one that does not end, and knows whether it was stopped."""
+
+    def __init__(self, world: World) -> None:
+        self.produced = 0
+        self.stopped = asyncio.Event()
+        self._world = world
+        world.history.stream = self.stream  # type: ignore[method-assign, assignment]
+
+    async def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
+        (record,) = self._world.history.records.values()
+        try:
+            while True:
+                self.produced += 1
+                yield record.run
+        finally:
+            self.stopped.set()
+
+
+@pytest.mark.parametrize("accept", ["application/x-ndjson", "text/csv"])
+async def test_an_export_stops_when_the_client_goes(accept: str) -> None:
+    """The query ends too, and until then memory is bounded: what is not read is not produced."""
+    world = World()
+    async with world.served() as address, httpx.AsyncClient(base_url=address.url) as client:
+        await client.post("/webhook", json=payload())
+        endless = Endless(world)
+        async with client.stream("GET", "/history", headers={"accept": accept}) as answer:
+            await anext(answer.aiter_bytes())
+            produced = -1
+            async with asyncio.timeout(20):
+                while produced != endless.produced:  # until every buffer on the way is full
+                    produced = endless.produced
+                    await asyncio.sleep(0.5)
+            assert produced < 100_000
+        await asyncio.wait_for(endless.stopped.wait(), 5)
+
+
+async def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export or a stream is not held open for one who has gone to sleep, nor is its connection."""
+    monkeypatch.setattr(listener, "_FLUSH_SECONDS", 0.2)
+    world = World(limits=ServerLimits(stall_seconds=0.3))
+    async with world.served() as address, httpx.AsyncClient(base_url=address.url) as client:
+        await client.post("/webhook", json=payload())
+        endless = Endless(world)
+        reader, writer = await asyncio.open_connection(address.host, address.port, limit=1024)
+        writer.write(b"GET /history HTTP/1.1\r\nHost: x\r\nAccept: application/x-ndjson\r\n\r\n")
+        await asyncio.wait_for(endless.stopped.wait(), 10)
+        await asyncio.sleep(3)  # the sweep comes once a second
+        rest = await asyncio.wait_for(reader.read(-1), 5)
+        assert rest
+        assert not rest.endswith(b"0\r\n\r\n")
+        writer.close()
+
+
+async def test_a_stream_that_fails_midway_is_cut_off_not_ended() -> None:
+    """A client can tell a part from the whole."""
+    world = World()
+    async with world.served() as address, httpx.AsyncClient(base_url=address.url) as client:
+        await client.post("/webhook", json=payload())
+        (record,) = world.history.records.values()
+
+        async def failing(wanted: HistoryFilter) -> AsyncIterator[Run]:
+            for _ in range(2000):
+                yield record.run
+            raise RuntimeError("the disk is gone")
+
+        world.history.stream = failing  # type: ignore[method-assign, assignment]
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get("/history", headers={"accept": "application/x-ndjson"})

@@ -1,0 +1,280 @@
+"""The command line against a real server."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.programs import ROOT, Program, free_port, inherited, start_server
+
+PLAYBOOKS = """
+playbook: ask-first
+summary: Asks, and then tells.
+on: {alert: Trouble}
+target: job
+steps:
+  - id: sure
+    approve: Is {{ target.job }} really in trouble?
+    timeout: 1h
+  - id: tell
+    action: http.request
+    with: {url: "http://127.0.0.1:1/", method: GET}
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A server, and somebody who types commands."""
+
+    url: str
+    token: str = ""
+
+    def run(self, *arguments: str, **environment: str) -> Ran:
+        done = subprocess.run(
+            [sys.executable, "-m", "app", *arguments],
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}", "COLUMNS": "300"}
+        return {**inherited(), **path, "TRAINMEDIC_URL": self.url, "TRAINMEDIC_TOKEN": self.token, **more}
+
+    def alert(self, job: str, **annotations: str) -> str:
+        """Have Alertmanager report trouble with a job; the run's id."""
+        alert = {
+            "status": "firing",
+            "labels": {"alertname": "Trouble", "job_name": job},
+            "annotations": annotations,
+            "startsAt": datetime.now(UTC).isoformat(),
+            "fingerprint": hashlib.sha256(job.encode()).hexdigest()[:16],
+        }
+        payload = {"version": "4", "status": "firing", "receiver": "r", "groupKey": "g", "alerts": [alert]}
+        request = urllib.request.Request(
+            f"{self.url}/webhook",
+            json.dumps(payload).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            run_id: str = json.load(reply)["runs"][0]["run_id"]
+            return run_id
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """A server in mode enforce that knows an operator, and a viewer whose token is "look"."""
+    directory = tmp_path_factory.mktemp("server")
+    (directory / "playbooks").mkdir()
+    (directory / "playbooks" / "ask.yaml").write_text(PLAYBOOKS)
+    entries = [
+        {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest(), "roles": roles}
+        for name, token, roles in (("ann", "act", ["operator", "webhook"]), ("vic", "look", ["viewer"]))
+    ]
+    (directory / "tokens.yaml").write_text(json.dumps(entries))
+    program, url = start_server(
+        *(directory, "--mode", "enforce", "--tokens", str(directory / "tokens.yaml")),
+        playbooks=directory / "playbooks",
+    )
+    with program:
+        yield Desk(url, "act")
+
+
+def test_a_run_waits_and_is_approved_from_the_command_line(desk: Desk) -> None:
+    """The operator finds it in the history, lets it go on, and the note and the actor are kept."""
+    run_id = desk.alert("llm-approved")
+    listed = desk.run("history", "--status", "awaiting_approval", "--job", "llm-approved")
+    assert run_id in listed.out
+    approved = desk.run("runs", "approve", run_id, "--note", "go ahead")
+    assert approved.code == 0, approved.err
+    assert approved.out.startswith("ask-first job:llm-approved: ")
+    story = desk.run("history", "show", run_id).out
+    assert "asks     Is llm-approved really in trouble?" in story
+    assert "by ann" in story
+    assert '"go ahead"' in story
+
+
+def test_an_order_that_does_not_fit_is_refused_with_1(desk: Desk) -> None:
+    """The server says why."""
+    run_id = desk.alert("llm-rejected")
+    assert desk.run("runs", "reject", run_id).code == 0
+    refused = desk.run("runs", "approve", run_id)
+    assert refused.code == 1
+    assert refused.err.startswith("Error: ")
+    assert "rejected" in refused.err
+
+
+def test_what_is_not_there_ends_with_5(desk: Desk) -> None:
+    """A run that does not exist is told apart from a server that does not."""
+    missing = desk.run("history", "show", "019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a")
+    assert missing.code == 5
+    assert "019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a" in missing.err
+
+
+def test_a_token_that_may_not_ends_with_4(desk: Desk) -> None:
+    """Unknown tokens and tokens without the role, each with its reason."""
+    assert desk.run("history", TRAINMEDIC_TOKEN="guess").code == 4
+    viewer = desk.run("pause", TRAINMEDIC_TOKEN="look")
+    assert viewer.code == 4
+    assert "role" in viewer.err
+
+
+def test_the_token_can_be_in_a_file(desk: Desk, tmp_path: Path) -> None:
+    """So that it is in no command line and no environment."""
+    file = tmp_path / "token"
+    file.write_text("look\n")
+    assert desk.run("history", TRAINMEDIC_TOKEN="", TRAINMEDIC_TOKEN_FILE=str(file)).code == 0
+
+
+def test_a_server_that_is_not_there_ends_with_3_and_says_what_to_do() -> None:
+    """The message names the URL and how to start or name a server."""
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    away = Desk(nowhere).run("status")
+    assert away.code == 3
+    assert nowhere in away.err
+    assert "trainmedic serve" in away.err
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://[::1"])
+def test_a_wrong_url_ends_with_2(url: str) -> None:
+    """It is a mistake in the command, not a server that is away."""
+    assert Desk(url).run("history").code == 2
+
+
+def test_pause_and_resume_are_shown_in_the_status(desk: Desk) -> None:
+    """By whom too, where the server tells it."""
+    assert desk.run("pause").out.startswith("paused by ann since ")
+    paused = desk.run("status")
+    assert paused.code == 0
+    assert "paused, breaker closed" in paused.out
+    assert desk.run("resume", "--breaker").out == "not paused, breaker closed\n"
+
+
+def test_the_status_is_there_for_programs_too(desk: Desk) -> None:
+    """One JSON document with everything that the text shows."""
+    status = json.loads(desk.run("status", "--output", "json").out)
+    assert status["ready"]["ready"] is True
+    assert [item["name"] for item in status["playbooks"]["items"]] == ["ask-first"]
+
+
+def test_the_history_is_there_for_programs_too(desk: Desk) -> None:
+    """JSON and CSV hold the same runs, and a filter that nothing matches gives empty ones."""
+    run_id = desk.alert("llm-listed")
+    (item,) = json.loads(desk.run("history", "--job", "llm-listed", "--output", "json").out)
+    assert item["run_id"] == run_id
+    (row,) = csv.DictReader(io.StringIO(desk.run("history", "--job", "llm-listed", "--output", "csv").out))
+    assert row["run_id"] == run_id
+    assert json.loads(row["alert_labels"])["job_name"] == "llm-listed"
+    assert json.loads(desk.run("history", "--job", "none", "--output", "json").out) == []
+    assert desk.run("history", "--job", "none").err == "No run matches.\n"
+
+
+def test_a_limit_is_kept(desk: Desk) -> None:
+    """And --all lifts it."""
+    for number in range(3):
+        desk.alert(f"llm-many-{number}")
+    limited = json.loads(desk.run("history", "--limit", "2", "--output", "json").out)
+    assert len(limited) == 2
+    assert len(json.loads(desk.run("history", "--all", "--output", "json").out)) > 2
+
+
+@pytest.mark.parametrize("since", ["1h", "2020-01-01", "2020-01-01T00:00:00Z"])
+def test_times_are_moments_or_how_long_ago(desk: Desk, since: str) -> None:
+    """A moment without a zone is in this machine's."""
+    assert desk.run("history", "--since", since).code == 0
+
+
+def test_a_wrong_time_ends_with_2(desk: Desk) -> None:
+    """Without asking the server."""
+    wrong = desk.run("history", "--since", "yesterday")
+    assert wrong.code == 2
+    assert "neither a time" in wrong.err
+
+
+def test_a_server_can_be_named_before_the_subcommand(desk: Desk) -> None:
+    """``history --server URL show RUN`` asks that server."""
+    run_id = desk.alert("llm-named")
+    shown = desk.run("history", "--server", desk.url, "show", run_id, TRAINMEDIC_URL="http://127.0.0.1:1")
+    assert shown.code == 0, shown.err
+
+
+def test_what_an_alert_says_cannot_steer_the_terminal(desk: Desk) -> None:
+    """Escape sequences and marks of direction in annotations are shown, not obeyed."""
+    run_id = desk.alert("llm-evil", summary="\x1b[2J\u202egnp.exe")
+    story = desk.run("history", "show", run_id).out
+    assert "\\x1b[2J\\u202egnp.exe" in story
+    assert "\x1b" not in story
+
+
+def test_following_shows_what_happens(desk: Desk, tmp_path: Path) -> None:
+    """First what there is, then each event of the runs that were asked for."""
+    log = tmp_path / "followed"
+    arguments = [sys.executable, "-u", "-m", "app", "history", "--follow", "--playbook", "ask-first"]
+    with Program(arguments, log, desk.environment()) as following:
+        deadline = time.monotonic() + 20
+        while "RUN" not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)  # the stream is opened after the page was printed, and nothing tells when
+        run_id = desk.alert("llm-followed")
+        while f"{run_id}" not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert run_id in log.read_text(), following.tail()
+        assert "job:llm-followed" in log.read_text()
+
+
+def test_the_whole_help_can_be_read() -> None:
+    """Every command and subcommand explains itself, the exit codes included."""
+    assert "Exit codes:" in Desk("").run("--help").out
+    for command in ("serve", "status", "history", "history show", "runs", "runs undo", "pause", "resume", "playbook"):
+        helped = Desk("").run(*command.split(), "--help")
+        assert helped.code == 0, helped.err
+        assert "Usage:" in helped.out
+
+
+def test_the_client_commands_do_not_load_the_server() -> None:
+    """They start in a fraction of the time that the server's libraries take."""
+    script = (
+        "import sys, app.cli, app.cli.history, app.cli.runs, app.cli.operations, app.cli.completion;"
+        "print([name for name in ('fastapi', 'sqlalchemy', 'pydantic', 'redis') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=Desk("").environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_printed(shell: str) -> None:
+    """For each shell, and they call back the command."""
+    assert f"_TRAINMEDIC_COMPLETE={shell}_complete" in Desk("").run("completion", shell).out
+
+
+def test_bash_completes_the_commands() -> None:
+    """The script does what it is for."""
+    asked = Desk("").run(COMP_WORDS="trainmedic hi", COMP_CWORD="1", _TRAINMEDIC_COMPLETE="bash_complete")
+    assert "history" in asked.out

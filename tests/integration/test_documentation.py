@@ -1,0 +1,80 @@
+"""The documentation's examples do what they say: see `tests.pages` for how a page is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import pages
+from tests.programs import ROOT, inherited
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+# Followed elsewhere, because they need real programs beside the server, or check their blocks in a way of their own.
+ELSEWHERE = {
+    "docs/tutorial/protect-a-training-run.md": "tests/acceptance/test_loss_spike.py",
+    "docs/how-to/monitoring.md": "tests/integration/test_monitoring.py",
+    "docs/how-to/write-a-playbook.md": "tests/unit/docs/test_playbook_examples.py",
+    "docs/reference/actions.md": "tests/unit/docs/test_actions_reference.py",
+}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """A reader's, for whom ``trainmedic`` is this checkout's and the home directory is empty."""
+    commands = scratch / "bin"
+    commands.mkdir()
+    command = commands / "trainmedic"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m app "$@"\n')
+    command.chmod(0o755)
+    return {
+        **inherited(),
+        "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}",
+        "HOME": str(scratch),
+        "COLUMNS": "200",
+    }
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in ELSEWHERE], ids=name_of)
+def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
+    """Every example on the page is carried out in order, and comes out as the page shows."""
+    examples = pages.blocks(page.read_text(encoding="utf-8"))
+    in_checkout = any("./scripts/" in example.body for example in examples)
+    if in_checkout and not (ROOT / ".venv" / ".installed-server").exists():
+        pytest.skip("the page works in a checkout that scripts/setup has prepared")
+    directory = ROOT if in_checkout else tmp_path / "work"
+    if not in_checkout:
+        directory.mkdir()
+        for shipped in ("playbooks", "monitoring", "examples"):
+            (directory / shipped).symlink_to(ROOT / shipped)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with pages.Reader(directory, scratch, environment(scratch)) as reader:
+        for example in examples:
+            try:
+                reader.follow(example)
+            except AssertionError as error:
+                raise AssertionError(f"{name_of(page)}:{example.line}: {error}") from error
+
+
+@pytest.mark.parametrize("page", ELSEWHERE)
+def test_a_page_that_is_followed_elsewhere_is_followed_there(page: str) -> None:
+    """Both the page and its test are still there."""
+    assert (ROOT / page).is_file()
+    assert (ROOT / ELSEWHERE[page]).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_within_the_documentation_lead_somewhere(page: Path) -> None:
+    """A relative link names a file of the repository."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text)
+    dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not dead

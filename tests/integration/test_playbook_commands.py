@@ -1,0 +1,133 @@
+"""``trainmedic playbook``, as a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs import ROOT, inherited
+
+GOOD = """
+playbook: slow-down
+on: {alert: GradientExplosion, matchers: ['severity="critical"']}
+target: job
+steps:
+  - id: halve
+    action: job.scale_lr
+    with: {factor: 0.5}
+"""
+TESTS = """
+tests:
+  - name: it halves
+    alerts:
+      - alert: {labels: {alertname: GradientExplosion, severity: critical, job_name: llm-1}}
+    expect:
+      runs: [{status: STATUS}]
+"""
+
+
+def playbook(directory: Path, *arguments: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``trainmedic playbook`` in `directory`."""
+    return subprocess.run(
+        [sys.executable, "-m", "app", "playbook", *arguments],
+        cwd=directory,
+        env={**inherited(), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}", **environment},
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A working directory whose ``playbooks`` holds one good playbook."""
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "playbooks" / "slow-down.yaml").write_text(GOOD)
+    return tmp_path
+
+
+def test_good_playbooks_pass_the_check(directory: Path) -> None:
+    """And nothing else is printed."""
+    done = playbook(directory, "check")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 playbook, no mistake.\n", "")
+
+
+def test_a_mistake_is_told_with_its_place_and_ends_with_1(directory: Path) -> None:
+    """File, line and column, and the nearest right name."""
+    (directory / "wrong.yaml").write_text(GOOD.replace("scale_lr", "scale_rl"))
+    done = playbook(directory, "check", "wrong.yaml")
+    assert done.returncode == 1
+    assert done.stdout.startswith("wrong.yaml:7:13: ")
+    assert "job.scale_lr" in done.stdout
+
+
+def test_the_variable_says_where_playbooks_are(directory: Path, tmp_path: Path) -> None:
+    """With a colon between several, as for the server."""
+    done = playbook(directory, "check", TRAINMEDIC_PLAYBOOKS=f"playbooks:{tmp_path / 'none'}")
+    assert done.returncode == 1
+    assert "none" in done.stdout
+
+
+def test_the_schema_is_a_json_schema(directory: Path) -> None:
+    """For an editor to complete and check with."""
+    schema = json.loads(playbook(directory, "schema").stdout)
+    assert "$schema" in schema
+    assert "steps" in json.dumps(schema)
+
+
+def test_an_alert_is_explained(directory: Path) -> None:
+    """The target, the decision and the parameters; read from standard input here."""
+    labels = {"alertname": "GradientExplosion", "severity": "critical", "job_name": "llm-1"}
+    done = playbook(directory, "explain", "-", given=json.dumps({"labels": labels}))
+    assert done.returncode == 0, done.stderr
+    assert "slow-down: reacts" in done.stdout
+    assert "job:llm-1" in done.stdout
+    assert '{"factor": 0.5}' in done.stdout
+
+
+def test_an_alert_that_nothing_reacts_to_is_explained_too(directory: Path) -> None:
+    """Which matcher did not hold; as JSON for programs."""
+    labels = {"alertname": "GradientExplosion", "severity": "warning", "job_name": "llm-1"}
+    (directory / "alert.json").write_text(json.dumps({"labels": labels}))
+    done = playbook(directory, "explain", "alert.json", "--output", "json")
+    (explanation,) = json.loads(done.stdout)
+    assert explanation["matched"] is False
+    assert "severity" in explanation["why"]
+
+
+@pytest.mark.parametrize("given", ["{", "[]", '{"labels": 1}', ""])
+def test_what_is_no_alert_ends_with_2(directory: Path, given: str) -> None:
+    """It is a mistake in the file, and said to be."""
+    done = playbook(directory, "explain", "-", given=given)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+
+
+def test_tests_that_pass_end_with_0(directory: Path) -> None:
+    """One line for each file, and the sum."""
+    (directory / "playbooks" / "slow-down_test.yaml").write_text(TESTS.replace("STATUS", "succeeded"))
+    done = playbook(directory, "test")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("ok   playbooks/slow-down_test.yaml (1 tests)\n1 tests, 0 failed")
+    assert "ok   it halves" in playbook(directory, "test", "--verbose").stdout
+
+
+def test_a_test_that_fails_ends_with_1_and_says_why(directory: Path) -> None:
+    """With the place in the test file."""
+    (directory / "playbooks" / "slow-down_test.yaml").write_text(TESTS.replace("STATUS", "failed"))
+    done = playbook(directory, "test")
+    assert done.returncode == 1
+    assert "slow-down_test.yaml:7:" in done.stdout
+    assert "succeeded" in done.stdout
+
+
+def test_no_tests_at_all_end_with_2(directory: Path) -> None:
+    """A path without tests is more likely wrong than meant."""
+    assert playbook(directory, "test").returncode == 2

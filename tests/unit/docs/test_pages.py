@@ -1,0 +1,53 @@
+"""How examples are found on a page, and compared with what happened."""
+
+from __future__ import annotations
+
+from tests import pages
+
+PAGE = """# A page
+
+```console exit=1
+$ first \\
+  --long
+one … three
+
+$ second
+```
+
+- in a list
+  ```yaml file=a.yaml
+  key: 1
+  ```
+
+```
+free text
+```
+"""
+
+
+def test_blocks_are_found_with_their_words_and_lines() -> None:
+    """Indented ones too, without the indent; one without a kind is an illustration."""
+    found = pages.blocks(PAGE)
+    assert [(block.kind, block.words, block.line) for block in found] == [
+        ("console", ("exit=1",), 3),
+        ("yaml", ("file=a.yaml",), 12),
+        ("text", (), 16),
+    ]
+    assert found[1].body == "key: 1\n"
+    assert found[1].option("file") == "a.yaml"
+
+
+def test_commands_keep_their_output() -> None:
+    """A backslash joins lines; empty lines are no output."""
+    first, second = pages.commands(pages.blocks(PAGE)[0].body)
+    assert (first.text, first.shown) == ("first \\\n  --long", ("one … three",))
+    assert (second.text, second.shown) == ("second", ())
+
+
+def test_what_is_shown_must_be_printed_in_order() -> None:
+    """An ellipsis stands for anything, and the width of gaps does not count."""
+    printed = "zero\none two  three\nfour\n"
+    assert pages.is_shown(("one … three", "…", "four"), printed)
+    assert pages.is_shown(("one two three",), printed)
+    assert not pages.is_shown(("four", "one … three"), printed)
+    assert not pages.is_shown(("one",), printed)

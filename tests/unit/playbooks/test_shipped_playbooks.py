@@ -1,0 +1,41 @@
+"""The playbooks that are shipped: they load, and do what the tests beside them say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.actions import registry
+from app.catalog import loader
+from app.domain.target import IdentityLabels
+from app.rehearsal import suite
+
+PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
+SUITES = sorted(PLAYBOOKS.glob(f"*{loader.TEST_SUFFIX}.yaml"))
+FILES = sorted(set(PLAYBOOKS.glob("*.yaml")) - set(SUITES))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_playbook_has_its_name_and_its_tests(path):
+    """One playbook a file, of the file's name, with a test file beside it."""
+    loaded = loader.load_file(path, registry.specs_only(), IdentityLabels())
+    assert loaded.problems == ()
+    assert [book.spec.name for book in loaded.books] == [path.stem]
+    assert path.with_name(f"{path.stem}{loader.TEST_SUFFIX}.yaml") in SUITES
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_a_shipped_playbook_does_what_its_tests_say(path):
+    """All of them, within a second of real time."""
+    result = suite.run_file(path, registry.specs_only())
+    assert [str(problem) for problem in result.problems] == []
+    assert [str(failure) for test in result.results for failure in test.failures] == []
+    assert sum(test.seconds for test in result.results) < 1
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_playbook_tells_people_when_it_failed(path):
+    """And a server without a notification channel makes that no failure of its own."""
+    (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).books
+    assert [(step.action, step.on_error) for step in book.spec.on_failure] == [("notify", "continue")]

@@ -1,0 +1,103 @@
+"""The actions of the rehearsal's tests: names, parameters and inverses; nothing acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from app import errors, ports
+from app.domain.target import Kind
+
+PLAYBOOK = """\
+playbook: cap
+on: {alert: Hot}
+target: node
+guards: {cooldown: 10m}
+steps:
+  - id: cap
+    action: test.cap
+    with: {amount: 80}
+    timeout: 30s
+    retry: {attempts: 3}
+    undo: on_resolve
+  - id: cooled
+    wait_for: resolved
+    timeout: 5m
+    on_timeout: continue
+  - id: harder
+    when: steps.cooled.status == "timed_out"
+    action: test.cap
+    with: {amount: "{{ steps.cap.params.amount - 20 }}"}
+    undo: on_resolve
+on_failure:
+  - action: test.tell
+    with: {text: "{{ target.node }} is still hot, see {{ labels.runbook }}"}
+"""
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Amount(_Params):
+    amount: float
+
+
+class Text(_Params):
+    text: str
+
+
+class _Base:
+    summary: ClassVar[str] = "For tests."
+    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    harmful: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
+
+    def __init__(self, services: ports.Services) -> None: ...
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        raise errors.PermanentFailure("a test must never reach the real action")
+
+    def settled(self, command_id: str) -> None: ...
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return None
+
+
+class Cap(_Base):
+    name: ClassVar[str] = "test.cap"
+    Params: ClassVar[type[BaseModel]] = Amount
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse("test.uncap", {"amount": (output or {}).get("was", 100)})
+
+
+class Uncap(_Base):
+    name: ClassVar[str] = "test.uncap"
+    Params: ClassVar[type[BaseModel]] = Amount
+
+
+class Tell(_Base):
+    name: ClassVar[str] = "test.tell"
+    harmful: ClassVar[bool] = False
+    Params: ClassVar[type[BaseModel]] = Text
+
+
+class RehearsedActions:
+    """`ports.Actions` over the classes above."""
+
+    _KINDS: ClassVar[Mapping[str, type[ports.Action]]] = {kind.name: kind for kind in (Cap, Uncap, Tell)}
+
+    def names(self) -> Sequence[str]:
+        return sorted(self._KINDS)
+
+    def spec(self, name: str) -> type[ports.Action] | None:
+        return self._KINDS.get(name)
+
+    def get(self, name: str) -> ports.Action:
+        raise errors.PermanentFailure("a test must never reach the real action")

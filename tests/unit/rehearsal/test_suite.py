@@ -1,0 +1,261 @@
+"""Playbook tests: what they can say, and what they tell when it is not so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from app.rehearsal import report, suite
+from app.rehearsal.suite import FileResult
+from tests.unit.rehearsal.actions import PLAYBOOK, RehearsedActions
+
+HOT = "{labels: {alertname: Hot, node: n1, runbook: r}}"
+Run = Callable[..., FileResult]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run the tests of a text, beside a playbook."""
+
+    def _run(tests: str, playbook: str = PLAYBOOK) -> FileResult:
+        (tmp_path / "cap.yaml").write_text(playbook)
+        (tmp_path / "cap_test.yaml").write_text(tests)
+        return suite.run_file(tmp_path / "cap_test.yaml", RehearsedActions())
+
+    return _run
+
+
+def one(body: str) -> str:
+    return "tests:\n  - name: t\n" + indent(body, "    ")
+
+
+def told(result: FileResult) -> list[str]:
+    """Problems and failures as ``line: message``."""
+    found = [*result.problems, *(failure for test in result.results for failure in test.failures)]
+    return [f"{problem.line}: {problem.message.removeprefix('t: ')}" for problem in found]
+
+
+def test_a_run_is_followed_through_time(run: Run) -> None:
+    """Retries, waits, undo and guards happen as they would, at their virtual times."""
+    result = run(
+        one(f"""\
+alerts:
+  - {{alert: &hot {HOT}}}
+  - {{at: 2m, alert: *hot, status: resolved}}
+  - {{at: 5m, alert: *hot}}
+replies:
+  cap: [{{failed: busy}}, {{applied: {{was: 90}}}}]
+expect:
+  - at: 1s
+    runs: [{{status: waiting, steps: {{cap: {{status: waiting, attempts: 1}}}}}}]
+  - at: 1m
+    runs: [{{status: waiting, steps: {{cap: {{status: succeeded, attempts: 2, undo: armed}}}}}}]
+  - decisions: [started, {{playbook: cap, target: "node:n1", decision: cooldown}}]
+    runs:
+      - playbook: cap
+        target: "node:n1"
+        mode: enforce
+        decision: started
+        status: succeeded
+        alerts: 1
+        steps:
+          cap:
+            params: {{amount: 80}}
+            output: {{was: 90}}
+            undo: {{status: done, action: test.uncap, params: {{amount: 90}}}}
+          cooled: succeeded
+          harder: skipped
+        events: [started, step_started, step_succeeded, undo_done]
+      - {{decision: cooldown, status: not_started}}
+    calls: [test.cap, test.cap, {{action: test.uncap, undo: true, params: {{amount: 90}}}}]
+    paused: false
+    breaker_open: false
+""")
+    )
+    assert told(result) == []
+    assert result.passed
+
+
+@pytest.mark.parametrize(
+    ("expectation", "message"),
+    [
+        ("runs: [{status: failed}]", "expected failed, got succeeded"),
+        ("runs: [{decision: joined}]", "expected joined, got started"),
+        ("runs: [{target: 'node:n2'}]", "expected node:n2, got node:n1"),
+        ("runs: []", "expected 0, got 1:\n      cap node:n1: succeeded (started)"),
+        ("runs: [{steps: {cap: failed}}]", "runs[0].steps.cap.status: expected failed, got succeeded"),
+        ("runs: [{steps: {harder: {params: {amount: 50}}}}]", "params.amount: expected 50, got 60.0"),
+        (
+            "runs: [{steps: {harder: {params: {percent: 50}}}}]",
+            "params.percent: expected 50, got nothing; there are am",
+        ),
+        ("runs: [{steps: {cooled: {error: nobody}}}]", "expected a text with nobody, got the alert had not resolved"),
+        ("runs: [{steps: {cap: {attempts: 2}}}]", "attempts: expected 2, got 1"),
+        ("runs: [{steps: {cap: {undo: done}}}]", "undo.status: expected done, got armed"),
+        ("runs: [{steps: {cooled: {undo: done}}}]", "undo: expected an undo, got none"),
+        ("runs: [{events: [closed, started]}]", "events[1]: expected started next, got the events started"),
+        ("calls: [test.cap]", "calls: expected 1, got 2:\n      test.cap {'amount': 80.0}"),
+        ("calls: [test.cap, test.tell]", "calls[1].action: expected test.tell, got test.cap"),
+        ("decisions: []", "decisions: expected 0, got 1:\n      cap node:n1: started"),
+        ("decisions: [joined]", "decisions[0].decision: expected joined, got started"),
+        ("paused: true", "paused: expected True, got False"),
+    ],
+)
+def test_what_is_not_as_expected_is_told_at_its_place(run: Run, expectation: str, message: str) -> None:
+    """With what was expected, what was got, and the line of the expectation."""
+    result = run(one(f"alerts: [{{alert: {HOT}}}]\nexpect:\n  {expectation}\n"))
+    assert not result.passed
+    (found,) = told(result)
+    assert found.startswith("5: at the end, ")
+    assert message in found
+
+
+def test_the_place_is_that_of_the_value_in_a_list_of_checks_too(run: Run) -> None:
+    """Line and column of what was expected."""
+    result = run(one(f"alerts: [{{alert: {HOT}}}]\nexpect:\n  - at: 1m\n    runs:\n      - status: failed\n"))
+    (failure,) = result.results[0].failures
+    assert (failure.line, failure.column) == (7, 21)
+    assert failure.message == "t: at 1m, runs[0].status: expected failed, got waiting"
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "attempts"),
+    [
+        ("applied", "succeeded", 1),
+        ("{applied: {was: 5}, after: 10s}", "succeeded", 1),
+        ("[{failed: busy}, applied]", "succeeded", 2),
+        ("{failed: busy}", "failed", 3),
+        ("{rejected: not now}", "failed", 1),
+        ("unsupported", "failed", 1),
+        ("timeout", "unknown", 3),
+        ("[timeout, timeout, applied]", "succeeded", 3),
+    ],
+)
+def test_replies_are_taken_one_after_the_other_and_the_last_stays(
+    run: Run, reply: str, status: str, attempts: int
+) -> None:
+    """By a step's id or by an action's name."""
+    for key in ("cap", "test.cap"):
+        expect = f"runs: [{{steps: {{cap: {{status: {status}, attempts: {attempts}}}}}}}]"
+        result = run(one(f"alerts: [{{alert: {HOT}}}]\nreplies: {{{key}: {reply}}}\nexpect:\n  {expect}\n"))
+        assert told(result) == []
+
+
+def test_an_undo_has_replies_of_its_own(run: Run) -> None:
+    """Under the step's id and ``undo``."""
+    result = run(
+        one(f"""\
+alerts:
+  - {{alert: &hot {HOT}}}
+  - {{at: 1m, alert: *hot, status: resolved}}
+replies: {{cap.undo: [{{failed: busy}}, applied]}}
+expect: {{runs: [{{steps: {{cap: {{undo: done}}}}}}], calls: [test.cap, test.uncap, test.uncap]}}
+""")
+    )
+    assert told(result) == []
+
+
+def test_operators_take_part(run: Run) -> None:
+    """Approve, pause, resume, cancel and undo; an order that is refused must be expected."""
+    result = run(
+        one(f"""\
+mode: approve
+alerts: [{{alert: {HOT}}}]
+orders:
+  - {{do: undo, refused: true}}
+  - {{at: 1m, do: pause}}
+  - {{at: 2m, do: approve, by: alice}}
+  - {{at: 3m, do: resume}}
+  - {{at: 4m, do: undo, playbook: cap, target: "node:n1"}}
+expect:
+  - {{at: 30s, runs: [{{status: awaiting_approval, steps: {{approval: waiting}}}}]}}
+  - {{at: 2m, paused: true, calls: [], runs: [{{steps: {{approval: succeeded, cap: pending}}}}]}}
+  - {{at: 3m, calls: [test.cap]}}
+  - {{runs: [{{status: cancelled, message: operator, steps: {{cap: {{undo: done}}}}}}]}}
+""")
+    )
+    assert told(result) == []
+    unexpected = run(one("orders: [{do: approve}]\nexpect: {runs: []}\n"))
+    assert told(unexpected) == ["3: at 0s the order approve was refused: there is no such run yet"]
+
+
+def test_a_restart_forgets_nothing(run: Run) -> None:
+    """The server is killed where it stands; its runs go on, and time has passed."""
+    result = run(
+        one(f"""\
+alerts: [{{alert: {HOT}}}]
+orders: [{{at: 1m, do: restart, down: 2m}}]
+expect:
+  - {{at: 4m, runs: [{{steps: {{cap: succeeded, cooled: waiting}}}}]}}
+  - {{runs: [{{status: succeeded, steps: {{cooled: timed_out, harder: succeeded}}}}]}}
+""")
+    )
+    assert told(result) == []
+
+
+def test_an_old_alert_is_stale_and_mode_observe_acts_on_nothing(run: Run) -> None:
+    """``starts_at`` may lie before the test; ``mode`` is the server's."""
+    stale = one(f"alerts: [{{alert: {HOT}, starts_at: -20m}}]\nexpect: {{runs: [{{decision: stale}}], calls: []}}\n")
+    observe = one(
+        f"mode: observe\nalerts: [{{alert: {HOT}}}]\n"
+        "expect: {runs: [{status: observed, steps: {cap: {status: observed, params: {amount: 80}}}}], calls: []}\n"
+    )
+    assert told(run(stale)) == []
+    assert told(run(observe)) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("expct: {}", "unknown key 'expct'; did you mean 'expect'?"),
+        ("expect: {runs: [{status: faild}]}", "'faild' is not one of"),
+        (
+            "expect: {runs: [{steps: {cpa: failed}}]}",
+            "there is no step 'cpa' in the playbooks under test; did you mean",
+        ),
+        ("expect: {runs: [{playbook: cup}]}", "there is no playbook 'cup' in the playbooks under test; did you mean"),
+        ("replies: {tst.cap: applied}\nexpect: {runs: []}", "there is no step or action 'tst.cap'"),
+        ("replies: {cap: aplied}\nexpect: {runs: []}", "'aplied' is not one of applied, failed"),
+        ("end: 1s\norders: [{at: 2s, do: pause}]\nexpect: {runs: []}", "something happens at 2s, after the test's end"),
+        ("end: 30d\nexpect: {runs: []}", "a test lasts at most 7d"),
+        ("expect: []", "must not be empty"),
+    ],
+)
+def test_a_test_that_cannot_mean_what_it_says_is_refused(run: Run, body: str, message: str) -> None:
+    """A misspelt expectation would otherwise pass for ever."""
+    result = run(one(body + "\n"))
+    assert result.results == ()
+    assert any(message in each for each in told(result)), told(result)
+
+
+def test_mistakes_of_the_playbook_are_told_and_nothing_runs(run: Run) -> None:
+    """The test names the playbook of its own file name, unless it says others."""
+    broken = run(one("expect: {runs: []}\n"), playbook=PLAYBOOK.replace("target: node", "targt: node"))
+    assert any("unknown key 'targt'" in each for each in told(broken))
+    missing = run("playbooks: [other.yaml]\n" + one("expect: {runs: []}\n"))
+    assert any("no such file" in problem.message for problem in missing.problems)
+
+
+def test_the_report_reads_like_a_test_runners(run: Run) -> None:
+    """A line for each file, the failures, the sum."""
+    good = run(one(f"alerts: [{{alert: {HOT}}}]\nexpect: {{decisions: [started]}}\n"))
+    bad = run(one(f"alerts: [{{alert: {HOT}}}]\nexpect: {{decisions: []}}\n"))
+    lines = list(report.results([good, bad], verbose=True))
+    assert lines[0].startswith("ok   ")
+    assert lines[1] == "  ok   t"
+    assert lines[2].startswith("FAIL ")
+    assert lines[-1].startswith("2 tests, 1 failed, ")
+
+
+def test_hundreds_of_tests_take_a_second(run: Run) -> None:
+    """A run of five virtual minutes with retries and waits costs a few milliseconds."""
+    test = f"  - name: t%d\n    alerts: [{{alert: {HOT}}}]\n    expect: {{runs: [{{status: succeeded}}]}}\n"
+    began = time.perf_counter()
+    result = run("tests:\n" + "".join(test % number for number in range(50)))
+    assert result.passed
+    assert len(result.results) == 50
+    assert time.perf_counter() - began < 2

@@ -1,0 +1,33 @@
+"""The reference page of the API says what the API does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from app.server.schemas import WebhookReply
+from app.server.tokens import parse
+from tests.serving import World
+
+PAGE = (Path(__file__).parents[3] / "docs/reference/http-api.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_every_call_is_in_the_table() -> None:
+    """And nothing else is."""
+    named = set(re.findall(r"`((?:GET|POST) /[^`]*)`", PAGE.split("## Tokens")[0]))
+    paths = World().app.openapi()["paths"]
+    assert named == {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+
+
+def test_its_examples_are_sound() -> None:
+    """The tokens file can be read, the JSON is what the models say."""
+    (tokens,) = blocks("yaml")
+    assert [token.name for token in parse(tokens, "page")] == ["alertmanager", "ann"]
+    reply, problem = (json.loads(block) for block in blocks("json"))
+    WebhookReply.model_validate(reply)
+    assert problem["status"] == 422
