@@ -36,8 +36,7 @@ class RedisBus:
 
     ``consumer`` names this server among those that read the replies; a server that restarts must
     keep its name, because what it was given before is given to that name again. ``on_late_reply``
-    is called with each final reply that nobody waits for; the reply is delivered again later if
-    it raises.
+    is called with each final reply that nobody waits for.
     """
 
     def __init__(

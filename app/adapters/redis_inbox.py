@@ -108,5 +108,9 @@ class Inbox:
         for entry, reply in self._replies.late(self._clock.now()):
             self._metrics.refused_messages.labels(reason="unmatched").inc()
             if self._on_late_reply is not None:
-                await self._on_late_reply(reply)
+                try:
+                    await self._on_late_reply(reply)
+                except Exception:  # a reply that nobody can note is not worth stopping the others
+                    self._metrics.loop_errors.labels(loop="late replies").inc()
+                    log.exception("late_reply_not_noted")
             self._acknowledge([entry])

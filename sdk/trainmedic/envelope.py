@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -28,6 +29,7 @@ REJECTED = "rejected"
 UNSUPPORTED = "unsupported"
 FAILED = "failed"
 EXPIRED = "expired"
+_IDENTIFIER = re.compile(r"^[!-~]{1,128}\Z")
 STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED})
 FINAL = STATUSES - {ACCEPTED}
 
@@ -102,10 +104,8 @@ class Command:
         if fields.get("v") != VERSION:
             raise EnvelopeError(f"command: v is {fields.get('v')!r}; this version reads {VERSION}")
         undo_of = fields.get("undo_of")
-        if undo_of is not None and not isinstance(undo_of, str):
-            raise EnvelopeError("command: undo_of is not a string")
         return cls(
-            id=_member(fields, "id", str),
+            id=_identifier(fields, "id"),
             action=_member(fields, "action", str),
             target=_member(fields, "target", dict),
             params=_member(fields, "params", dict),
@@ -114,7 +114,7 @@ class Command:
             reason=_member(fields, "reason", str),
             issued_at=read_time(_member(fields, "issued_at", str)),
             expires_at=read_time(_member(fields, "expires_at", str)),
-            undo_of=undo_of,
+            undo_of=None if undo_of is None else _identifier(fields, "undo_of"),
         )
 
 
@@ -156,7 +156,7 @@ class Reply:
             raise EnvelopeError("reply: rank is not a whole number")
         at = fields.get("at")
         return cls(
-            command_id=_member(fields, "command_id", str),
+            command_id=_identifier(fields, "command_id"),
             sender=str(fields.get("from", "")),
             status=status,
             rank=rank,
@@ -210,7 +210,10 @@ def read_time(text: str) -> datetime:
         raise EnvelopeError(f"{text!r} is not an RFC 3339 time") from error
     if value.tzinfo is None:
         raise EnvelopeError(f"{text!r} has no time zone")
-    return value.astimezone(timezone.utc)
+    try:
+        return value.astimezone(timezone.utc)
+    except OverflowError as error:
+        raise EnvelopeError(f"{text!r} is no time that can be told in UTC") from error
 
 
 def _object(raw: bytes, what: str) -> dict[str, Any]:
@@ -227,4 +230,12 @@ def _member(fields: dict[str, Any], name: str, kind: type) -> Any:
     value = fields.get(name)
     if not isinstance(value, kind):
         raise EnvelopeError(f"{name} is missing or not {'an object' if kind is dict else 'a string'}")
+    return value
+
+
+def _identifier(fields: dict[str, Any], name: str) -> str:
+    """Ids become parts of keys and lines of logs: printable ASCII without spaces, at most 128 characters."""
+    value: str = _member(fields, name, str)
+    if not _IDENTIFIER.match(value):
+        raise EnvelopeError(f"{name} is not an id")
     return value

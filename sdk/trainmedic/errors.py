@@ -1,0 +1,37 @@
+"""Every error of this package.
+
+The tree::
+
+    TrainmedicError
+    ├── ConfigurationError      connect() was given something it cannot work with
+    └── Refusal                 raised by a handler, to answer a command
+        ├── Rejected            the command makes no sense here and now, and why
+        └── Unsupported         this job cannot carry out such a command
+
+`ConfigurationError` is raised by `connect` and by nothing else. Once a job is connected this package
+raises nothing into the training loop: when Redis is away, it logs a line and goes on trying in the
+background. (`trainmedic.envelope.EnvelopeError`, a ValueError, is for programs that read or write
+the wire format themselves.)
+"""
+
+from __future__ import annotations
+
+
+class TrainmedicError(Exception):
+    """Base of the tree; its text is meant for a person."""
+
+
+class ConfigurationError(TrainmedicError):
+    """A name, URL, key, rank or port cannot be used."""
+
+
+class Refusal(TrainmedicError):
+    """Raised by a handler that does not carry out its command. The text is the reason."""
+
+
+class Rejected(Refusal):
+    """The command makes no sense here and now: no checkpoint from before that time, for instance."""
+
+
+class Unsupported(Refusal):
+    """This job cannot carry out such a command."""

@@ -1,0 +1,101 @@
+"""What `connect` was told, completed from the environment.
+
+Arguments win over variables. Not here: connecting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Mapping
+
+from trainmedic.errors import ConfigurationError
+
+# Who numbers the ranks: torchrun and most launchers, Open MPI, Slurm.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+_JOB = re.compile(r"^[^\s\x00-\x1f\x7f]{1,253}$")
+_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Who this process is, and how it finds its server."""
+
+    job: str
+    rank: int
+    world_size: int
+    signing_key: bytes | None
+    redis_url: str | None
+    url_file: Path
+
+    def find_url(self) -> str | None:
+        """The Redis URL: the one that was given, else what the server's state directory says by now."""
+        if self.redis_url is not None:
+            return self.redis_url
+        try:
+            return self.url_file.read_text().strip() or None
+        except (OSError, UnicodeDecodeError):
+            return None
+
+
+def resolve(
+    job: str | None,
+    redis_url: str | None,
+    signing_key: str | bytes | None,
+    rank: int | None,
+    world_size: int | None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Raises ConfigurationError. Neither URL nor key is in its text."""
+    env = os.environ if environment is None else environment
+    name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
+    if not _JOB.match(name):
+        raise ConfigurationError(
+            "a job needs a name, the one that its alerts carry as job_name, without spaces: "
+            'connect(job="llm-1"), or the variable TRAINMEDIC_JOB'
+        )
+    url = redis_url or env.get("TRAINMEDIC_REDIS_URL") or None
+    if url is not None and not url.startswith(_SCHEMES):
+        raise ConfigurationError("the Redis URL begins with redis://, rediss:// or unix://")
+    found_rank, found_size = _ranks(env)
+    my_rank = found_rank if rank is None else rank
+    size = world_size if world_size is not None else max(found_size, my_rank + 1)
+    if not 0 <= my_rank < size:
+        raise ConfigurationError(f"rank {my_rank} does not exist in a world of {size}")
+    state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(env.get("HOME") or Path.home()) / ".local/state/trainmedic")
+    return Settings(name, my_rank, size, _key(signing_key, env), url, state / "redis.url")
+
+
+def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
+    for rank, size in _LAUNCHERS:
+        if rank in env:
+            try:
+                return int(env[rank]), int(env.get(size) or 1)
+            except ValueError as error:
+                raise ConfigurationError(f"{rank} or {size} is not a whole number") from error
+    return 0, 1
+
+
+def _key(given: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
+    """The bytes of the key, without the white space around it that editors and secrets leave."""
+    key = given
+    if key is None:
+        key = env.get("TRAINMEDIC_SIGNING_KEY")
+    path = env.get("TRAINMEDIC_SIGNING_KEY_FILE")
+    if key is None and path:
+        try:
+            key = Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"the signing key cannot be read: {error.strerror}: {path}") from error
+    if key is None:
+        return None
+    raw = (key.encode() if isinstance(key, str) else key).strip()
+    if not raw:
+        raise ConfigurationError("the signing key is empty; leave it out altogether to go without")
+    return raw

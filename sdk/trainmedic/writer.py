@@ -1,0 +1,186 @@
+"""The thread that writes to Redis: replies, and the presence key that says the job is connected.
+
+The training thread only puts replies into a bounded queue. While Redis is away they wait there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Callable, Mapping
+
+import redis
+
+from trainmedic import envelope
+from trainmedic.link import FAULTS, Link
+from trainmedic.memory import SECONDS, Known, Memory
+
+log = logging.getLogger("trainmedic")
+
+GROUP = "trainmedic"
+PRESENCE_SECONDS = 15
+PRESENCE_EVERY = 5.0
+STREAM_SECONDS = 24 * 3600
+"""The job's command stream vanishes this long after the job did."""
+REPLIES_KEPT = 100_000
+"""About how many replies wait for a server that is away."""
+_QUEUE = 1000
+_BATCH = 100
+_REFUSALS = 5
+_LARGEST_OUTPUT = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A reply on its way. With it ``entry`` is taken off the command stream, the result is
+    remembered for later repeats (``remember``), or the mark of a command that expired is taken
+    away (``forget``)."""
+
+    reply: envelope.Reply
+    entry: bytes | None = None
+    remember: bool = False
+    forget: bool = False
+
+
+class Writer:
+    """Sends what is put into it, in order, until it is told to stop."""
+
+    def __init__(
+        self, link: Link, memory: Memory, stream: str, presence_key: str, describe: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._link = link
+        self._memory = memory
+        self._stream = stream
+        self._presence_key = presence_key
+        self._describe = describe
+        self._queue: queue.Queue[Outgoing | None] = queue.Queue(_QUEUE)  # None only wakes the thread up
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trainmedic-writer", daemon=True)
+        self._presence_due = 0.0
+        self._refusals = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, outgoing: Outgoing) -> None:
+        """Never waits. Where a thousand replies wait already, this one is left out: the server asks again."""
+        try:
+            self._queue.put_nowait(outgoing)
+        except queue.Full:
+            log.error("too many replies wait for Redis; that to %s is left out", outgoing.reply.command_id)
+
+    def announce(self) -> None:
+        """What the presence says has changed: write it soon."""
+        self._presence_due = 0.0
+        self._wake()
+
+    def stop(self, timeout: float) -> None:
+        """Send what waits, take the presence away, end. Gives up after `timeout` seconds."""
+        self._stopping.set()
+        self._wake()
+        self._thread.join(timeout)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+
+    def _run(self) -> None:
+        unsent: list[Outgoing] = []
+        while True:
+            try:
+                unsent = unsent or self._collect()
+                self._write(unsent)
+                unsent = []
+                if self._stopping.is_set() and self._queue.empty():
+                    self._take_presence_away()
+                    break
+            except FAULTS as error:
+                wait = self._link.broke(error)
+                if self._stopping.is_set():
+                    break
+                unsent = self._give_up_on_refused(unsent, error)
+                self._stopping.wait(wait)
+            except Exception:
+                log.exception("a reply could not be written")
+                unsent = []
+                self._stopping.wait(1.0)
+        self._link.close()
+
+    def _collect(self) -> list[Outgoing]:
+        """What is queued by now; waits for it until the presence is due."""
+        found: list[Outgoing | None] = []
+        wait = 0.0 if self._stopping.is_set() else max(self._presence_due - time.monotonic(), 0.0)
+        with contextlib.suppress(queue.Empty):
+            found.append(self._queue.get(wait > 0, wait))
+            while len(found) < _BATCH:
+                found.append(self._queue.get_nowait())
+        return [one for one in found if one is not None]
+
+    def _write(self, replies: list[Outgoing]) -> None:
+        is_due = time.monotonic() >= self._presence_due and not self._stopping.is_set()
+        if not replies and not is_due:
+            return
+        client = self._link.client()
+        if is_due:
+            self._presence_due = time.monotonic() + PRESENCE_EVERY
+        for one in replies:
+            if one.forget:
+                self._memory.unmark(client, one.reply.command_id)
+        with client.pipeline(transaction=True) as pipeline:
+            for one in replies:
+                self._add(pipeline, one)
+            if is_due:
+                pipeline.set(self._presence_key, self._presence(), ex=PRESENCE_SECONDS)
+                pipeline.expire(self._stream, STREAM_SECONDS)
+            pipeline.execute()
+        self._refusals = 0
+        self._link.works()
+
+    def _add(self, pipeline: Any, one: Outgoing) -> None:
+        reply = one.reply
+        raw = reply.encode()
+        if len(raw) > _LARGEST_OUTPUT:
+            note = {"reason": f"the output of {len(raw)} bytes is too large to be kept"}
+            reply = envelope.Reply(reply.command_id, reply.sender, reply.status, reply.rank, note, reply.at)
+            raw = reply.encode()
+        if one.remember:
+            known = Known(self._memory.owner, reply.status, reply.output)
+            pipeline.set(self._memory.key(reply.command_id), known.encode(), ex=SECONDS)
+        pipeline.xadd(envelope.REPLIES, {"reply": raw}, maxlen=REPLIES_KEPT, approximate=True)
+        if one.entry is not None:
+            pipeline.xack(self._stream, GROUP, one.entry)
+            pipeline.xdel(self._stream, one.entry)
+
+    def _give_up_on_refused(self, unsent: list[Outgoing], error: BaseException) -> list[Outgoing]:
+        """Redis answers and will not have it (a key of another type, for instance): not for ever."""
+        self._presence_due = 0.0
+        if not isinstance(error, redis.ResponseError):
+            return unsent
+        self._refusals += 1
+        if self._refusals < _REFUSALS:
+            return unsent
+        self._refusals = 0
+        for one in unsent:
+            log.error("Redis does not take the reply to %s; it is left out", one.reply.command_id)
+        return []
+
+    def _presence(self) -> bytes:
+        at = envelope.write_time(datetime.now(timezone.utc))
+        return json.dumps({**self._describe(), "at": at}).encode()
+
+    def _take_presence_away(self) -> None:
+        """Unless another process of the same job has written its own by now."""
+        client = self._link.client()
+        raw: Any = client.get(self._presence_key)
+        try:
+            said = json.loads(raw) if raw else {}
+        except ValueError:
+            return
+        if isinstance(said, dict) and said.get("instance") == self._memory.owner:
+            client.delete(self._presence_key)
