@@ -23,8 +23,8 @@ class Batcher(Generic[Asked, Answer]):
 
     `handle` returns one answer for each entry. If it raises it has kept nothing of the batch: then
     each entry is handled alone, so that only those that cannot be handled fail; in an outage of the
-    store every caller of the batch gets the error at once. `limit` bounds how many may wait (then `ask` raises Saturated), `most` the weight of a batch of
-    more than one.
+    store every caller of the batch gets the error at once. `limit` bounds how many may wait (then
+    `ask` raises Saturated), `most` the weight of a batch of more than one.
     """
 
     def __init__(
