@@ -179,6 +179,28 @@ async def test_a_second_open_run_for_the_same_playbook_and_target_is_refused(sto
     )
 
 
+async def test_a_refused_write_is_its_own_units_even_if_another_finds_it(store: Store) -> None:
+    """Where the refusal shows only when a later unit reads, it is still the earlier unit's error."""
+    one, two, elsewhere = run(), run(), run(target=gpu(1))
+
+    def reads(tx: Tx) -> list[Run]:
+        tx.add_runs([elsewhere])
+        return tx.unfinished()
+
+    await keep(store, one)
+    outcomes = await asyncio.gather(
+        store.transact(lambda tx: tx.append([event("first")])),
+        store.transact(lambda tx: tx.add_runs([two])),
+        store.transact(reads),
+        return_exceptions=True,
+    )
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], errors.Conflict)
+    assert isinstance(outcomes[2], list)
+    assert {kept.id for kept in outcomes[2]} == {one.id, elsewhere.id}
+    assert [kept.kind for kept in await store.events_after(0, 10)] == ["first"]
+
+
 async def test_a_run_can_open_in_the_unit_that_closes_the_last_one(store: Store) -> None:
     """Closing a run makes room for the next of the same playbook and target at once."""
     one, two = run(), run(5)

@@ -175,7 +175,7 @@ def live_through(server: Server, job: Job) -> dict[str, Any]:
 
 
 def outcome(run: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same with and without a kill: everything but times, training steps, ids and repeats of a delivery."""
+    """What must be the same with and without a kill: all but times, training steps, ids and repeats of a delivery."""
     kinds = [event["kind"] for event in run["events"] if event["kind"] not in ("step_resumed", "alert_repeated")]
     return {
         "status": run["status"],
