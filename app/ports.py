@@ -117,17 +117,12 @@ class Transaction(Protocol):
         """
         ...
 
-<<<<<<< HEAD
     def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
-        """Update runs, each with those of its steps that differ from what was before (all where None)."""
-=======
-    def save_run(self, run: Run, before: Run | None = None) -> None:
-        """Update a run and those of its steps that differ from `before` (all of them where None).
+        """Update runs, each with those of its steps that differ from what was before (all where None).
 
-        What a run was admitted with never changes: playbook, version, target, mode, alert, labels
+        What a run was admitted with never changes: its playbook, version, target, mode, alert
         and ``created_at``.
         """
->>>>>>> store
         ...
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:

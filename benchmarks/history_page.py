@@ -20,7 +20,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import sqlalchemy as sa
-from trainmedic.envelope import new_id
 
 from app import ports
 from app.adapters.sql_store import database
@@ -30,6 +29,7 @@ from app.domain.alert import Identity
 from app.domain.playbook import Mode
 from app.domain.run import Decision, Run, Status, StepState, StepStatus
 from app.domain.target import Kind, Target
+from trainmedic.envelope import new_id
 
 LIMIT = 100
 ROUNDS = 60
