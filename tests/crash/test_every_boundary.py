@@ -174,13 +174,15 @@ def live_through(server: Server, job: Job) -> dict[str, Any]:
 
 
 def outcome(run: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same with and without a kill: everything but times, ids and repeats of a delivery."""
+    """What must be the same with and without a kill: everything but times (training steps too), ids and repeats."""
     kinds = [event["kind"] for event in run["events"] if event["kind"] not in ("step_resumed", "alert_repeated")]
+    outputs = [{name: value for name, value in step["output"].items() if name != "step"} for step in run["steps"]]
     return {
         "status": run["status"],
         "decision": run["decision"],
         "success": run["success"],
-        "steps": [(step["id"], step["status"], step["params"], step["output"]) for step in run["steps"]],
+        "steps": [(step["id"], step["status"], step["params"]) for step in run["steps"]],
+        "outputs": outputs,
         "attempts": [len(step["attempts"]) for step in run["steps"]],
         "undo": run["steps"][0]["undo"]["status"],
         "events": kinds,
