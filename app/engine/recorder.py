@@ -60,7 +60,7 @@ class Recorder:
 
     async def _write(self, changes: Sequence[_Change]) -> list[None]:
         def work(tx: Transaction) -> None:
-            tx.save_runs([(change.run, change.before) for change in changes if change.run != change.before])
+            tx.save_runs([(change.run, change.before) for change in changes if change.run is not change.before])
             tx.append([event for change in changes for event in change.events])
 
         await self._until_it_answers(work)
