@@ -17,7 +17,7 @@ from app.engine.batching import Batcher
 from app.ports import RunStore, Transaction
 
 _LONGEST_BACKOFF = 5.0
-_BATCH = 1000
+_BATCH = 200
 
 log = telemetry.logger(__name__)
 
