@@ -15,7 +15,7 @@ from app import errors
 from app.catalog import model_errors
 from app.catalog.expressions import Expression, Rendering, Text
 from app.catalog.matchers import Matcher, TooLong
-from app.catalog.problems import where
+from app.catalog.problems import Path, where
 from app.domain import target as targets
 from app.domain.alert import Alert
 from app.domain.playbook import Playbook
@@ -108,7 +108,7 @@ class CompiledBook:
         assert step.rendering is not None
         rendered = step.rendering.render(scope)
         try:
-            return step.model.model_validate(rendered)
+            return _validated(step.model, rendered)
         except ValidationError as error:
             found = model_errors.faults(error, step.model, rendered)
             wrong = "; ".join(
@@ -136,6 +136,28 @@ class CompiledBook:
             "annotations": data["annotations"],
             "vars": self.spec.vars,
         }
+
+
+def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
+    """The parameters. A number that a template made where text is wanted is written out. Raises ValidationError."""
+    try:
+        return model.model_validate(rendered)
+    except ValidationError as error:
+        for fault in model_errors.faults(error, model, rendered):
+            if fault.type != "string_type" or not _write_out(rendered, fault.path):
+                raise
+        return model.model_validate(rendered)
+
+
+def _write_out(rendered: Any, path: Path) -> bool:
+    """Make the number at `path` text; whether there was one."""
+    for part in path[:-1]:
+        rendered = rendered[part]
+    value = rendered[path[-1]] if path else None
+    if not isinstance(value, (int, float)):
+        return False
+    rendered[path[-1]] = str(value)
+    return True
 
 
 def _text(template: Expression | Text | str, scope: Mapping[str, Any]) -> str:

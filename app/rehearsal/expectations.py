@@ -18,12 +18,16 @@ _LONGEST = 300
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Everything that has happened up to a check, in order."""
+    """Everything that has happened up to a check, in order.
+
+    ``unmatched`` says of alerts that no playbook reacted to why each did not.
+    """
 
     decisions: Sequence[Admitted]
     runs: Sequence[RunRecord]
     calls: Sequence[Carried]
     controls: Controls
+    unmatched: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ def differences(check: Check, seen: Seen) -> Iterator[Difference]:
     """Everything in which `seen` is not what `check` expects."""
     if check.decisions is not None:
         made = [f"{each.playbook} {each.target or '-'}: {each.decision}" for each in seen.decisions]
-        yield from _count(("decisions",), len(check.decisions), made)
+        yield from _count(("decisions",), len(check.decisions), made, seen.unmatched)
         for index, (wanted, got) in enumerate(zip(check.decisions, seen.decisions, strict=False)):
             path: Path = ("decisions", index)
             yield from _equal((*path, "playbook"), wanted.playbook, got.playbook)
@@ -47,7 +51,7 @@ def differences(check: Check, seen: Seen) -> Iterator[Difference]:
             yield from _equal((*path, "decision"), wanted.decision, got.decision)
     if check.runs is not None:
         items = [f"{each.run.playbook} {_target(each)}: {each.run.status} ({each.run.decision})" for each in seen.runs]
-        yield from _count(("runs",), len(check.runs), items)
+        yield from _count(("runs",), len(check.runs), items, seen.unmatched)
         for index, (run, record) in enumerate(zip(check.runs, seen.runs, strict=False)):
             yield from _run(("runs", index), run, record)
     if check.calls is not None:
@@ -114,10 +118,11 @@ def _says(path: Path, wanted: str | None, got: str | None) -> Iterator[Differenc
         yield Difference(path, f"a text with {_shown(wanted)}", _shown(got) if got else "none")
 
 
-def _count(path: Path, wanted: int, got: Sequence[str]) -> Iterator[Difference]:
+def _count(path: Path, wanted: int, got: Sequence[str], unmatched: Sequence[str] = ()) -> Iterator[Difference]:
     if wanted != len(got):
-        listed = "".join(f"\n      {each}" for each in got)
-        yield Difference(path, f"{wanted}", f"{len(got)}{':' if got else ''}{listed}")
+        told = [*got, *(unmatched if wanted > len(got) else ())]
+        listed = "".join(f"\n      {each}" for each in told)
+        yield Difference(path, f"{wanted}", f"{len(got)}{':' if told else ''}{listed}")
 
 
 def _contains(path: Path, wanted: object, got: object) -> Iterator[Difference]:

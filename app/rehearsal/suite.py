@@ -120,6 +120,7 @@ class _Scenario:
     failures: list[tuple[Place, str]] = field(default_factory=list)
     decisions: list[Admitted] = field(default_factory=list)
     began: dict[str, datetime] = field(default_factory=dict)
+    unmatched: list[str] = field(default_factory=list)
 
     def fail(self, place: Place, message: str) -> None:
         self.failures.append((place, message))
@@ -174,6 +175,12 @@ class _Scenario:
         delivery = Delivery(f"delivery-{number}", now, "trainmedic", "{}", "", (alert,))
         admission = await self.engine.admit(delivery)
         self.decisions.extend(admission.runs)
+        if admission.unmatched:
+            reasons = (
+                f"{book.spec.name} did not react to {alert.name}: {book.match(alert).why}"
+                for book in self.catalog.all()
+            )
+            self.unmatched.extend(reason for reason in reasons if reason not in self.unmatched)
 
     async def _order(self, entry: OrderEntry, place: Place) -> None:
         try:
@@ -231,7 +238,7 @@ class _Scenario:
 
     async def _check(self, check: Check, place: Place) -> None:
         await self._settle()
-        seen = Seen(self.decisions, await self._records(), self.script.calls, self.engine.controls)
+        seen = Seen(self.decisions, await self._records(), self.script.calls, self.engine.controls, self.unmatched)
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
         for found in expectations.differences(check, seen):
             told = f"{when}, {where(found.path)}: expected {found.expected}, got {found.got}"

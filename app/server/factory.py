@@ -43,16 +43,18 @@ def create_app(
     limits: ServerLimits = ServerLimits(),
 ) -> FastAPI:
     """The API. Its ``state.feed`` is the `Feed` of its event streams, for `listener.serve` to close."""
-    app = FastAPI(
+    bodies = Bodies(limits)
+    handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
+    app = _Api(
+        _Boundary(webhook.Shortcut(handle), metrics),
         title="Trainmedic",
         version=__version__,
         description=_DESCRIPTION,
         redoc_url=None,
         redirect_slashes=False,
     )
-    bodies = Bodies(limits)
     feed = app.state.feed = Feed(runs, limits.poll_seconds, limits.streams, metrics)
-    webhook.add_to(app.router, engine, auth, bodies, clock, metrics)
+    webhook.declare(app.router, handle)
     app.include_router(history.router(runs, auth, clock, limits))
     app.include_router(events.router(feed, auth, limits))
     app.include_router(operations.orders(engine, auth, bodies))
@@ -62,6 +64,20 @@ def create_app(
     app.add_middleware(_Boundary, metrics=metrics)
     _describe(app)
     return app
+
+
+class _Api(FastAPI):
+    """FastAPI, but for deliveries, which take the shortcut."""
+
+    def __init__(self, deliveries: ASGIApp, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._deliveries = deliveries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if webhook.Shortcut.takes(scope):
+            await self._deliveries(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 class _Boundary:

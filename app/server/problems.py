@@ -170,14 +170,19 @@ def answer(scope: Scope, problem: Problem) -> ProblemResponse:
     return ProblemResponse(problem, instance=scope.get("path"))
 
 
+def answer_ours(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse:
+    """The response to an error of ours; what has no status of its own is logged whole."""
+    if type(error) is errors.TrainmedicError or not _is_foreseen(error):
+        log.error("request failed", path=scope["path"], exc_info=error)
+    return answer(scope, of(error))
+
+
 def register(app: FastAPI) -> None:
     """Have every error of `app` answered as a problem."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.TrainmedicError)
-        if type(error) is errors.TrainmedicError or not _is_foreseen(error):
-            log.error("request failed", path=request.scope["path"], exc_info=error)
-        return answer(request.scope, of(error))
+        return answer_ours(request.scope, error)
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

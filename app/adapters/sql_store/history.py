@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from app import errors, ports
 from app.adapters import history_cursor
 from app.adapters.sql_store import database, mapping, queries
-from app.adapters.sql_store.schema import events, runs
+from app.adapters.sql_store.schema import Moment, events, runs
 from app.domain.run import Event, Run
 
 T = TypeVar("T")
@@ -119,7 +119,9 @@ def page_statement(
     if wanted.until is not None:
         statement = statement.where(runs.c.created_at < wanted.until)
     if before is not None:
-        statement = statement.where(sa.tuple_(runs.c.created_at, runs.c.id) < sa.tuple_(*before))
+        created_at, run_id = before
+        last = sa.tuple_(sa.literal(created_at, Moment), sa.literal(run_id))
+        statement = statement.where(sa.tuple_(runs.c.created_at, runs.c.id) < last)
     return statement
 
 

@@ -79,6 +79,12 @@ def test_rendered_parameters_are_checked_when_they_are_known() -> None:
     assert book.params("steps", 1, SCOPE).model_dump()["steps_back"] == 7
 
 
+def test_a_number_from_a_template_is_text_where_text_is_wanted() -> None:
+    """A template alone keeps its type, which a message need not know."""
+    book = book_with("{action: test.tell, with: {message: '{{ 3 + 4 }}'}}")
+    assert book.params("steps", 1, SCOPE).model_dump() == {"message": "7"}
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

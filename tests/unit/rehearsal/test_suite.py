@@ -240,6 +240,13 @@ def test_mistakes_of_the_playbook_are_told_and_nothing_runs(run: Run) -> None:
     assert any("no such file" in problem.message for problem in missing.problems)
 
 
+def test_an_alert_that_no_playbook_reacts_to_is_told_with_the_reason(run: Run) -> None:
+    """Otherwise nobody would know why nothing happened."""
+    other = HOT.replace("Hot", "Cold")
+    result = run(one(f"alerts: [{{alert: {other}}}]\nexpect: {{decisions: [started]}}\n"))
+    assert told(result)[0].endswith("got 0:\n      cap did not react to Cold: alertname is 'Cold', not 'Hot'")
+
+
 def test_the_report_reads_like_a_test_runners(run: Run) -> None:
     """A line for each file, the failures, the sum."""
     good = run(one(f"alerts: [{{alert: {HOT}}}]\nexpect: {{decisions: [started]}}\n"))

@@ -99,6 +99,7 @@ def _create_run_alerts() -> None:
         sa.Column("run_id", sa.Text, nullable=False),
         sa.Column("fingerprint", sa.Text, nullable=False),
         sa.Column("starts_at", sa.BigInteger, nullable=False),
+        sa.UniqueConstraint("run_id", "fingerprint", "starts_at", name="uq_run_alerts_run_id_fingerprint_starts_at"),
         sa.ForeignKeyConstraint(
             ["fingerprint", "starts_at"],
             ["alerts.fingerprint", "alerts.starts_at"],
@@ -106,7 +107,6 @@ def _create_run_alerts() -> None:
         ),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_run_alerts_run_id_runs"),
         sa.PrimaryKeyConstraint("seq", name="pk_run_alerts"),
-        sa.UniqueConstraint("run_id", "fingerprint", "starts_at", name="uq_run_alerts_run_id_fingerprint_starts_at"),
     )
     op.create_index("ix_run_alerts_alert", "run_alerts", ["fingerprint", "starts_at"])
 
@@ -161,9 +161,9 @@ def _create_orders() -> None:
         sa.Column("at", sa.BigInteger, nullable=False),
         sa.Column("note", sa.Text, nullable=False),
         sa.Column("step", sa.Text),
+        sa.UniqueConstraint("id", name="uq_orders_id"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_orders_run_id_runs"),
         sa.PrimaryKeyConstraint("seq", name="pk_orders"),
-        sa.UniqueConstraint("id", name="uq_orders_id"),
     )
     op.create_index("ix_orders_run", "orders", ["run_id"])
 

@@ -1,0 +1,165 @@
+"""`ports.History`: what every reader of the history promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from app import ports
+from app.adapters.memory_store import MemoryStore
+from app.adapters.sql_store.store import SqlStore
+from app.domain.run import Decision, Order, OrderKind, Run, Status
+from app.domain.target import Kind, Target
+from tests.contract import run_store_values as values
+from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run
+
+Store = MemoryStore | SqlStore
+Filter = ports.HistoryFilter
+
+
+async def add(store: Store, *runs: Run) -> None:
+    await store.transact(lambda tx: tx.add_runs(runs))
+
+
+async def test_a_page_is_newest_first(store: Store) -> None:
+    """By creation, whatever the order of adding; without a next page there is no cursor."""
+    old, middle, new = closed(1), closed(2), closed(3)
+    await add(store, middle, new, old)
+    assert await store.page(Filter(), 10, None) == ([new, middle, old], None)
+    assert await store.page(Filter(), 3, None) == ([new, middle, old], None)
+
+
+async def test_pages_follow_each_other_without_gap_or_overlap(store: Store) -> None:
+    """Also where many runs were created in the same moment."""
+    runs = [closed(number // 5, gpu(number)) for number in range(23)]
+    await add(store, *runs)
+    seen: list[Run] = []
+    cursor = None
+    while True:
+        page, cursor = await store.page(Filter(), 4, cursor)
+        seen += page
+        if cursor is None:
+            break
+        assert len(page) == 4
+    assert seen == sorted(runs, key=lambda one: (one.created_at, one.id), reverse=True)
+
+
+async def test_runs_that_arrive_never_shift_a_page(store: Store) -> None:
+    """The next page is the same whether or not runs were added since the last."""
+    first = [closed(number) for number in range(6)]
+    await add(store, *first)
+    _, cursor = await store.page(Filter(), 2, None)
+    before = await store.page(Filter(), 2, cursor)
+    await add(store, closed(100), closed(101))
+    assert await store.page(Filter(), 2, cursor) == before == ([first[3], first[2]], before[1])
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "nonsense", "bm8gZG90", "MTIzLg", "å", "a" * 5000, "OTk5OTk5OTk5OTk5OTk5OTk5OTkueA"]
+)
+async def test_what_is_not_a_cursor_is_refused(store: Store, cursor: str) -> None:
+    """With ValueError, for the caller to say so to its own."""
+    with pytest.raises(ValueError, match="not a cursor"):
+        await store.page(Filter(), 2, cursor)
+
+
+async def test_each_filter_keeps_what_it_says(store: Store) -> None:
+    """Equality for names; `since` inclusive and `until` exclusive; filters combine."""
+    on_gpu = closed(1, gpu(3, "node-7"))
+    on_job = closed(2, Target(Kind.JOB, job="llm"), playbook="rollback", alert_name="TrainingLossSpike")
+    refused = replace(not_started(3, Decision.TARGET_UNKNOWN), target=None)
+    open_run = run(4, Target(Kind.NODE, node="node-7"))
+    await add(store, on_gpu, on_job, refused, open_run)
+    expected = [
+        (Filter(alertname="TrainingLossSpike"), [on_job]),
+        (Filter(playbook="rollback"), [on_job]),
+        (Filter(status="succeeded"), [on_job, on_gpu]),
+        (Filter(decision="target_unknown"), [refused]),
+        (Filter(node="node-7"), [open_run, on_gpu]),
+        (Filter(gpu="3"), [on_gpu]),
+        (Filter(job="llm"), [on_job]),
+        (Filter(since=at(2), until=at(4)), [refused, on_job]),
+        (Filter(since=at(4)), [open_run]),
+        (Filter(node="node-7", status="running"), [open_run]),
+        (Filter(node="node-7", job="llm"), []),
+        (Filter(playbook="cool' OR '1'='1"), []),
+        (Filter(status="no such"), []),
+    ]
+    for wanted, found in expected:
+        assert await store.page(wanted, 10, None) == (found, None), wanted
+        assert [one async for one in store.stream(wanted)] == found, wanted
+
+
+async def test_a_filter_follows_a_runs_changes(store: Store) -> None:
+    """A run is found under the status and decision that it has now."""
+    one = run()
+    await add(store, one)
+    refused = replace(one, status=Status.NOT_STARTED, decision=Decision.TARGET_BUSY, ended_at=at(9))
+    await store.transact(lambda tx: tx.save_run(refused, one))
+    assert await store.page(Filter(status="running"), 10, None) == ([], None)
+    assert await store.page(Filter(decision="target_busy"), 10, None) == ([refused], None)
+
+
+async def test_a_stream_yields_everything_once(store: Store) -> None:
+    """However much it is, newest first, runs that arrive meanwhile left out or not at all in the way."""
+    runs = [closed(number / 100, gpu(number)) for number in range(1203)]
+    await add(store, *runs)
+    seen = []
+    async for one in store.stream(Filter()):
+        seen.append(one)
+        if len(seen) == 100:
+            await add(store, closed(5000))
+    assert seen == runs[::-1]
+
+
+async def test_a_record_has_the_whole_story(store: Store) -> None:
+    """The run, its alerts in the order of tying, its events and its orders in the order of writing."""
+    one, other = run(), run(target=gpu(1))
+    first, second = heard("z"), heard("a", 1)
+    order = Order("o1", one.id, OrderKind.CANCEL, "kim", at(5))
+
+    def work(tx: ports.Transaction) -> None:
+        tx.save_alerts([first, second])
+        tx.add_runs([one, other])
+        tx.link([(one.id, first.identity), (other.id, first.identity), (one.id, second.identity)])
+        tx.append([event("started", one.id, 9), event("started", other.id), event("paused"), event("acted", one.id, 3)])
+        tx.add_order(order)
+
+    await store.transact(work)
+    record = await store.record(one.id)
+    assert record is not None
+    assert record.run == one
+    assert record.alerts == (first, second)
+    assert [(kept.kind, kept.seq) for kept in record.events] == [("started", 1), ("acted", 4)]
+    assert record.orders == (order,)
+    assert await store.record("unknown") is None
+
+
+async def test_events_come_in_the_order_of_their_numbers(store: Store) -> None:
+    """Those after a number, at most so many, in the order in which they were written."""
+    assert await store.last_seq() == 0
+    assert await store.events_after(0, 10) == []
+    await store.transact(lambda tx: tx.append([event("a", minute=9), event("b", minute=5)]))
+    await store.transact(lambda tx: tx.append([event("c", minute=1, n=1)]))
+    assert [(one.kind, one.seq) for one in await store.events_after(0, 10)] == [("a", 1), ("b", 2), ("c", 3)]
+    assert [one.kind for one in await store.events_after(1, 1)] == ["b"]
+    assert await store.events_after(3, 10) == []
+    assert await store.last_seq() == 3
+
+
+async def test_runs_are_counted_by_playbook_and_status(store: Store) -> None:
+    """Decisions not to start included."""
+    await add(store, run(), closed(1), closed(2), not_started(3), closed(4, playbook="rollback"))
+    assert await store.playbook_counts() == {
+        "cool": {"running": 1, "succeeded": 2, "not_started": 1},
+        "rollback": {"succeeded": 1},
+    }
+
+
+async def test_steps_of_a_listed_run_are_its_own(store: Store) -> None:
+    """A page's runs have their steps, in order, ``on_failure`` last."""
+    steps = (values.step(0), values.step(1), values.step(0, "on_failure"))
+    one, other = closed(1, steps=steps), closed(2, steps=())
+    await add(store, one, other)
+    assert (await store.page(Filter(), 10, None))[0] == [other, one]

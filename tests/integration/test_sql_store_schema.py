@@ -1,0 +1,218 @@
+"""The run store's schema: how it comes about, and what it makes fast."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from app import errors, ports
+from app.adapters.sql_store import database, revision, schema
+from app.adapters.sql_store.history import page_statement
+from app.adapters.sql_store.store import SqlStore
+from app.domain.run import Order, OrderKind
+from tests.contract import run_store_values as values
+from tests.contract.run_store_values import at, closed, heard, run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/trainmedic.db"
+
+
+@pytest.fixture
+def migrated(url: str) -> Iterator[sa.Connection]:
+    """A connection to a database that the migrations made."""
+    engine = database.writer_engine(sa.make_url(url), timedelta(seconds=1))
+    with engine.connect() as connection:
+        with connection.begin():
+            revision.bring_to_head(connection)
+        yield connection
+
+
+def definitions(connection: sa.Connection) -> dict[str, list[str]]:
+    """The SQL of every table and index, whitespace, quotes and the order of constraints aside."""
+    found = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return {
+        name: sorted(" ".join(sql.replace('"', "").split()).removesuffix(" )").split(", CONSTRAINT "))
+        for name, sql in found
+        if not name.startswith(("alembic", "sqlite_"))
+    }
+
+
+def test_the_migrations_make_exactly_the_schema(migrated: sa.Connection) -> None:
+    """Alembic finds no difference, and nor does a comparison of every table's and index's SQL."""
+    assert compare_metadata(MigrationContext.configure(migrated, opts={"compare_type": True}), schema.metadata) == []
+    with sa.create_engine("sqlite://").connect() as fresh:
+        schema.metadata.create_all(fresh)
+        assert definitions(migrated) == definitions(fresh)
+
+
+def test_head_is_the_last_migration(migrated: sa.Connection) -> None:
+    """The revision that the code asks for is the one that the migrations end at; there is one end."""
+    config = Config()
+    config.set_main_option("script_location", str(revision.MIGRATIONS))
+    assert ScriptDirectory.from_config(config).get_heads() == [schema.HEAD]
+    assert revision.current(migrated) == schema.HEAD
+
+
+def test_a_database_of_a_newer_release_is_refused(url: str, migrated: sa.Connection) -> None:
+    """The server says so and does not touch it."""
+    with migrated.begin():
+        migrated.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(errors.ConfigurationError, match=r"'9999'.*a newer release"):
+        SqlStore.open(url)
+    assert revision.current(migrated) == "9999"
+
+
+async def test_an_interrupted_migration_leaves_an_empty_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Migrations are one transaction: the next start finds the database as it was and begins again."""
+    with monkeypatch.context() as broken:
+        broken.setattr(revision, "_upgrade", _half_an_upgrade)
+        with pytest.raises(RuntimeError):
+            SqlStore.open(url)
+    store = SqlStore.open(url)
+    await store.check()
+    await store.close()
+
+
+def _half_an_upgrade(connection: sa.Connection, at: str | None) -> None:
+    schema.alerts.create(connection)
+    raise RuntimeError("killed here")
+
+
+def test_a_start_with_nothing_to_migrate_does_not_import_alembic(url: str, migrated: sa.Connection) -> None:
+    """Its import would cost a good part of the second in which the server is to be ready."""
+    code = (
+        "import sys, asyncio\n"
+        "from app.adapters.sql_store.store import SqlStore\n"
+        f"asyncio.run(SqlStore.open({url!r}).close())\n"
+        "assert 'alembic' not in sys.modules\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+async def test_the_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    """Alerts and parameters are nobody else's business."""
+    store = SqlStore.open(f"sqlite:///{tmp_path}/a/state/trainmedic.db")
+    await store.close()
+    assert (tmp_path / "a" / "state").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_second_server_on_the_same_file_is_refused(url: str) -> None:
+    """It says who has the file; once that one is gone, the file can be opened again."""
+    store = SqlStore.open(url)
+    with pytest.raises(errors.ConfigurationError, match=f"in use by the server with process id {os.getpid()}"):
+        SqlStore.open(url)
+    await store.close()
+    again = SqlStore.open(url)
+    await again.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "nonsense", "sqlite://", "sqlite:///:memory:", "mysql://host/db", "sqlite:////proc/none/x.db"]
+)
+def test_a_url_of_no_use_is_refused(wrong: str) -> None:
+    """With ConfigurationError, not an error of the library."""
+    with pytest.raises(errors.ConfigurationError):
+        SqlStore.open(wrong)
+
+
+def test_a_url_that_is_refused_does_not_show_its_password() -> None:
+    """A URL can carry one, and messages end up in logs."""
+    with pytest.raises(errors.ConfigurationError) as refused:
+        SqlStore.open("postgresql://user:hunter2@host/db")
+    assert "hunter2" not in str(refused.value)
+
+
+# --- plans ------------------------------------------------------------------------------------------
+
+
+def plan(connection: sa.Connection, statement: str, parameters: Any) -> list[str]:
+    return [row[3] for row in connection.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
+
+
+FILTERS = {
+    "nothing": {},
+    "alertname": {"alertname": "a"},
+    "playbook": {"playbook": "a"},
+    "status": {"status": "failed"},
+    "decision": {"decision": "started"},
+    "node": {"node": "a"},
+    "gpu": {"gpu": "a"},
+    "job": {"job": "a"},
+    "since": {"since": at(0)},
+    "until": {"until": at(0)},
+    "node since": {"node": "a", "since": at(0), "until": at(9)},
+}
+
+
+@pytest.mark.parametrize("before", [None, (at(5), "id")], ids=["first", "next"])
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_page_of_the_history_is_read_from_an_index_in_order(migrated: sa.Connection, name: str, before: Any) -> None:
+    """With any one filter: no sorting, and no reading of what the page does not have."""
+    wanted = ports.HistoryFilter(**FILTERS[name])
+    compiled = page_statement(wanted, 100, before).compile(dialect=migrated.dialect)
+    parameters = compiled.construct_params()
+    types = {key: bound.type.bind_processor(migrated.dialect) for key, bound in compiled.binds.items()}
+    given = tuple((types[key] or (lambda value: value))(parameters[key]) for key in compiled.positiontup or ())
+    [step] = plan(migrated, str(compiled), given)
+    assert "USING INDEX ix_runs_" in step
+    column = {"alertname": "alert_name", "nothing": "", "since": "", "until": "", "node since": "node"}.get(name, name)
+    assert step.startswith("SEARCH" if column or before or name in ("since", "until") else "SCAN")
+    assert f"({column}=?" in step or not column
+
+
+async def test_no_unit_of_work_reads_a_whole_table(url: str) -> None:
+    """Every statement of the transaction goes through an index, so that a storm costs what it is, not what there is."""
+    store = SqlStore.open(url)
+    traced: list[str] = []
+    await store.transact(lambda tx: tx._connection.connection.set_trace_callback(traced.append))  # type: ignore[attr-defined]
+    await store.transact(_everything_that_reads)
+    await store.prune(at(1000))
+    await store.close()
+    reads = {statement for statement in traced if statement.lstrip().startswith(("SELECT", "DELETE"))}
+    assert len(reads) > 10
+    engine = database.writer_engine(sa.make_url(url), timedelta(seconds=1))
+    small = ("nodes", "controls")
+    with engine.connect() as connection:
+        for statement in reads:
+            for step in plan(connection, statement, ()):
+                whole = step.startswith("SCAN") and "ix_runs_unfinished" not in step
+                assert not whole or step.split()[1] in small, (statement, step)
+
+
+def _everything_that_reads(tx: ports.Transaction) -> None:
+    one, identity = closed(), heard().identity
+    tx.save_alerts([heard()])
+    tx.add_runs([one, run(target=values.gpu(int(one.id[:8], 16)), playbook=one.id)])
+    tx.link([(one.id, identity)])
+    tx.add_order(Order(one.id, one.id, OrderKind.CANCEL, "kim", at(1)))
+    tx.alerts([identity])
+    tx.firing_with(["f1"])
+    tx.firing_not_heard_since(at(9))
+    tx.linked_runs([identity])
+    tx.nodes_acted_on(at(-5))
+    tx.guard_facts([("cool", "gpu:node-1/0")], {"cool": at(0)})
+    tx.runs([one.id])
+    tx.alerts_of([one.id])
+    tx.orders_of([one.id])
+    tx.unfinished()
+    tx.run_of_command("c1")
+    tx.known_nodes()
+    tx.controls()
+    tx.playbook_text("cool", "v1")
