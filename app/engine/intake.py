@@ -20,7 +20,7 @@ from app.engine.admission import Admitting, Candidate, Changes, Facts, Prepared
 from app.engine.batching import Batcher
 from app.ports import Book, Catalog, Clock, Limits, RunStore, Transaction
 
-_ALERTS_PER_TRANSACTION = 200
+_ALERTS_PER_TRANSACTION = 500
 """More would make the first of them wait long for the last; fewer would cost more commits."""
 
 log = telemetry.logger(__name__)

@@ -18,6 +18,8 @@ from app.ports import RunStore, Transaction
 
 _LONGEST_BACKOFF = 5.0
 _BATCH = 200
+"""More would make deliveries, which share the store's one writer, wait longer in a storm; fewer would
+make the storm last longer (``benchmarks.alert_storm``)."""
 
 log = telemetry.logger(__name__)
 
