@@ -83,7 +83,10 @@ class Transaction(Protocol):
         ...
 
     # runs
-    def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]: ...
+    def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
+        """In the order of tying, for those that have any."""
+        ...
+
     def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
         """The open run's id for each (playbook, target key) that has one."""
         ...
@@ -100,23 +103,40 @@ class Transaction(Protocol):
 
     def known_nodes(self) -> set[str]: ...
     def note_nodes(self, nodes: Collection[str], at: datetime) -> None:
-        """Remember that these nodes exist (seen in an alert, or by their agent)."""
+        """Remember that these nodes exist (seen in an alert, or by their agent), until they are pruned.
+
+        When one was last seen may be remembered to the hour only.
+        """
         ...
 
     def add_runs(self, runs: Sequence[Run]) -> None:
-        """Insert new runs with their steps."""
+        """Insert new runs with their steps.
+
+        The unit raises Conflict where an id is used again, or where a second run of the same
+        playbook and target would be open.
+        """
         ...
 
     def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
-        """Update runs, each with those of its steps that differ from what was before (all where None)."""
+        """Update runs, each with those of its steps that differ from what was before (all where None).
+
+        What a run was admitted with never changes: its playbook, version, target, mode, alert
+        and ``created_at``.
+        """
         ...
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
-        """Tie alerts to runs: (run id, alert). What is tied already stays tied."""
+        """Tie alerts to runs: (run id, alert). What is tied already stays tied.
+
+        The unit raises Conflict where a run or an alert is not kept, once the unit is done.
+        """
         ...
 
     def run(self, run_id: str) -> Run | None: ...
-    def runs(self, run_ids: Collection[str]) -> list[Run]: ...
+    def runs(self, run_ids: Collection[str]) -> list[Run]:
+        """Those that there are, oldest first."""
+        ...
+
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
         """The alerts tied to each run, in the order of tying."""
         ...
@@ -159,7 +179,11 @@ class RunStore(Protocol):
         ...
 
     async def prune(self, older_than: datetime) -> int:
-        """Delete closed runs that owe no undo, their events, and alerts, from before; return how many runs."""
+        """Delete closed runs that owe no undo and all that is theirs, created before; return how many.
+
+        Also alerts and nodes not heard of since, where no run is left that is tied to the alert,
+        and older events that concern no run. Others are served meanwhile.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -33,6 +33,8 @@ _IDENTIFIER = re.compile(r"^[!-~]{1,128}\Z")
 STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED})
 FINAL = STATUSES - {ACCEPTED}
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def job_commands(job: str) -> str:
     """The stream of a training job's commands."""
@@ -95,7 +97,7 @@ class Command:
         }
         if self.undo_of is not None:
             fields["undo_of"] = self.undo_of
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return _encode(fields).encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> Command:
@@ -142,7 +144,7 @@ class Reply:
             "output": dict(self.output),
             "at": write_time(self.at),
         }
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return _encode(fields).encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> Reply:

@@ -27,7 +27,7 @@ def alertmanager(request: pytest.FixtureRequest) -> Path:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     binary = alertmanagers().get(request.param)
     if binary is None:
-        pytest.skip(f"no {request.param} Alertmanager; see scripts/fetch-alertmanager")
+        pytest.fail(f"no {request.param} Alertmanager; see scripts/fetch-alertmanager")
     return binary
 
 

@@ -64,7 +64,7 @@ async def test_work_sees_what_it_wrote_itself(store: Store) -> None:
         tx.link([(one.id, heard().identity)])
         assert [linked.run_id for linked in tx.linked_runs([heard().identity])[heard().identity]] == [one.id]
         assert tx.alerts_of([one.id]) == {one.id: [heard()]}
-        tx.save_run(replace(one, message="changed"), one)
+        tx.save_runs([(replace(one, message="changed"), one)])
         assert tx.run(one.id) == replace(one, message="changed")
         tx.add_order(Order("o1", one.id, OrderKind.CANCEL, "kim", at(1)))
         assert [order.id for order in tx.orders_of([one.id])[one.id]] == ["o1"]
@@ -114,7 +114,7 @@ async def test_a_raising_unit_gives_back_what_it_replaced(store: Store) -> None:
     await keep(store, one)
 
     def work(tx: Tx) -> None:
-        tx.save_run(replace(one, status=Status.FAILED, ended_at=at(1)), one)
+        tx.save_runs([(replace(one, status=Status.FAILED, ended_at=at(1)), one)])
         tx.save_alerts([heard(resolved_at=at(1), resolved_because="alertmanager")])
         assert tx.open_runs_for([COOL]) == {}
         assert tx.firing_with(["f1"]) == []
@@ -179,13 +179,35 @@ async def test_a_second_open_run_for_the_same_playbook_and_target_is_refused(sto
     )
 
 
+async def test_a_refused_write_is_its_own_units_even_if_another_finds_it(store: Store) -> None:
+    """Where the refusal shows only when a later unit reads, it is still the earlier unit's error."""
+    one, two, elsewhere = run(), run(), run(target=gpu(1))
+
+    def reads(tx: Tx) -> list[Run]:
+        tx.add_runs([elsewhere])
+        return tx.unfinished()
+
+    await keep(store, one)
+    outcomes = await asyncio.gather(
+        store.transact(lambda tx: tx.append([event("first")])),
+        store.transact(lambda tx: tx.add_runs([two])),
+        store.transact(reads),
+        return_exceptions=True,
+    )
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], errors.Conflict)
+    assert isinstance(outcomes[2], list)
+    assert {kept.id for kept in outcomes[2]} == {one.id, elsewhere.id}
+    assert [kept.kind for kept in await store.events_after(0, 10)] == ["first"]
+
+
 async def test_a_run_can_open_in_the_unit_that_closes_the_last_one(store: Store) -> None:
     """Closing a run makes room for the next of the same playbook and target at once."""
     one, two = run(), run(5)
     await keep(store, one)
 
     def work(tx: Tx) -> None:
-        tx.save_run(replace(one, status=Status.SUCCEEDED, ended_at=at(5)), one)
+        tx.save_runs([(replace(one, status=Status.SUCCEEDED, ended_at=at(5)), one)])
         tx.add_runs([two])
 
     await store.transact(work)
@@ -333,7 +355,7 @@ async def test_any_change_of_a_run_comes_back(store: Store, one: Run, other: Run
         + one.steps[len(other.steps) :],
     )
     await store.transact(lambda tx: tx.add_runs([one]))
-    await store.transact(lambda tx: tx.save_run(changed, one if told_before else None))
+    await store.transact(lambda tx: tx.save_runs([(changed, one if told_before else None)]))
     assert await store.transact(lambda tx: tx.run(one.id)) == changed
 
 
@@ -342,7 +364,7 @@ async def test_a_step_can_join_a_run_later(store: Store) -> None:
     one = run()
     longer = replace(one, steps=(*one.steps, step(0, "on_failure"), step(1, "on_failure")))
     await keep(store, one)
-    await store.transact(lambda tx: tx.save_run(longer, one))
+    await store.transact(lambda tx: tx.save_runs([(longer, one)]))
     assert await store.transact(lambda tx: tx.run(one.id)) == longer
 
 
@@ -370,7 +392,7 @@ async def test_a_run_is_finished_once_its_last_undo_is_carried_out(store: Store)
     one = closed(steps=(step(undo=undo(), status=StepStatus.SUCCEEDED),))
     await keep(store, one)
     done = replace(one, steps=(replace(one.steps[0], undo=undo(UndoStatus.DONE)),))
-    await store.transact(lambda tx: tx.save_run(done, one))
+    await store.transact(lambda tx: tx.save_runs([(done, one)]))
     assert await store.transact(lambda tx: tx.unfinished()) == []
 
 
@@ -380,7 +402,7 @@ async def test_open_runs_are_found_by_playbook_and_target(store: Store) -> None:
     await keep(store, first, other, ended)
     asked = [COOL, ("other", gpu().key), ("cool", gpu(2).key), ("cool", "cluster")]
     assert await store.transact(lambda tx: tx.open_runs_for(asked)) == {asked[0]: first.id, asked[1]: other.id}
-    await store.transact(lambda tx: tx.save_run(replace(first, status=Status.CANCELLED, ended_at=at(2)), first))
+    await store.transact(lambda tx: tx.save_runs([(replace(first, status=Status.CANCELLED, ended_at=at(2)), first)]))
     assert await store.transact(lambda tx: tx.open_runs_for([COOL])) == {}
 
 
@@ -396,7 +418,7 @@ async def test_a_command_leads_to_its_run(store: Store) -> None:
     }
     assert found == {"c1": None, "c2": one.id, "u1": None, "u2": one.id, "unknown": None}
     again = replace(one, steps=(replace(tried, attempts=(*tried.attempts, values.attempt("c3", 3))), undoing))
-    await store.transact(lambda tx: tx.save_run(again, one))
+    await store.transact(lambda tx: tx.save_runs([(again, one)]))
     assert await store.transact(lambda tx: tx.run_of_command("c2")) is None
     assert await store.transact(lambda tx: tx.run_of_command("c3")) == one.id
 
@@ -433,7 +455,7 @@ async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: 
             ports.LinkedRun(refused.id, "other", "", "not_started", "target_unknown"),
         ]
     }
-    await store.transact(lambda tx: tx.save_run(replace(one, status=Status.FAILED, ended_at=at(2)), one))
+    await store.transact(lambda tx: tx.save_runs([(replace(one, status=Status.FAILED, ended_at=at(2)), one)]))
     found = await store.transact(lambda tx: tx.linked_runs([identity]))
     assert found[identity][0].status == "failed"
 
@@ -473,7 +495,7 @@ async def test_open_runs_are_counted_by_playbook(store: Store) -> None:
     one = run(0, gpu(1))
     await keep(store, one, run(1, gpu(2), status=Status.AWAITING_APPROVAL), closed(2), run(3, playbook="other"))
     assert (await store.transact(lambda tx: tx.guard_facts([COOL], {})))[COOL].open_runs == 2
-    await store.transact(lambda tx: tx.save_run(replace(one, status=Status.FAILED, ended_at=at(4)), one))
+    await store.transact(lambda tx: tx.save_runs([(replace(one, status=Status.FAILED, ended_at=at(4)), one)]))
     assert (await store.transact(lambda tx: tx.guard_facts([COOL], {})))[COOL].open_runs == 1
 
 
@@ -509,7 +531,7 @@ async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store
     await keep(store, one)
     assert await store.transact(lambda tx: tx.nodes_acted_on(at(0))) == {"node-1"}
     refused = replace(one, status=Status.NOT_STARTED, decision=Decision.TARGET_BUSY, ended_at=at(20))
-    await store.transact(lambda tx: tx.save_run(refused, one))
+    await store.transact(lambda tx: tx.save_runs([(refused, one)]))
     assert await store.transact(lambda tx: tx.nodes_acted_on(at(0))) == set()
     facts = await store.transact(lambda tx: tx.guard_facts([COOL], {"cool": at(0)}))
     assert facts == {COOL: ports.GuardFacts()}

@@ -39,7 +39,7 @@ async def client(store, name):
         await store.transact(admit)
         print("open", one.id, flush=True)
         done = replace(one, status=Status.SUCCEEDED, ended_at=at(number + 1))
-        await store.transact(lambda tx: (tx.save_run(done, one), tx.append([event("ended", one.id)])))
+        await store.transact(lambda tx: (tx.save_runs([(done, one)]), tx.append([event("ended", one.id)])))
         print("done", one.id, flush=True)
 
 async def main():
@@ -95,7 +95,7 @@ def _close(run: Run) -> Callable[[ports.Transaction], None]:
     closed = replace(run, status=Status.CANCELLED, ended_at=run.created_at)
 
     def work(tx: ports.Transaction) -> None:
-        tx.save_run(closed, run)
+        tx.save_runs([(closed, run)])
         tx.append([event("ended", run.id)])
 
     return work

@@ -142,6 +142,25 @@ async def test_a_damaged_database_is_unavailable_until_it_is_restored(file: Path
     await store.close()
 
 
+async def test_a_failing_read_fails_all_that_share_its_transaction(file: Path, store: SqlStore) -> None:
+    """Nothing of a transaction in which the database failed is kept; reading the history says the same."""
+    one = closed()
+    await store.transact(lambda tx: tx.add_runs([one]))
+    other = sqlite3.connect(file)
+    other.execute("ALTER TABLE steps RENAME TO gone")
+    outcomes = await asyncio.gather(
+        store.transact(lambda tx: tx.append([event("lost")])),
+        store.transact(lambda tx: tx.run(one.id)),
+        store.record(one.id),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [errors.StoreUnavailable] * 3
+    other.execute("ALTER TABLE gone RENAME TO steps")
+    other.close()
+    assert await store.transact(lambda tx: tx.run(one.id)) == one
+    assert await kinds(store) == []
+
+
 async def test_a_bad_value_fails_its_own_unit_only(store: SqlStore, failures: Counter) -> None:
     """What the database or JSON cannot hold is that unit's error; those that share its transaction are kept."""
     outcomes = await asyncio.gather(
@@ -154,6 +173,26 @@ async def test_a_bad_value_fails_its_own_unit_only(store: SqlStore, failures: Co
     assert [type(outcome) for outcome in outcomes] == [type(None), TypeError, UnicodeEncodeError, type(None)]
     assert await kinds(store) == ["one", "two"]
     assert failures.count == 0
+
+
+async def test_no_error_of_a_unit_ends_the_writer(store: SqlStore) -> None:
+    """Not even those that asyncio or a thread would stumble over."""
+
+    def stops(tx: ports.Transaction) -> None:
+        next(iter([]))
+
+    class Leaving(BaseException):
+        """Like SystemExit, which an event loop would obey."""
+
+    def leaves(tx: ports.Transaction) -> None:
+        raise Leaving
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await store.transact(stops)
+    with pytest.raises(Leaving):
+        await store.transact(leaves)
+    await store.transact(lambda tx: tx.append([event("after")]))
+    assert await kinds(store) == ["after"]
 
 
 async def test_reads_do_not_wait_for_a_writer(store: SqlStore) -> None:

@@ -129,7 +129,7 @@ class Writer:
                 transaction.keep(flush=not together)
             except Entangled:
                 raise
-            except Exception as error:  # the unit's own, whatever it is: it goes to whoever waits for the unit
+            except BaseException as error:  # the unit's own, whatever it is: it goes to whoever waits for the unit
                 if database.is_outage(error):
                     raise
                 transaction.abandon()
@@ -146,8 +146,12 @@ class Writer:
                 log.warning("run store connection did not close", error=str(error))
 
 
-def _refusal(error: Exception) -> Exception:
+def _refusal(error: BaseException) -> BaseException:
     """The error that a unit's caller sees."""
+    if isinstance(error, StopIteration):  # a future does not take one
+        stopped = RuntimeError("a unit of work raised StopIteration")
+        stopped.__cause__ = error
+        return stopped
     if isinstance(error, exc.IntegrityError):
         conflict = errors.Conflict(f"the run store refused a change: {error.orig}")
         conflict.__cause__ = error

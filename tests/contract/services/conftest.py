@@ -129,7 +129,7 @@ def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real Alertmanager with a path prefix."""
     program = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
     if program is None:
-        pytest.skip("no Alertmanager is installed")
+        pytest.fail("no Alertmanager is installed")
     home: Path = tmp_path_factory.mktemp("alertmanager")
     config = home / "alertmanager.yml"
     config.write_text("route: {receiver: nobody}\nreceivers: [{name: nobody}]\n")
