@@ -118,7 +118,7 @@ class EmbeddedRedis:
             backoff = min(backoff * 2, _LONGEST_BACKOFF)
             try:
                 await self._launch()
-            except errors.ConfigurationError as error:
+            except (errors.ConfigurationError, OSError) as error:  # OSError: no memory or handle for a process now
                 log.error("the embedded Redis does not start", error=str(error))
 
     async def _launch(self) -> None:

@@ -221,6 +221,10 @@ def read_time(text: str) -> datetime:
 def _object(raw: bytes, what: str) -> dict[str, Any]:
     try:
         fields = json.loads(raw)
+        if b"\\u" in raw:
+            # JSON can write half a surrogate pair, which is no text, and no database takes it. Honest replies
+            # hold them: Python makes them of file names that are not UTF-8 (PEP 383).
+            fields = json.loads(json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise EnvelopeError(f"{what}: not JSON") from error
     if not isinstance(fields, dict):
