@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from app import __version__, ports, telemetry
 from app.actions import registry
 from app.adapters import file_inventory
-from app.adapters.alertmanager_api import AlertmanagerApi
+from app.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
 from app.adapters.apprise_notifier import AppriseNotifier
 from app.adapters.embedded_redis import EmbeddedRedis
 from app.adapters.httpx_caller import HttpxCaller
@@ -143,7 +143,8 @@ class Application:
         alertmanager = None
         if settings.alertmanager is not None:
             url = settings.alertmanager.get_secret_value()
-            alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token)
+            settles_after = min(SETTLES_AFTER, settings.assume_resolved_after / 4)
+            alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token, settles_after)
             stack.push_async_callback(alertmanager.close)
         return ports.Services(
             clock=self._clock,
