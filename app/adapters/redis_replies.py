@@ -29,6 +29,8 @@ class Waiter:
         self.finals: dict[int | None, Reply] = {}
         self.accepted: dict[int | None, Reply] = {}
         self.changed = asyncio.Event()
+        self.sent = asyncio.Event()
+        self.heard = asyncio.Event()
         self.users = 0
 
     @property
@@ -41,8 +43,14 @@ class Waiter:
         self.ranks = ranks
         self.changed.set()
 
+    def note_sent(self, ranks: frozenset[int] | None) -> None:
+        """The command is on its stream; `ranks` is who its receiver's presence says must answer."""
+        self.sent.set()
+        self.expect(ranks)
+
     def offer(self, reply: Reply) -> bool:
         """Take a reply; return whether it is the first final one of its rank."""
+        self.heard.set()
         if not reply.is_final:
             self.accepted[reply.rank] = reply
             return False
