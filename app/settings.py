@@ -114,7 +114,7 @@ class Settings(BaseModel):
     )
     signing_key: Annotated[SecretStr | None, Option("TRAINMEDIC_SIGNING_KEY", secret=True)] = Field(
         None,
-        description="Key of at least 16 characters with which commands are signed (HMAC-SHA256). Without one, whoever "
+        description="Key with which commands are signed (HMAC-SHA256). Without one, whoever "
         "can write to Redis can command agents and jobs. No flag, because other users can see a command line.",
     )
     allow_anonymous: Annotated[bool, Option("TRAINMEDIC_ALLOW_ANONYMOUS", value="BOOLEAN")] = Field(
@@ -230,13 +230,6 @@ class Settings(BaseModel):
         if url is not None and "://" not in url.get_secret_value():
             raise ValueError("must be a URL such as sqlite:////var/lib/trainmedic/trainmedic.db")
         return url
-
-    @field_validator("signing_key")
-    @classmethod
-    def _is_long_enough(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None and len(key.get_secret_value()) < 16:
-            raise ValueError("must have at least 16 characters")
-        return key
 
     @field_validator("notify_urls", mode="before")
     @classmethod

@@ -37,6 +37,7 @@ from app.server.limits import ServerLimits
 from app.settings import Settings
 
 PRUNE_EVERY = timedelta(hours=1)
+_SHORT_KEY = 16
 _PRUNE_FIRST_AFTER = timedelta(minutes=1)
 
 log = telemetry.logger(__name__)
@@ -179,4 +180,10 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
 
 
 def _key(settings: Settings) -> bytes | None:
-    return settings.signing_key.get_secret_value().encode() if settings.signing_key is not None else None
+    """The signing key, trimmed as the SDK trims it; a file often ends in a newline."""
+    if settings.signing_key is None:
+        return None
+    key = settings.signing_key.get_secret_value().strip().encode()
+    if len(key) < _SHORT_KEY:
+        log.warning("the signing key is short enough to be guessed; use 16 random characters or more", length=len(key))
+    return key

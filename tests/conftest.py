@@ -96,3 +96,9 @@ def own_redis(tmp_path: Path) -> Iterator[type[RedisServer]]:
     yield Owned
     for server in made:
         server.kill()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """The URL of a Redis that is running and empty."""
+    return redis_server.url

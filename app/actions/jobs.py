@@ -68,7 +68,7 @@ class Rollback(Irreversible, _JobAction):
 class FactorParams(CommandParams):
     """A factor; the undo uses its reciprocal."""
 
-    factor: float = Field(gt=0, le=1000, description="What the present value is multiplied by.")
+    factor: int | float = Field(gt=0, le=1000, description="What the present value is multiplied by.")
 
 
 class ScaleLr(_JobAction):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import secrets
@@ -80,6 +81,7 @@ class EmbeddedRedis:
         self._binary = self._binary or find_binary()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._own_directory()
             self._end_predecessor()
             port, password = self._credentials()
             self._url = f"redis://:{password}@127.0.0.1:{port}/0"
@@ -104,6 +106,7 @@ class EmbeddedRedis:
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
+        os.close(self._lock)
 
     async def _keep_running(self) -> None:
         backoff = 0.1
@@ -115,7 +118,7 @@ class EmbeddedRedis:
             backoff = min(backoff * 2, _LONGEST_BACKOFF)
             try:
                 await self._launch()
-            except errors.ConfigurationError as error:
+            except (errors.ConfigurationError, OSError) as error:  # OSError: no memory or handle for a process now
                 log.error("the embedded Redis does not start", error=str(error))
 
     async def _launch(self) -> None:
@@ -186,6 +189,17 @@ class EmbeddedRedis:
                 "",
             ]
         )
+
+    def _own_directory(self) -> None:
+        """Keep other servers out for as long as this process lives. Raises ConfigurationError."""
+        self._lock = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise errors.ConfigurationError(
+                f"another server keeps its Redis in {self._directory}; give this one another --state-dir"
+            ) from None
 
     def _end_predecessor(self) -> None:
         """End the Redis of an earlier server that was killed, if the kernel has not done so yet."""

@@ -5,8 +5,8 @@ parts: ``redis_outbox`` writes, ``redis_inbox`` reads, ``redis_replies`` matches
 ``redis_presence`` knows who is connected. Who calls it: ``wiring`` builds and starts it; actions
 use it through the port.
 
-While Redis is away commands wait until they expire, and replies that were not settled are delivered
-again when it is back.
+While Redis is away commands wait until they expire. When it is back, replies that were not settled
+are delivered again, and commands that wait for an answer are sent again, since Redis may have lost them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RedisBus:
         # A client of its own: its answers take as long as the blocking read, and then some.
         self._reading: Redis = open_client(url, BLOCK_SECONDS + ANSWER_SECONDS)
         self._directory = Directory(self._client, clock)
-        self._outbox = Outbox(self._client, clock, Outage("sending", url, metrics.bus_errors))
+        self._outbox = Outbox(self._client, clock, metrics, Outage("sending", url, metrics.bus_errors))
         self._reader_outage = Outage("reading", url, metrics.bus_errors)
         self._replies = Replies(clock.now(), self._outbox.acknowledge)
         self._inbox = Inbox(
@@ -100,7 +100,7 @@ class RedisBus:
     ) -> tuple[Reply, ...]:
         """See the port. Besides final replies, those who took it up and did not finish are named by
         their ``accepted``."""
-        waiter = self._replies.enter(command.id)
+        waiter = self._replies.enter(command.id, command.expires_at)
         try:
             left = command.expires_at + GRACE - self._clock.now()
             async with asyncio.timeout(left.total_seconds()):
@@ -137,17 +137,17 @@ class RedisBus:
         if waiter.is_complete:
             return
         raw = command.encode()
-        self._outbox.send(
-            Outgoing(
-                stream=stream,
-                presence=presence,
-                raw=raw,
-                signature=None if self._key is None else envelope.sign(raw, self._key),
-                expires_at=command.expires_at,
-                told=lambda value: waiter.note_sent(ranks_of(value)),
-                is_wanted=lambda: waiter.users > 0 and not waiter.is_complete,
-            )
+        outgoing = Outgoing(
+            stream=stream,
+            presence=presence,
+            raw=raw,
+            signature=None if self._key is None else envelope.sign(raw, self._key),
+            expires_at=command.expires_at,
+            told=lambda value: waiter.note_sent(ranks_of(value)),
+            is_wanted=lambda: waiter.users > 0 and not waiter.is_complete,
         )
+        waiter.send_again = lambda: self._outbox.send(outgoing)
+        self._outbox.send(outgoing)
         if unheard is not None and await self._is_unheard(waiter, presence) and await unheard():
             return
         while True:

@@ -69,7 +69,10 @@ class Inbox:
         cursor = "0"  # what was delivered before and not acknowledged, from its beginning
         while True:
             entries = await self._read(cursor)
-            self._outage.end()
+            if self._outage.is_on:
+                self._outage.end()
+                # What Redis had not written down when it died is gone; receivers know what they have had.
+                self._replies.send_again()
             for entry, fields in entries:
                 self._take(entry, fields)
             if cursor != ">":

@@ -43,22 +43,27 @@ class Outgoing:
     told: Callable[[bytes | None], None]
     is_wanted: Callable[[], bool]
     failures: int = 0
+    is_queued: bool = False
 
 
 class Outbox:
     """Sends what is queued, in order, and keeps trying while Redis is away."""
 
-    def __init__(self, client: Redis, clock: Clock, outage: Outage) -> None:
+    def __init__(self, client: Redis, clock: Clock, metrics: telemetry.Metrics, outage: Outage) -> None:
         self._client = client
         self._clock = clock
+        self._metrics = metrics
         self._outage = outage
         self._commands: deque[Outgoing] = deque()
         self._acks: deque[bytes] = deque()
         self._filled = asyncio.Event()
 
     def send(self, outgoing: Outgoing) -> None:
-        self._commands.append(outgoing)
-        self._filled.set()
+        """Queue a command, unless it is queued already."""
+        if not outgoing.is_queued:
+            outgoing.is_queued = True
+            self._commands.append(outgoing)
+            self._filled.set()
 
     def acknowledge(self, entries: Sequence[bytes]) -> None:
         self._acks.extend(entries)
@@ -74,12 +79,18 @@ class Outbox:
                     await self.flush()
                 except FAULTS as error:
                     await asyncio.sleep(self._outage.begin(error))
+                except Exception:  # the loop's boundary: a connection can die in ways redis-py has no name for
+                    self._metrics.loop_errors.labels(loop="commands").inc()
+                    log.exception("command_writer_failed")
+                    await asyncio.sleep(1)
 
     async def flush(self) -> None:
         """Send one pipeline. Where it fails as a whole, everything in it stays queued."""
         commands = [self._commands.popleft() for _ in range(min(_CHUNK, len(self._commands)))]
         acks = [self._acks.popleft() for _ in range(min(_ACKS, len(self._acks)))]
         now = self._clock.now()
+        for command in commands:
+            command.is_queued = False
         commands = [command for command in commands if command.is_wanted() and command.expires_at > now]
         if not commands and not acks:
             return
@@ -98,8 +109,11 @@ class Outbox:
             pipeline.execute_command("XDEL", envelope.REPLIES, *acks)
         try:
             results = await pipeline.execute(raise_on_error=False)
-        except FAULTS:
-            self._commands.extendleft(reversed(commands))
+        except BaseException:
+            for command in reversed(commands):
+                if not command.is_queued:
+                    command.is_queued = True
+                    self._commands.appendleft(command)
             self._acks.extendleft(reversed(acks))
             raise
         self._outage.end()

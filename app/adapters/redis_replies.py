@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from trainmedic.envelope import Reply
+from trainmedic.envelope import EXPIRED, Reply
 
 GRACE = timedelta(minutes=5)
 """How long after the start a reply that nobody waits for yet is kept: recovery asks for it again."""
@@ -22,9 +22,14 @@ RECENT_LIMIT = 20_000
 
 
 class Waiter:
-    """Whoever waits for the replies to one command. ``ranks`` is who must answer, None while unknown."""
+    """Whoever waits for the replies to one command. ``ranks`` is who must answer, None while unknown.
 
-    def __init__(self) -> None:
+    ``expires_at`` is the command's, as it was last sent. ``send_again`` is set once it has been sent.
+    """
+
+    def __init__(self, expires_at: datetime) -> None:
+        self.expires_at = expires_at
+        self.send_again: Callable[[], None] | None = None
         self.ranks: frozenset[int] | None = None
         self.finals: dict[int | None, Reply] = {}
         self.accepted: dict[int | None, Reply] = {}
@@ -50,6 +55,10 @@ class Waiter:
 
     def offer(self, reply: Reply) -> bool:
         """Take a reply; return whether it is the first final one of its rank."""
+        if reply.status == EXPIRED and reply.at < self.expires_at:
+            # It answers an earlier sending of this command, which had less time; this one is still good,
+            # and taking it for refused would have it done again under another id.
+            return False
         self.heard.set()
         if not reply.is_final:
             self.accepted[reply.rank] = reply
@@ -79,10 +88,11 @@ class Replies:
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
         self._late: list[tuple[bytes, Reply]] = []
 
-    def enter(self, command_id: str) -> Waiter:
+    def enter(self, command_id: str, expires_at: datetime) -> Waiter:
         """Begin to wait. Replies that came before (delivered again after a restart) are taken over."""
-        waiter = self._waiters.setdefault(command_id, Waiter())
+        waiter = self._waiters.setdefault(command_id, Waiter(expires_at))
         waiter.users += 1
+        waiter.expires_at = max(waiter.expires_at, expires_at)
         self._recent.pop(command_id, None)
         for entry, reply in self._early.pop(command_id, {}).items():
             self._route(waiter, entry, reply)
@@ -96,6 +106,12 @@ class Replies:
         self._recent[command_id] = frozenset(waiter.finals)
         if len(self._recent) > RECENT_LIMIT:
             self._recent.popitem(last=False)
+
+    def send_again(self) -> None:
+        """Have every command sent again that is waited for and not answered in full."""
+        for waiter in self._waiters.values():
+            if waiter.send_again is not None and not waiter.is_complete:
+                waiter.send_again()
 
     def settle(self, command_id: str) -> None:
         held = self._held.pop(command_id, None)

@@ -21,9 +21,10 @@ Answer = TypeVar("Answer")
 class Batcher(Generic[Asked, Answer]):
     """Hands what `ask` is given to `handle` in batches, in order, at most `at_once` batches at a time.
 
-    `handle` returns one answer for each entry. If it raises, every caller of the batch gets the
-    error. `limit` bounds how many may wait (then `ask` raises Saturated), `most` the weight of a batch of
-    more than one.
+    `handle` returns one answer for each entry. If it raises it has kept nothing of the batch: then
+    each entry is handled alone, so that only those that cannot be handled fail; in an outage of the
+    store every caller of the batch gets the error at once. `limit` bounds how many may wait (then
+    `ask` raises Saturated), `most` the weight of a batch of more than one.
     """
 
     def __init__(
@@ -77,7 +78,11 @@ class Batcher(Generic[Asked, Answer]):
             for _, answer in batch:
                 answer.cancel()
             raise
-        except Exception as error:  # handed to every caller, none is lost
+        except Exception as error:  # handed to the callers, none is lost
+            if len(batch) > 1 and not isinstance(error, errors.StoreUnavailable):
+                for one in batch:
+                    await self._answer([one])
+                return
             for _, answer in batch:
                 if not answer.done():
                     answer.set_exception(error)

@@ -209,7 +209,7 @@ class Driver:
     async def _commit(self, move: Plan) -> None:
         """Make a plan durable; then tell the action of outcomes that are, and count what closed."""
         before, self.run = self.run, move.run
-        if move.run != before or move.events:
+        if move.run is not before or move.events:
             await self._around.recorder.record(move.run, before, move.events)
         self._settle(before, move.run)
         self._around.metrics.undos_owed.inc(move.run.owes_undo - before.owes_undo)

@@ -36,6 +36,9 @@ def close_stale(run: Run, signals: Signals, context: Context, now: datetime, why
     """Close a run that must not act any more: not started where it never acted, else cancelled."""
     draft = Draft(run, signals, context, now)
     status = Status.NOT_STARTED if run.acted_at is None else Status.CANCELLED
+    flight = steps.interrupted(run)
+    if flight is not None:
+        steps.lose(draft, flight, f"it may have been applied; nobody asked again, because {why}")
     draft.run = replace(draft.run, decision=decision)
     _close(draft, status, why, decision=str(decision))
     return Plan(draft.run, tuple(draft.events), undoing.due(draft))

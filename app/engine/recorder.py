@@ -17,7 +17,9 @@ from app.engine.batching import Batcher
 from app.ports import RunStore, Transaction
 
 _LONGEST_BACKOFF = 5.0
-_BATCH = 1000
+_BATCH = 200
+"""More would make deliveries, which share the store's one writer, wait longer in a storm; fewer would
+make the storm last longer (``benchmarks.alert_storm``)."""
 
 log = telemetry.logger(__name__)
 
@@ -60,7 +62,7 @@ class Recorder:
 
     async def _write(self, changes: Sequence[_Change]) -> list[None]:
         def work(tx: Transaction) -> None:
-            tx.save_runs([(change.run, change.before) for change in changes if change.run != change.before])
+            tx.save_runs([(change.run, change.before) for change in changes if change.run is not change.before])
             tx.append([event for change in changes for event in change.events])
 
         await self._until_it_answers(work)

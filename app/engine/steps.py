@@ -272,6 +272,14 @@ def interrupted(run: Run) -> StepState | None:
     )
 
 
+def lose(draft: Draft, state: StepState, why: str) -> None:
+    """An attempt was in flight and is not asked about any more. Whether it was applied stays unknown."""
+    attempt = replace(state.attempts[-1], status="unknown", ended_at=draft.now, error=why)
+    attempts = (*state.attempts[:-1], attempt)
+    draft.put(replace(state, status=StepStatus.UNKNOWN, ended_at=draft.now, error=why, attempts=attempts))
+    draft.note("step_unknown", step=state.id, action=state.action, error=why)
+
+
 def _kind(entry: Step) -> str:
     if isinstance(entry, WaitStep):
         return "wait_for"

@@ -71,19 +71,24 @@ class Sweeper:
             try:
                 if not await self._source.is_firing(record.identity):
                     return "asked"
-                heard = replace(record, last_heard_at=self._clock.now())
-                await self._store.transact(lambda tx: tx.save_alerts([heard]))
+                await self._store.transact(lambda tx: self._heard(tx, record))
                 return None
             except errors.TemporaryFailure as error:
                 log.warning("the Alertmanager did not say whether an alert still fires", error=str(error))
         silent_for = self._clock.now() - record.last_heard_at
         return "assumed" if silent_for >= self._limits.assume_resolved_after else None
 
+    def _heard(self, tx: Transaction, record: AlertRecord) -> None:
+        """It fires still; unless something newer than the question is known of it."""
+        current = _unchanged(tx, record)
+        if current is not None:
+            tx.save_alerts([replace(current, last_heard_at=self._clock.now())])
+
     async def _end(self, record: AlertRecord, because: str) -> None:
         def work(tx: Transaction) -> list[str]:
             now = self._clock.now()
-            current = tx.alerts([record.identity]).get(record.identity)
-            if current is None or current.is_resolved or current.last_heard_at > record.last_heard_at:
+            current = _unchanged(tx, record)
+            if current is None:
                 return []
             tx.save_alerts([replace(current, resolved_at=now, resolved_because=because)])
             run_ids = [linked.run_id for linked in tx.linked_runs([record.identity]).get(record.identity, ())]
@@ -92,3 +97,11 @@ class Sweeper:
             return run_ids
 
         self._on_resolved(await self._store.transact(work))
+
+
+def _unchanged(tx: Transaction, record: AlertRecord) -> AlertRecord | None:
+    """The alert as it is stored, if nothing has been heard of it since `record` was read."""
+    current = tx.alerts([record.identity]).get(record.identity)
+    if current is None or current.is_resolved or current.last_heard_at > record.last_heard_at:
+        return None
+    return current

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 from app.domain.playbook import UndoTrigger
-from app.domain.run import Order, OrderKind, Run, Status, StepState, Undo, UndoStatus
+from app.domain.run import Attempt, Order, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from app.engine.moves import Act, Draft, Hold, Idle, Outcome
 from app.engine.steps import attempt_again
 
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
 GIVE_UP_AFTER = timedelta(days=1)
+_LONGEST_TURN = 3 * LONGEST_RETRY
+"""More between one attempt and the next than a slow attempt and the longest wait take together."""
 
 
 def due(draft: Draft) -> Act | Hold | Idle:
@@ -52,8 +55,7 @@ def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
         draft.put(replace(state, undo=replace(undo, status=UndoStatus.DONE)))
         draft.note("undo_done", step=state.id, action=undo.action, output=dict(outcome.output))
         return
-    tried_for = draft.now - undo.attempts[0].started_at
-    if outcome.status == "rejected" or tried_for > GIVE_UP_AFTER:
+    if outcome.status == "rejected" or _tried_for(undo.attempts, draft.now) > GIVE_UP_AFTER:
         draft.put(replace(state, undo=replace(undo, status=UndoStatus.FAILED)))
         draft.note("undo_failed", step=state.id, action=undo.action, error=outcome.error)
         return
@@ -94,7 +96,11 @@ def _because(draft: Draft, undo: Undo, by_hand: Order | None) -> str | None:
 
 def _continue(draft: Draft, state: StepState, undo: Undo) -> Act | datetime:
     """The next attempt of an undo that has begun, or when it is due."""
-    if undo.attempts[-1].status == "running":
+    last = undo.attempts[-1]
+    if last.status == "running":
+        if last.deadline <= draft.now:  # it ran out while no server was there to wait for it
+            later = replace(last, deadline=draft.now + (last.deadline - last.started_at))
+            draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
         return Act(state.key, undo=True, resumed=True)
     if undo.retry_at and draft.now < undo.retry_at:
         return undo.retry_at
@@ -107,3 +113,9 @@ def _attempt(draft: Draft, state: StepState, undo: Undo) -> Act:
     attempt = attempt_again(draft, undo.attempts, timeout)
     draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts, attempt), retry_at=None)))
     return Act(state.key, undo=True)
+
+
+def _tried_for(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
+    """How long it has been tried. A gap in which no server was up counts as one wait."""
+    moments = [*(attempt.started_at for attempt in attempts), now]
+    return sum((min(later - earlier, _LONGEST_TURN) for earlier, later in pairwise(moments)), timedelta())

@@ -32,6 +32,7 @@ class Workers:
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._touched_early: set[str] = set()
+        self._stopped = False
 
     def start(self, run: Run, book: Book, alert: AlertRecord) -> None:
         """Drive a run that has just been admitted."""
@@ -83,6 +84,7 @@ class Workers:
 
     async def stop(self) -> None:
         """Let go of every run where it stands; the next process takes them up."""
+        self._stopped = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -166,14 +168,24 @@ class Workers:
     def _spawn(self, run_id: str, work: object) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
         self._tasks[run_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(run_id, None))
+        task.add_done_callback(lambda _: self._ended(run_id))
+
+    def _ended(self, run_id: str) -> None:
+        """A touch that came after the driver's last look, and before its task was over, begins another."""
+        del self._tasks[run_id]
+        if run_id in self._touched_early and not self._stopped:
+            self._touched_early.discard(run_id)
+            self._spawn(run_id, self._revive(run_id))
 
     async def _drive(self, driver: Driver) -> None:
         """Drive to the end; a bug on the way is logged, counted, and met with another try from the store."""
-        backoff = 1.0
+        backoff, failed = 1.0, False
         try:
             while True:
                 try:
+                    if failed:
+                        await driver.start_over()
+                        failed = False
                     await driver.drive()
                     if driver.is_touched:
                         continue
@@ -181,9 +193,9 @@ class Workers:
                 except Exception:  # the boundary of a run: a bug in one must not take down the others
                     self._around.metrics.loop_errors.labels("driver").inc()
                     log.exception("a run's driver failed; starting it again", run_id=driver.run.id, retry_in=backoff)
+                failed = True
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, _LONGEST_BACKOFF)
-                await driver.start_over()
         finally:
             self._drivers.pop(driver.run.id, None)
 

@@ -37,6 +37,8 @@ STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED}
 FINAL = STATUSES - {ACCEPTED}
 _REASONS = ("reason", "error", "message")
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def job_commands(job: str) -> str:
     """The stream of a training job's commands."""
@@ -99,7 +101,7 @@ class Command:
         }
         if self.undo_of is not None:
             fields["undo_of"] = self.undo_of
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return _encode(fields).encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> Command:
@@ -146,7 +148,7 @@ class Reply:
             "output": dict(self.output),
             "at": write_time(self.at),
         }
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return _encode(fields).encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> Reply:
@@ -242,6 +244,10 @@ def read_time(text: str) -> datetime:
 def _object(raw: bytes, what: str) -> dict[str, Any]:
     try:
         fields = json.loads(raw)
+        if b"\\u" in raw:
+            # JSON can write half a surrogate pair, which is no text, and no database takes it. Honest replies
+            # hold them: Python makes them of file names that are not UTF-8 (PEP 383).
+            fields = json.loads(json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise EnvelopeError(f"{what}: not JSON") from error
     if not isinstance(fields, dict):

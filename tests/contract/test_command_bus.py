@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from app import errors, telemetry
 from app.adapters import redis_bus
@@ -490,3 +491,58 @@ async def _answers(bus: RedisBus) -> bool:
     except errors.BusUnavailable:
         return False
     return True
+
+
+async def test_a_command_that_redis_lost_is_sent_again(bench: Bench) -> None:
+    """A Redis that comes back empty has forgotten what was on its way; whoever asked still gets an answer."""
+    sent = command(seconds=20)
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await until(lambda: _true(bench.commands("llm-1")))
+    await bench.redis.flushall()
+    await until(lambda: _true(bench.commands("llm-1")))
+    await bench.answer(sent.id)
+    assert [reply.status for reply in await asked] == [envelope.APPLIED]
+
+
+async def test_an_expired_of_an_earlier_sending_is_no_answer(bench: Bench) -> None:
+    """The receiver finds both sendings at once, refuses the first and applies the second: it was applied."""
+    first = command(seconds=0.2)
+    assert await bench.bus.request(first) == ()
+    second = command(id=first.id, seconds=5)
+    asked = asyncio.create_task(bench.bus.request(second))
+    await until(lambda: _is(bench.redis.xlen(envelope.job_commands("llm-1")), 2))
+    await bench.answer(first.id, envelope.EXPIRED, reason="it came after it had expired")
+    await bench.answer(first.id, envelope.ACCEPTED)
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    await bench.answer(first.id, step=7)
+    assert [(reply.status, reply.output) for reply in await asked] == [(envelope.APPLIED, {"step": 7})]
+
+
+async def test_a_connection_that_dies_oddly_does_not_end_the_sending(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that the client library does not declare costs a moment, not the sender."""
+    execute = Pipeline.execute
+    failures = iter([RuntimeError("unable to perform operation on <TCPTransport closed=True>")])
+
+    async def fails_once(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return await execute(self, *args, **kwargs)
+
+    monkeypatch.setattr(Pipeline, "execute", fails_once)
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await until(lambda: _true(bench.commands("llm-1")))
+    await bench.answer(sent.id)
+    assert len(await asked) == 1
+
+
+async def test_a_reply_that_is_no_text_is_made_text(bench: Bench) -> None:
+    """A file name that is not UTF-8 reaches us as half a surrogate pair, which nothing could store or send."""
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.answer(sent.id, checkpoint="/ckpt/\udcff")
+    (reply,) = await asked
+    assert reply.output == {"checkpoint": "/ckpt/?"}

@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 
 import trainmedic
-from tests.conftest import RedisServer
 from tests.programs import ROOT, Program, eventually, free_port
 
 PLAYBOOK = """
@@ -37,7 +36,7 @@ steps:
   - {id: gather, action: job.accumulate, with: {factor: 2}}
 """
 
-EFFECTS = ["job.scale_lr 0.5", "job.checkpoint", "job.accumulate 2.0", "job.scale_lr 2.0"]
+EFFECTS = ["job.scale_lr 0.5", "job.checkpoint", "job.accumulate 2", "job.scale_lr 2.0"]
 
 
 @dataclass
@@ -175,13 +174,15 @@ def live_through(server: Server, job: Job) -> dict[str, Any]:
 
 
 def outcome(run: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same with and without a kill: all but times, training steps, ids and repeats of a delivery."""
+    """What must be the same with and without a kill: everything but times (training steps too), ids and repeats."""
     kinds = [event["kind"] for event in run["events"] if event["kind"] not in ("step_resumed", "alert_repeated")]
+    outputs = [{name: value for name, value in step["output"].items() if name != "step"} for step in run["steps"]]
     return {
         "status": run["status"],
         "decision": run["decision"],
         "success": run["success"],
-        "steps": [(step["id"], step["status"], step["params"], step["output"].get("ranks")) for step in run["steps"]],
+        "steps": [(step["id"], step["status"], step["params"]) for step in run["steps"]],
+        "outputs": outputs,
         "attempts": [len(step["attempts"]) for step in run["steps"]],
         "undo": run["steps"][0]["undo"]["status"],
         "events": kinds,
@@ -189,10 +190,10 @@ def outcome(run: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def scenario(tmp_path: Path, redis_server: RedisServer) -> Callable[[int], tuple[dict[str, Any], Server, Job]]:
+def scenario(tmp_path: Path, redis_url: str) -> Callable[[int], tuple[dict[str, Any], Server, Job]]:
     def live(fatal: int) -> tuple[dict[str, Any], Server, Job]:
-        with Job(f"llm-{fatal}-{time.monotonic_ns()}", redis_server.url) as job:
-            server = Server(tmp_path / f"killed-at-{fatal}", redis_server.url, fatal)
+        with Job(f"llm-{fatal}-{time.monotonic_ns()}", redis_url) as job:
+            server = Server(tmp_path / f"killed-at-{fatal}", redis_url, fatal)
             try:
                 run = live_through(server, job)
             finally:

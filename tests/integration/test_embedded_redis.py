@@ -157,3 +157,16 @@ async def test_a_binary_that_does_not_start_is_told_with_the_end_of_its_log(tmp_
     """Not a hang, and not a traceback."""
     with pytest.raises(errors.ConfigurationError, match="did not start"):
         await EmbeddedRedis(tmp_path, "/bin/false").start()
+
+
+async def test_a_second_server_does_not_take_the_redis_of_the_first(tmp_path: Path) -> None:
+    """It is refused, and the first goes on."""
+    first = EmbeddedRedis(tmp_path)
+    url = await first.start()
+    try:
+        with pytest.raises(errors.ConfigurationError, match="another server"):
+            await EmbeddedRedis(tmp_path).start()
+        async with redis.Redis.from_url(url) as client:
+            assert await client.ping()
+    finally:
+        await first.stop()

@@ -92,7 +92,6 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
 @pytest.mark.parametrize(
     "environ",
     [
-        {"TRAINMEDIC_SIGNING_KEY": "hunter2"},
         {"TRAINMEDIC_REDIS_URL": "http://hunter2@example"},
         {"TRAINMEDIC_DATABASE_URL": "hunter2"},
         {"TRAINMEDIC_ALERTMANAGER_URL": "hunter2"},

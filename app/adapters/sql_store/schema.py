@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic_core import PydanticSerializationError, to_json
 from sqlalchemy.types import TypeDecorator
 
 from app.domain.run import OPEN, Status
@@ -21,7 +22,13 @@ HEAD = "0001"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _PLAIN = {type(None): None, dict: "{}", list: "[]"}
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+def _encode(value: Any) -> str:
+    try:
+        return to_json(value, inf_nan_mode="constants").decode()
+    except PydanticSerializationError as error:
+        raise TypeError(str(error)) from error
 
 
 def micros(moment: datetime) -> int:

@@ -1,0 +1,115 @@
+"""Redis goes away under a running server: alerts are taken, commands wait, all resumes, nothing is done twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.live import Job, Server, delivery, resolved
+from tests.programs import eventually
+
+PLAYBOOK = """
+playbook: slow-down
+on: {alert: Spike}
+target: job
+steps:
+  - {id: slow, action: job.scale_lr, with: {factor: 0.5}, timeout: 30s, undo: on_resolve}
+  - {id: keep, action: job.checkpoint, timeout: 30s}
+"""
+HASTY = PLAYBOOK.replace("30s", "1s")
+ALL = ["job.scale_lr 0.5", "job.checkpoint", "job.scale_lr 2"]
+
+
+def test_commands_wait_for_a_redis_that_comes_back_with_its_data(tmp_path: Path, own_redis: Any) -> None:
+    """Down when the alert fires, and again when it resolves: both are answered 200, and both are carried out once."""
+    redis = own_redis(tmp_path)
+    redis.start()
+    with Server(tmp_path / "server", PLAYBOOK, "--redis", redis.url) as server, Job("llm", redis.url) as job:
+        eventually(lambda: server.ask("/ready").status == 200, 5, "ready")
+        redis.kill()
+        fired = delivery("Spike", "llm")
+        assert server.ask("/webhook", fired).status == 200
+        ready = eventually(lambda: (found := server.ask("/ready")).status == 503 and found, 5, "not ready")
+        assert (ready.body["redis"]["ok"], ready.body["store"]["ok"]) == (False, True)
+        assert server.ask("/health").status == 200
+        time.sleep(2)
+        assert [run["status"] for run in server.runs()] == ["running"]
+        redis.start()
+        assert server.closed_run()["status"] == "succeeded"
+        eventually(lambda: server.ask("/ready").status == 200, 10, "ready again")
+        redis.kill()
+        assert server.ask("/webhook", resolved(fired)).status == 200
+        time.sleep(2)
+        redis.start()
+        assert server.undone_run()["steps"][0]["undo"]["status"] == "done"
+        assert job.done == ALL
+
+
+def test_a_command_in_flight_survives_a_redis_that_lost_everything(tmp_path: Path, own_redis: Any) -> None:
+    """Sent, not yet applied, and then Redis comes back empty: it is sent again, and applied once."""
+    redis = own_redis(tmp_path)
+    redis.start()
+    with Server(tmp_path / "server", PLAYBOOK, "--redis", redis.url) as server, Job("llm", redis.url) as job:
+        job.hold()
+        fired = delivery("Spike", "llm")
+        assert server.ask("/webhook", fired).status == 200
+        time.sleep(0.5)
+        for _ in range(2):  # once with the command in the job's hands, and once with the job gone on meanwhile
+            redis.kill()
+            for left in tmp_path.glob("appendonly*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            job.go_on()
+            time.sleep(1)
+            redis.start()
+        assert server.closed_run()["status"] == "succeeded"
+        assert server.ask("/webhook", resolved(fired)).status == 200
+        assert server.undone_run()["steps"][0]["undo"]["status"] == "done"
+        assert job.done == ALL
+
+
+def test_a_command_that_expires_meanwhile_fails_its_run_and_what_it_may_have_done_is_undone(
+    tmp_path: Path, own_redis: Any
+) -> None:
+    """The reason names Redis; the undo waits until it can be sent, however often it has to be tried."""
+    redis = own_redis(tmp_path)
+    redis.start()
+    with Server(tmp_path / "server", HASTY, "--redis", redis.url) as server, Job("llm", redis.url) as job:
+        redis.kill()
+        fired = delivery("Spike", "llm")
+        assert server.ask("/webhook", fired).status == 200
+        run = server.closed_run()
+        assert run["status"] == "failed"
+        assert "Redis is away" in run["message"]
+        assert run["steps"][0]["status"] == "unknown"
+        assert server.ask("/webhook", resolved(fired)).status == 200
+        time.sleep(1)
+        redis.start()
+        undo = server.undone_run()["steps"][0]["undo"]
+        assert undo["status"] == "done"
+        assert undo["output"].get("nothing_to_undo") is True
+        assert job.done == []
+
+
+def test_an_embedded_redis_that_dies_is_started_again_with_its_data(tmp_path: Path) -> None:
+    """A job that found it by the state directory finds it again; what was on its way arrives."""
+    with Server(tmp_path, PLAYBOOK) as server:
+        url = (server.state / "redis.url").read_text().strip()
+        with Job("llm", url) as job:
+            fired = delivery("Spike", "llm")
+            job.hold()
+            assert server.ask("/webhook", fired).status == 200
+            time.sleep(0.3)
+            for _ in range(3):
+                os.kill(int((server.state / "redis" / "redis.pid").read_text()), signal.SIGKILL)
+                assert server.ask("/webhook", delivery("Other", "llm")).status == 200
+                time.sleep(0.7)
+            job.go_on()
+            assert server.closed_run()["status"] == "succeeded"
+            eventually(lambda: server.ask("/ready").status == 200, 10, "ready again")
+            assert server.ask("/webhook", resolved(fired)).status == 200
+            assert server.undone_run()["steps"][0]["undo"]["status"] == "done"
+            assert job.done == ALL

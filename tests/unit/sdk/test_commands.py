@@ -1,0 +1,89 @@
+"""A command is answered once, with what JSON can carry."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmedic import envelope
+from trainmedic.commands import JobCommand, plain
+from trainmedic.memory import Known
+
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def answers() -> list[tuple[str, Mapping[str, Any]]]:
+    return []
+
+
+@pytest.fixture
+def command(answers: list[tuple[str, Mapping[str, Any]]]) -> JobCommand:
+    sent = envelope.Command("c1", "job.stop", {"job": "llm-1"}, {}, "r1", "p", "Alert", NOW, NOW)
+    return JobCommand(sent, None, b"1-0", lambda _, status, output: answers.append((status, output)))
+
+
+def test_each_answer_has_its_status_and_reason(command: JobCommand, answers: list[Any]) -> None:
+    """The first one counts, and a second is told in the log."""
+    command.rejected("no checkpoint")
+    assert answers == [("rejected", {"reason": "no checkpoint"})]
+    assert command.is_answered
+    assert "rejected" in repr(command)
+
+
+def test_a_second_answer_is_logged_and_does_not_raise(
+    command: JobCommand, answers: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training goes on."""
+    command.applied()
+    with caplog.at_level(logging.ERROR, "trainmedic"):
+        command.failed("too late")
+    assert [status for status, _ in answers] == ["applied"]
+    assert "c1" in caplog.text
+
+
+def test_an_output_may_hold_what_frameworks_have(command: JobCommand, answers: list[Any]) -> None:
+    """Paths, tensors of one element, tuples and what is not finite become plain JSON."""
+
+    class Tensor:
+        def item(self) -> float:
+            return 0.5
+
+    class Matrix:
+        def item(self) -> float:
+            raise RuntimeError("more than one element")
+
+        def __str__(self) -> str:
+            return "a matrix"
+
+    command.applied({"path": Path("/a"), "loss": Tensor(), "all": (1, Matrix())}, lr=math.inf, fine=True)
+    (_, output) = answers[0]
+    assert output == {"path": "/a", "loss": 0.5, "all": [1, "a matrix"], "lr": "inf", "fine": True}
+    json.dumps(output, allow_nan=False)
+
+
+def test_an_output_that_contains_itself_ends() -> None:
+    """Depth is limited, and so is length."""
+    endless: dict[str, Any] = {"long": "x" * 100_000}
+    endless["self"] = endless
+    assert len(json.dumps(plain(endless))) < 100_000
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"by": "x"}', b'{"by": "x", "status": "fine", "output": {}}'])
+def test_a_memory_that_cannot_be_read_counts_as_begun_by_somebody_else(raw: bytes) -> None:
+    """Better not applied than applied twice."""
+    known = Known.decode(raw)
+    assert (known.owner, known.status) == ("", envelope.ACCEPTED)
+
+
+def test_a_memory_is_read_as_it_was_written() -> None:
+    """Owner, status and output."""
+    known = Known("p1", envelope.APPLIED, {"after": 0.5})
+    assert Known.decode(known.encode()) == known

@@ -1,0 +1,116 @@
+"""The wire format: what is written is read again, and what is not well-formed is refused by name."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainmedic import envelope
+from trainmedic.envelope import Command, EnvelopeError, Reply
+
+TIMES = st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(9000, 1, 1), timezones=st.just(UTC))
+IDS = st.text("0123456789abcdef-", min_size=1, max_size=128)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+OBJECTS = st.dictionaries(st.text(), VALUES, max_size=4)
+
+
+@given(IDS, st.text(), OBJECTS, OBJECTS, TIMES, st.none() | IDS)
+def test_a_command_is_read_as_it_was_written(
+    id_: str, text: str, target: dict[str, Any], params: dict[str, Any], time: datetime, undo_of: str | None
+) -> None:
+    """Whatever its members hold."""
+    sent = Command(id_, text, target, params, text, text, text, time, time, undo_of)
+    assert Command.decode(sent.encode()) == sent
+
+
+@given(IDS, st.sampled_from(sorted(envelope.STATUSES)), st.none() | st.integers(0, 10**6), OBJECTS, TIMES)
+def test_a_reply_is_read_as_it_was_written(
+    id_: str, status: str, rank: int | None, output: dict[str, Any], time: datetime
+) -> None:
+    """Whatever its members hold."""
+    sent = Reply(id_, "llm-1/0@host", status, rank, output, time)
+    assert Reply.decode(sent.encode()) == sent
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_envelope_are_refused(raw: bytes) -> None:
+    """With one kind of error."""
+    for kind in (Command, Reply):
+        with pytest.raises(EnvelopeError):
+            kind.decode(raw)
+
+
+def whole() -> dict[str, Any]:
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    return dict(json.loads(Command("c1", "job.stop", {}, {}, "r1", "p", "Alert", at, at).encode()))
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("v", 2),
+        ("id", 7),
+        ("id", ""),
+        ("id", "two words"),
+        ("id", "line\n"),
+        ("id", "\ud800"),
+        ("id", "x" * 129),
+        ("undo_of", 7),
+        ("undo_of", "two words"),
+        ("target", []),
+        ("params", None),
+        ("issued_at", "now"),
+        ("expires_at", "2026-01-31T12:00:00"),
+        ("expires_at", "0001-01-01T00:00:00+23:59"),
+        ("expires_at", 7),
+    ],
+)
+def test_a_member_that_is_wrong_is_refused(member: str, value: Any) -> None:
+    """Before anything is done with it."""
+    with pytest.raises(EnvelopeError):
+        Command.decode(json.dumps({**whole(), member: value}).encode())
+
+
+def test_members_that_are_not_known_are_left_out() -> None:
+    """A newer server may say more."""
+    assert Command.decode(json.dumps({**whole(), "colour": "red"}).encode()).id == "c1"
+
+
+def test_a_signature_is_of_exactly_these_bytes_and_this_key() -> None:
+    """One changed byte, another key, or none at all is refused; without a key nothing is asked for."""
+    signature = envelope.sign(b"command", b"key")
+    envelope.verify(b"command", signature, b"key")
+    envelope.verify(b"command", signature.encode(), b"key")
+    envelope.verify(b"anything", None, None)
+    for raw, given_, key in (
+        (b"Command", signature, b"key"),
+        (b"command", signature, b"another"),
+        (b"command", "\xe9", b"key"),
+        (b"command", "", b"key"),
+        (b"command", None, b"key"),
+    ):
+        with pytest.raises(EnvelopeError):
+            envelope.verify(raw, given_, key)
+
+
+def test_the_signature_is_hmac_sha256() -> None:
+    """Test case 2 of RFC 4231."""
+    assert envelope.sign(b"what do ya want for nothing?", b"Jefe") == (
+        "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+    )
+
+
+def test_times_are_written_in_utc_to_the_microsecond() -> None:
+    """Whatever zone they came in."""
+    time = datetime(2026, 1, 31, 13, 0, 0, 1, tzinfo=timezone(timedelta(hours=1)))
+    assert envelope.write_time(time) == "2026-01-31T12:00:00.000001Z"
+    assert envelope.read_time("2026-01-31T13:00:00.000001+01:00") == time

@@ -1,0 +1,87 @@
+"""Who this job is and how it finds its server, from arguments and environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import trainmedic
+from trainmedic.settings import Settings, resolve
+
+
+def settled(environment: dict[str, str], **given: object) -> Settings:
+    asked = {"job": "llm-1", "redis_url": None, "signing_key": None, "rank": None, "world_size": None, **given}
+    return resolve(**asked, environment=environment)  # type: ignore[arg-type]
+
+
+def test_arguments_win_over_the_environment() -> None:
+    """For each of them."""
+    environment = {
+        "TRAINMEDIC_JOB": "other",
+        "TRAINMEDIC_REDIS_URL": "redis://other",
+        "TRAINMEDIC_SIGNING_KEY": "other",
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+    }
+    found = settled(environment, redis_url="redis://mine", signing_key="mine", rank=1, world_size=2)
+    assert (found.job, found.find_url(), found.signing_key) == ("llm-1", "redis://mine", b"mine")
+    assert (found.rank, found.world_size) == (1, 2)
+    found = settled(environment, job=None)
+    assert (found.job, found.find_url(), found.signing_key) == ("other", "redis://other", b"other")
+    assert (found.rank, found.world_size) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "2", "WORLD_SIZE": "8", "SLURM_PROCID": "5", "SLURM_NTASKS": "6"}, (2, 8)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6"}, (5, 6)),
+        ({"RANK": "4"}, (4, 5)),
+    ],
+)
+def test_the_launcher_says_the_rank(environment: dict[str, str], expected: tuple[int, int]) -> None:
+    """torchrun before Open MPI before Slurm, and one process where nobody says anything."""
+    found = settled(environment)
+    assert (found.rank, found.world_size) == expected
+
+
+def test_without_a_url_the_state_directory_is_asked_each_time(tmp_path: Path) -> None:
+    """The server may come later, or come back at another address."""
+    found = settled({"TRAINMEDIC_STATE_DIR": str(tmp_path)})
+    assert found.find_url() is None
+    (tmp_path / "redis.url").write_text("redis://:x@127.0.0.1:1/0\n")
+    assert found.find_url() == "redis://:x@127.0.0.1:1/0"
+    assert settled({"HOME": "/home/me"}).url_file == Path("/home/me/.local/state/trainmedic/redis.url")
+
+
+def test_the_key_may_be_in_a_file(tmp_path: Path) -> None:
+    """Without the line end that is always there."""
+    path = tmp_path / "key"
+    path.write_text("secret\n")
+    assert settled({"TRAINMEDIC_SIGNING_KEY_FILE": str(path)}).signing_key == b"secret"
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "named"),
+    [
+        ({}, {"job": None}, "TRAINMEDIC_JOB"),
+        ({}, {"job": "two words"}, "without spaces"),
+        ({}, {"job": ""}, "name"),
+        ({}, {"redis_url": "http://:hunter2@host"}, "Redis URL"),
+        ({}, {"rank": 2, "world_size": 2}, "rank 2"),
+        ({}, {"rank": -1}, "rank -1"),
+        ({"RANK": "first"}, {}, "RANK"),
+        ({}, {"signing_key": " "}, "empty"),
+        ({"TRAINMEDIC_SIGNING_KEY_FILE": "/nowhere/key"}, {}, "/nowhere/key"),
+    ],
+)
+def test_what_cannot_be_is_told_before_the_training_begins(
+    environment: dict[str, str], given: dict[str, object], named: str
+) -> None:
+    """As a ConfigurationError that names it, and never shows a password."""
+    with pytest.raises(trainmedic.ConfigurationError, match=named) as caught:
+        settled(environment, **given)
+    assert "hunter2" not in str(caught.value)
