@@ -6,7 +6,7 @@ implementation passes, the fakes included.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -254,13 +254,18 @@ class Presence:
 class CommandBus(Protocol):
     """Commands out, replies in, at least once each."""
 
-    async def request(self, command: Command) -> tuple[Reply, ...]:
+    async def request(
+        self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
+    ) -> tuple[Reply, ...]:
         """Send `command` and wait for the final reply of everyone who must answer.
 
         The stream follows from ``command.target``: a job's, else its node's. Who must answer is
         what the receiver's presence says (``ranks``), else one reply is enough. Returns what came
         by ``command.expires_at`` plus a second of grace, possibly nothing. While the bus is away it
         keeps trying until then; it never raises BusUnavailable. Sending a command id again is safe.
+
+        ``unheard`` is asked once, when the command has been sent for some seconds, nobody has
+        answered, and nobody of that name is connected: True ends the wait.
         """
         ...
 
@@ -338,7 +343,8 @@ class AlertSource(Protocol):
 class Call:
     """One attempt of an action. ``deadline`` is absolute; ``resumed`` says that it may
     already have been done under the same ``command_id``: by a server that was killed, or by an
-    attempt before this one whose outcome is unknown."""
+    attempt before this one whose outcome is unknown. ``tell`` puts into the history what the attempt
+    waits for, where that takes long."""
 
     command_id: str
     run_id: str
@@ -351,6 +357,7 @@ class Call:
     alert: Alert
     resumed: bool = False
     undo_of: str | None = None
+    tell: Callable[[str], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,13 +56,20 @@ class CommandAction:
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = NoParams
+    waits_for_receiver: ClassVar[bool] = True
+    """Whether a receiver that is not connected may still come: a job that is starting again does."""
 
     def __init__(self, services: ports.Services) -> None:
         self._bus = services.bus
         self._clock = services.clock
 
     async def perform(self, call: ports.Call) -> Mapping[str, Any]:
-        replies = await self._bus.request(self._command(call))
+        async def unheard() -> bool:
+            if call.tell is not None:
+                await call.tell(_nobody_connected(call.target))
+            return not self.waits_for_receiver
+
+        replies = await self._bus.request(self._command(call), unheard)
         presence = None
         missing = "" if any(reply.is_final for reply in replies) else "nobody answered"
         if missing or self._clock.now() >= call.deadline:

@@ -17,6 +17,12 @@ from app.actions.commands import CommandAction, CommandParams, Irreversible
 from app.domain.target import Kind
 
 
+class _NodeAction(CommandAction):
+    """The agent is a service of its node. Where it is away somebody has to look, so that is told soon."""
+
+    waits_for_receiver: ClassVar[bool] = False
+
+
 class PowerLimitParams(CommandParams):
     """Exactly one of the three."""
 
@@ -31,7 +37,7 @@ class PowerLimitParams(CommandParams):
         return self
 
 
-class PowerLimit(CommandAction):
+class PowerLimit(_NodeAction):
     name: ClassVar[str] = "gpu.power_limit"
     summary: ClassVar[str] = "Limit the power of a GPU, within the card's constraints and the agent's floor."
     targets: ClassVar[frozenset[Kind]] = frozenset({Kind.GPU})
@@ -52,7 +58,7 @@ class CleanParams(CommandParams):
     dry_run: bool = Field(False, description="Only say what would be deleted.")
 
 
-class Clean(Irreversible, CommandAction):
+class Clean(Irreversible, _NodeAction):
     name: ClassVar[str] = "disk.clean"
     summary: ClassVar[str] = "Free disk space by the named rules of the agent's policy."
     targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})
@@ -60,7 +66,7 @@ class Clean(Irreversible, CommandAction):
     Params: ClassVar[type[BaseModel]] = CleanParams
 
 
-class Facts(Irreversible, CommandAction):
+class Facts(Irreversible, _NodeAction):
     name: ClassVar[str] = "node.facts"
     summary: ClassVar[str] = "Read CPU, memory, disk and GPUs, as the step's output."
     targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from redis.asyncio import Redis
@@ -29,6 +30,9 @@ from trainmedic.envelope import Command, Reply
 
 GRACE = timedelta(seconds=1)
 """How long after a command has expired its replies are still waited for (the port's promise)."""
+UNHEARD_AFTER = timedelta(seconds=10)
+"""How long after a command was sent its receiver counts as away, if it is not connected and says nothing.
+Longer than an agent takes to start again."""
 
 
 class RedisBus:
@@ -53,7 +57,7 @@ class RedisBus:
         self._client: Redis = open_client(url)
         # A client of its own: its answers take as long as the blocking read, and then some.
         self._reading: Redis = open_client(url, BLOCK_SECONDS + ANSWER_SECONDS)
-        self._directory = Directory(self._client)
+        self._directory = Directory(self._client, clock)
         self._outbox = Outbox(self._client, clock, metrics, Outage("sending", url, metrics.bus_errors))
         self._reader_outage = Outage("reading", url, metrics.bus_errors)
         self._replies = Replies(clock.now(), self._outbox.acknowledge)
@@ -91,14 +95,16 @@ class RedisBus:
         await self._client.aclose()
         await self._reading.aclose()
 
-    async def request(self, command: Command) -> tuple[Reply, ...]:
+    async def request(
+        self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
+    ) -> tuple[Reply, ...]:
         """See the port. Besides final replies, those who took it up and did not finish are named by
         their ``accepted``."""
         waiter = self._replies.enter(command.id, command.expires_at)
         try:
             left = command.expires_at + GRACE - self._clock.now()
             async with asyncio.timeout(left.total_seconds()):
-                await self._fulfil(command, waiter)
+                await self._fulfil(command, waiter, unheard)
         except TimeoutError:
             pass  # what came until now is the answer
         finally:
@@ -124,7 +130,7 @@ class RedisBus:
         except FAULTS as error:
             raise unavailable(error) from error
 
-    async def _fulfil(self, command: Command, waiter: Waiter) -> None:
+    async def _fulfil(self, command: Command, waiter: Waiter, unheard: Callable[[], Awaitable[bool]] | None) -> None:
         stream, presence = _addresses(command)
         if waiter.finals:  # they came before this server was killed; perhaps nothing is missing
             waiter.expect(ranks_of(await self._presence(presence)))
@@ -137,11 +143,13 @@ class RedisBus:
             raw=raw,
             signature=None if self._key is None else envelope.sign(raw, self._key),
             expires_at=command.expires_at,
-            told=lambda value: waiter.expect(ranks_of(value)),
+            told=lambda value: waiter.note_sent(ranks_of(value)),
             is_wanted=lambda: waiter.users > 0 and not waiter.is_complete,
         )
         waiter.send_again = lambda: self._outbox.send(outgoing)
         self._outbox.send(outgoing)
+        if unheard is not None and await self._is_unheard(waiter, presence) and await unheard():
+            return
         while True:
             await _completion(waiter)
             if waiter.ranks is not None or None in waiter.finals:
@@ -150,6 +158,20 @@ class RedisBus:
             waiter.expect(ranks_of(await self._presence(presence)))
             if waiter.is_complete:
                 return
+
+    async def _is_unheard(self, waiter: Waiter, presence: str) -> bool:
+        """Whether, a while after the command was sent, nobody has answered and nobody is there who could."""
+        await waiter.sent.wait()
+        try:
+            async with asyncio.timeout(UNHEARD_AFTER.total_seconds()):
+                await waiter.heard.wait()
+            return False
+        except TimeoutError:
+            pass
+        try:
+            return await self._directory.read(presence) is None
+        except errors.BusUnavailable:
+            return False
 
     async def _presence(self, key: str) -> bytes | None:
         try:

@@ -93,16 +93,14 @@ class Inbox:
         return list(answer[0][1]) if answer else []
 
     def _take(self, entry: bytes, fields: dict[bytes, bytes] | None) -> None:
-        raw = (fields or {}).get(b"reply")
+        fields = fields or {}
         try:
-            if raw is None:
-                raise envelope.EnvelopeError("the entry has no reply")
-            if len(raw) > LARGEST_REPLY:
+            if sum(map(len, fields.values())) > LARGEST_REPLY:
                 raise envelope.EnvelopeError("the reply is too large")
-            reply = envelope.Reply.decode(raw)
-        except envelope.EnvelopeError:
+            reply = envelope.Reply.of_entry(fields)
+        except envelope.EnvelopeError as error:
             self._metrics.refused_messages.labels(reason="unreadable").inc()
-            log.warning("reply_unreadable", entry=entry.decode())
+            log.warning("reply_unreadable", entry=entry.decode(), why=str(error)[:200])
             self._acknowledge([entry])
             return
         self._replies.take(entry, reply, self._clock.now())
@@ -110,6 +108,7 @@ class Inbox:
     async def _hand_on_late_ones(self) -> None:
         for entry, reply in self._replies.late(self._clock.now()):
             self._metrics.refused_messages.labels(reason="unmatched").inc()
+            log.warning("reply_unmatched", command_id=reply.command_id, sender=reply.sender[:200], status=reply.status)
             if self._on_late_reply is not None:
                 try:
                     await self._on_late_reply(reply)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime
 from typing import Any
 
 from redis.asyncio import Redis
 
 from app.adapters.redis_connection import FAULTS, unavailable
-from app.ports import Presence
+from app.ports import Clock, Presence
 from trainmedic import envelope
 
 _SCAN = 1000
@@ -24,8 +25,9 @@ class Directory:
     """Lists what is present under a prefix. Calls that come while a listing is under way share it:
     when a storm of commands meets a dead cluster, all of them ask at the same moment."""
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, clock: Clock) -> None:
         self._client = client
+        self._clock = clock
         self._listing: dict[str, asyncio.Task[list[Presence]]] = {}
 
     async def listed(self, prefix: str) -> list[Presence]:
@@ -54,9 +56,9 @@ class Directory:
             for start in range(0, len(keys), _SCAN):
                 part = keys[start : start + _SCAN]
                 for key, value in zip(part, await self._client.mget(part), strict=True):
-                    presence = _presence(key.decode(errors="replace").removeprefix(prefix), value)
-                    if presence is not None:
-                        found.append(presence)
+                    if isinstance(value, bytes):
+                        name = key.decode(errors="replace").removeprefix(prefix)
+                        found.append(_presence(name, value, self._clock.now()))
         except FAULTS as error:
             raise unavailable(error) from error
         return found
@@ -72,14 +74,13 @@ def ranks_of(value: bytes | None) -> frozenset[int] | None:
     return frozenset(ranks)
 
 
-def _presence(name: str, value: Any) -> Presence | None:
-    details = _details(value)
-    if details is None:
-        return None
+def _presence(name: str, value: bytes, now: datetime) -> Presence:
+    """The key itself says that somebody is there, whatever is in it; without a time in it, at this moment."""
+    details = _details(value) or {}
     try:
         seen = envelope.read_time(str(details.get("at")))
     except envelope.EnvelopeError:
-        return None
+        seen = now
     return Presence(name=name, last_seen=seen, details=details)
 
 

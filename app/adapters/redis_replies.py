@@ -34,6 +34,8 @@ class Waiter:
         self.finals: dict[int | None, Reply] = {}
         self.accepted: dict[int | None, Reply] = {}
         self.changed = asyncio.Event()
+        self.sent = asyncio.Event()
+        self.heard = asyncio.Event()
         self.users = 0
 
     @property
@@ -46,12 +48,18 @@ class Waiter:
         self.ranks = ranks
         self.changed.set()
 
+    def note_sent(self, ranks: frozenset[int] | None) -> None:
+        """The command is on its stream; `ranks` is who its receiver's presence says must answer."""
+        self.sent.set()
+        self.expect(ranks)
+
     def offer(self, reply: Reply) -> bool:
         """Take a reply; return whether it is the first final one of its rank."""
         if reply.status == EXPIRED and reply.at < self.expires_at:
             # It answers an earlier sending of this command, which had less time; this one is still good,
             # and taking it for refused would have it done again under another id.
             return False
+        self.heard.set()
         if not reply.is_final:
             self.accepted[reply.rank] = reply
             return False

@@ -197,8 +197,14 @@ class Driver:
             alert=first,
             resumed=act.resumed or repeated,
             undo_of=undo.undo_of if undo else None,
+            tell=lambda what: self._tell(state, what),
         )
         return call, name
+
+    async def _tell(self, state: StepState, what: str) -> None:
+        """Note what an attempt waits for, so that nobody has to guess why nothing happens."""
+        run = replace(self.run, message=what) if self.run.is_open else self.run
+        await self._commit(Plan(run, (self._event("attempt_waits", step=state.id, why=what),), Hold()))
 
     async def _commit(self, move: Plan) -> None:
         """Make a plan durable; then tell the action of outcomes that are, and count what closed."""

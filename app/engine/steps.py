@@ -80,6 +80,7 @@ def proceed(draft: Draft, state: StepState) -> Act | Hold | None:
 
 def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
     """Take in how the last attempt of an action step ended."""
+    draft.run = replace(draft.run, message="")  # what the attempt waited for
     state = draft.run.step(key)
     spec = spec_of(draft.context.book, state)
     assert isinstance(spec, ActionStep)

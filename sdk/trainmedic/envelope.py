@@ -4,6 +4,9 @@ A command is one entry of a Redis stream with the field ``command`` (JSON, UTF-8
 signing key is in use, ``signature``: the HMAC-SHA256 of exactly those bytes, in hexadecimal. A
 reply is one entry of ``trainmedic:replies`` with the field ``reply`` (JSON).
 
+That is what is written here. What is read may come from programs that know the members of a message
+and not the name of its field, so other forms are taken too: see `body_of` and `Reply.of_entry`.
+
 This module is the one definition of both; the server imports it from here. It needs the standard
 library only.
 """
@@ -32,6 +35,7 @@ EXPIRED = "expired"
 _IDENTIFIER = re.compile(r"^[!-~]{1,128}\Z")
 STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED})
 FINAL = STATUSES - {ACCEPTED}
+_REASONS = ("reason", "error", "message")
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -149,22 +153,41 @@ class Reply:
     @classmethod
     def decode(cls, raw: bytes) -> Reply:
         """The reply that `raw` holds. Raises EnvelopeError, naming the field."""
-        fields = _object(raw, "reply")
-        status = _member(fields, "status", str)
+        return cls._of(_object(raw, "reply"))
+
+    @classmethod
+    def of_entry(cls, fields: Mapping[bytes, bytes]) -> Reply:
+        """The reply in a stream entry: JSON in one field (see `body_of`), or each member in a field of its own."""
+        if b"command_id" in fields and b"reply" not in fields:
+            return cls._of({_text(name): _flat_member(name, value) for name, value in fields.items()})
+        return cls.decode(body_of(fields, b"reply"))
+
+    @classmethod
+    def _of(cls, fields: Mapping[str, Any]) -> Reply:
+        """Strict about which command, what became of it and who says so; for the rest the reply is not refused,
+        because losing it would leave the outcome unknown."""
+        status = _member(fields, "status", str).strip().lower()
         if status not in STATUSES:
             raise EnvelopeError(f"reply: status is {status!r}; it must be one of {', '.join(sorted(STATUSES))}")
-        rank = fields.get("rank")
-        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
-            raise EnvelopeError("reply: rank is not a whole number")
-        at = fields.get("at")
         return cls(
             command_id=_identifier(fields, "command_id"),
-            sender=str(fields.get("from", "")),
+            sender=str(fields.get("from") or ""),
             status=status,
-            rank=rank,
-            output=fields["output"] if isinstance(fields.get("output"), dict) else {},
-            at=read_time(at) if isinstance(at, str) else datetime.now(timezone.utc),
+            rank=_rank(fields.get("rank")),
+            output=_output(fields, status),
+            at=_time_or_now(fields.get("at")),
         )
+
+
+def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
+    """The JSON of a message in a stream entry: the field `name`, else the only field that looks like a
+    JSON object. Raises EnvelopeError where there is none."""
+    if name in fields:
+        return fields[name]
+    found = [value for value in fields.values() if value.lstrip()[:1] == b"{"]
+    if len(found) != 1:
+        raise EnvelopeError(f"the entry has no field {name.decode()!r}")
+    return found[0]
 
 
 def sign(raw: bytes, key: bytes) -> str:
@@ -232,14 +255,58 @@ def _object(raw: bytes, what: str) -> dict[str, Any]:
     return fields
 
 
-def _member(fields: dict[str, Any], name: str, kind: type) -> Any:
+def _flat_member(name: bytes, value: bytes) -> Any:
+    """A member that was written as a field of its own; only ``output`` is JSON then."""
+    if name == b"output":
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            pass
+    return _text(value)
+
+
+def _rank(value: Any) -> int | None:
+    if isinstance(value, str):
+        if value.strip().lower() in ("", "none", "null"):
+            return None
+        if re.fullmatch(r"\s*\d{1,9}\s*", value, re.ASCII):
+            return int(value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise EnvelopeError("reply: rank is not a whole number")
+    return value
+
+
+def _output(fields: Mapping[str, Any], status: str) -> dict[str, Any]:
+    """The output as a mapping; where it did not work, with the ``reason`` wherever the sender has put it."""
+    given = fields.get("output")
+    output = dict(given) if isinstance(given, dict) else {} if given in (None, "") else {"value": given}
+    if status in FINAL - {APPLIED} and "reason" not in output:
+        said = [*(fields.get(name) for name in _REASONS), *(output.get(name) for name in (*_REASONS, "value"))]
+        reason = next((one for one in said if isinstance(one, str) and one), None)
+        if reason is not None:
+            output["reason"] = reason
+    return output
+
+
+def _time_or_now(value: Any) -> datetime:
+    try:
+        return read_time(value) if isinstance(value, str) else datetime.now(timezone.utc)
+    except EnvelopeError:
+        return datetime.now(timezone.utc)
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+def _member(fields: Mapping[str, Any], name: str, kind: type) -> Any:
     value = fields.get(name)
     if not isinstance(value, kind):
         raise EnvelopeError(f"{name} is missing or not {'an object' if kind is dict else 'a string'}")
     return value
 
 
-def _identifier(fields: dict[str, Any], name: str) -> str:
+def _identifier(fields: Mapping[str, Any], name: str) -> str:
     """Ids become parts of keys and lines of logs: printable ASCII without spaces, at most 128 characters."""
     value: str = _member(fields, name, str)
     if not _IDENTIFIER.match(value):

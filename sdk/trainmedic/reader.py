@@ -119,7 +119,7 @@ class Reader:
 
     def _take(self, client: redis.Redis, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
         try:
-            raw = fields.get(b"command", b"")
+            raw = envelope.body_of(fields, b"command")
             if len(raw) > LARGEST_COMMAND:
                 raise envelope.EnvelopeError("the command is too large")
             command = envelope.Command.decode(raw)

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from app import errors, telemetry
+from app.adapters import redis_bus
 from app.adapters.redis_bus import RedisBus
 from trainmedic import envelope
 from trainmedic.envelope import Command, Reply
@@ -267,7 +268,7 @@ async def test_a_reply_after_the_caller_gave_up_is_handed_on_and_counted(bench: 
         b"\xff\xfe",
         b'{"command_id": 7}',
         b'{"command_id": "x", "status": "splendid"}',
-        b'{"command_id": "x", "status": "applied", "rank": "0"}',
+        b'{"command_id": "x", "status": "applied", "rank": "first"}',
         b"[" * 100_000,
         b'{"command_id": "x", "status": "applied", "pad": "' + b"x" * 300_000 + b'"}',
     ],
@@ -283,6 +284,86 @@ async def test_unreadable_replies_are_counted_and_taken_off(bench: Bench, raw: b
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id)
     assert len(await asked) == 1
+
+
+@pytest.mark.parametrize("name", ["data", "payload", "message"])
+async def test_a_reply_is_taken_whatever_its_field_is_called(bench: Bench, name: str) -> None:
+    """A receiver that knows the members of a reply need not know the name of its field."""
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.redis.xadd(envelope.REPLIES, {"source": "job", name: Reply(sent.id, "test", "applied", 0).encode()})
+    assert [(reply.status, reply.rank) for reply in await asked] == [("applied", 0)]
+
+
+async def test_a_reply_is_taken_member_by_member(bench: Bench) -> None:
+    """Each member in a field of its own: numbers are text then, and the output is JSON."""
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    members: Any = {"command_id": sent.id, "from": "job", "rank": "3", "status": "applied", "output": '{"lr": 0.1}'}
+    await bench.redis.xadd(envelope.REPLIES, {**members, "at": "2026-01-31T12:00:00Z"})
+    (reply,) = await asked
+    assert (reply.rank, reply.output, reply.at.year) == (3, {"lr": 0.1}, 2026)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"at": "2026-01-31T12:00:00"}, {"at": 1769860800}, {"rank": "0"}, {"status": "APPLIED"}, {"output": "done"}],
+    ids=["time without a zone", "time in seconds", "rank as text", "status in capitals", "output as text"],
+)
+async def test_a_slip_that_leaves_the_outcome_clear_does_not_lose_the_reply(
+    bench: Bench, changes: dict[str, Any]
+) -> None:
+    """A reply that is refused leaves the outcome unknown, so only what is needed to know it is insisted on."""
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    said = {"command_id": sent.id, "from": "job", "rank": 0, "status": "applied", "output": {}, **changes}
+    await bench.write(json.dumps(said).encode())
+    assert [reply.status for reply in await asked] == ["applied"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"output": {"reason": "out of memory"}},
+        {"output": {"error": "out of memory"}},
+        {"output": "out of memory"},
+        {"reason": "out of memory"},
+        {"message": "out of memory", "output": {"step": 7}},
+    ],
+    ids=["reason", "error", "text", "beside the output", "message"],
+)
+async def test_the_reason_is_found_where_the_receiver_put_it(bench: Bench, said: dict[str, Any]) -> None:
+    """What went wrong reaches the history."""
+    sent = command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.write(json.dumps({"command_id": sent.id, "rank": 0, "status": "failed", **said}).encode())
+    (reply,) = await asked
+    assert reply.output["reason"] == "out of memory"
+
+
+async def test_who_is_unheard_of_is_told_once_and_may_end_the_wait(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not connected and silent for some seconds: the caller decides whether to wait on."""
+    monkeypatch.setattr(redis_bus, "UNHEARD_AFTER", timedelta(seconds=0.1))
+    asked: list[bool] = []
+
+    def answering(ends: bool) -> Callable[[], Awaitable[bool]]:
+        async def unheard() -> bool:
+            asked.append(ends)
+            return ends
+
+        return unheard
+
+    began = datetime.now(UTC)
+    assert await bench.bus.request(command(job="gone"), answering(True)) == ()
+    assert datetime.now(UTC) - began < timedelta(seconds=1)
+    await bench.present("there")
+    await asyncio.gather(
+        bench.bus.request(command(job="waited-for", seconds=0.3), answering(False)),
+        bench.bus.request(command(job="there", seconds=0.3), answering(False)),
+    )
+    assert asked == [True, False]
 
 
 async def test_many_commands_go_out_at_once(bench: Bench) -> None:
@@ -370,16 +451,17 @@ async def test_one_spoilt_stream_does_not_hold_up_the_others(bench: Bench) -> No
 
 
 async def test_who_is_connected_is_listed(bench: Bench) -> None:
-    """Jobs and agents with what they said of themselves; keys that are no presence are left out."""
+    """Jobs and agents with what they said of themselves; of other writers' keys their being there."""
     at = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
     await bench.present("llm-1", ranks=[0], at=envelope.write_time(at))
-    await bench.redis.set(envelope.job_presence("bad-json"), "{")
-    await bench.redis.set(envelope.job_presence("bad-time"), '{"at": 7}')
+    await bench.redis.set(envelope.job_presence("other"), "1")
+    await bench.redis.set(envelope.job_presence("no-time"), '{"at": 7}')
     await bench.redis.rpush(envelope.job_presence("bad-type"), "x")
     await bench.redis.set(envelope.agent_presence("n1"), json.dumps({"at": envelope.write_time(at)}))
     first, second = await asyncio.gather(bench.bus.jobs(), bench.bus.jobs())
-    assert [(one.name, one.last_seen, one.details["ranks"]) for one in first] == [("llm-1", at, [0])]
-    assert first == second
+    assert [one.name for one in first] == [one.name for one in second] == ["llm-1", "no-time", "other"]
+    assert (first[0].last_seen, first[0].details["ranks"]) == (at, [0])
+    assert all(datetime.now(UTC) - one.last_seen < timedelta(minutes=1) for one in first[1:])
     assert [one.name for one in await bench.bus.agents()] == ["n1"]
 
 

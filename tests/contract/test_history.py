@@ -96,7 +96,7 @@ async def test_a_filter_follows_a_runs_changes(store: Store) -> None:
     one = run()
     await add(store, one)
     refused = replace(one, status=Status.NOT_STARTED, decision=Decision.TARGET_BUSY, ended_at=at(9))
-    await store.transact(lambda tx: tx.save_run(refused, one))
+    await store.transact(lambda tx: tx.save_runs([(refused, one)]))
     assert await store.page(Filter(status="running"), 10, None) == ([], None)
     assert await store.page(Filter(decision="target_busy"), 10, None) == ([refused], None)
 

@@ -1,4 +1,4 @@
-"""Redis goes away under a running server: alerts are taken, commands wait, nothing is done twice."""
+"""Redis goes away under a running server: alerts are taken, commands wait, all resumes, nothing is done twice."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 from sqlalchemy.types import TypeDecorator
 
 from app.domain.run import OPEN, Status
@@ -25,7 +25,10 @@ _PLAIN = {type(None): None, dict: "{}", list: "[]"}
 
 
 def _encode(value: Any) -> str:
-    return to_json(value, inf_nan_mode="constants").decode()
+    try:
+        return to_json(value, inf_nan_mode="constants").decode()
+    except PydanticSerializationError as error:
+        raise TypeError(str(error)) from error
 
 
 def micros(moment: datetime) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -45,9 +45,14 @@ class ScriptedBus:
         self.is_away = False
         self.sent: list[Command] = []
         self.settled: list[str] = []
+        self.is_unheard = False
 
-    async def request(self, command: Command) -> tuple[Reply, ...]:
+    async def request(
+        self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
+    ) -> tuple[Reply, ...]:
         self.sent.append(command)
+        if self.is_unheard and unheard is not None and await unheard():
+            return self.answers
         if not self.answers or not self.in_time:
             self.clock.time = command.expires_at + timedelta(seconds=1)
         return self.answers
@@ -310,3 +315,31 @@ def test_every_action_works_on_its_own_kind_of_target(kind: type[ports.Action]) 
     assert kind.targets
     assert kind.targets <= allowed
     assert kind.summary
+
+
+async def test_where_no_agent_is_connected_the_attempt_ends_soon_and_says_so(bus: ScriptedBus) -> None:
+    """Nobody waits for the whole timeout to be told that an agent has to be started."""
+    told: list[str] = []
+
+    async def tell(what: str) -> None:
+        told.append(what)
+
+    bus.is_unheard = True
+    with pytest.raises(OutcomeUnknown, match="no agent on node 'n1' is connected"):
+        await perform(bus, nodes.PowerLimit, {"percent": 80}, GPU, tell=tell)
+    assert told == ["no agent on node 'n1' is connected: start `trainmedic agent --node n1` there"]
+    assert bus.clock.now() < NOW + timedelta(seconds=60)
+
+
+async def test_a_job_that_is_away_is_waited_for_and_that_is_told(bus: ScriptedBus) -> None:
+    """It may be starting again; until its command expires it can still come for it."""
+    told: list[str] = []
+
+    async def tell(what: str) -> None:
+        told.append(what)
+
+    bus.is_unheard = True
+    with pytest.raises(OutcomeUnknown):
+        await perform(bus, jobs.ScaleLr, {"factor": 0.5}, tell=tell)
+    assert told == ["no job named 'llm-1' is connected"]
+    assert bus.clock.now() > NOW + timedelta(seconds=60)
