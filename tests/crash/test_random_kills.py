@@ -15,7 +15,7 @@ from typing import Any
 from tests.live import OPEN, Job, Server, delivery, resolved
 from tests.programs import eventually
 
-KILLS = int(os.environ.get("KILLS", "7"))
+KILLS = int(os.environ.get("KILLS", "5"))
 JOBS = 5
 
 PLAYBOOKS = """
