@@ -92,7 +92,10 @@ def go_through(server: Server, job: str, over: threading.Event, chance: random.R
         ids.append(started["run_id"])
         if started["playbook"] == "asks" and chance.random() < 0.8:
             path = f"/history/{ids[-1]}"
-            asked = lambda path=path: (server.ask(path).body or {}).get("status") == "awaiting_approval"
+
+            def asked(path=path):
+                return (server.ask(path).body or {}).get("status") == "awaiting_approval"
+
             eventually(asked, 60, "approval asked for", 0.05)
             eventually(lambda: server.ask(f"/runs/{ids[-1]}/approve", {}).status in (200, 409), 60, "approved", 0.05)
         time.sleep(chance.uniform(0, 2.0))
