@@ -1,4 +1,4 @@
-"""The run store fails under a running server: nothing is acknowledged but not kept, and no known outcome is lost."""
+"""The run store fails under a running server: no 200 for what is not kept, and no known outcome lost."""
 
 from __future__ import annotations
 
