@@ -35,15 +35,21 @@ async def test_the_same_alert_from_two_alertmanagers_at_once_starts_one_run(worl
     assert w.calls() == {"cap": 1}
 
 
-async def test_an_old_firing_after_its_resolved_does_nothing(world: MakeWorld) -> None:
-    """Deliveries can overtake each other: what has resolved does not fire again under the same beginning."""
+async def test_a_firing_whose_resolved_came_first_is_stale_and_says_so(world: MakeWorld) -> None:
+    """Deliveries can overtake each other: what has resolved does not fire again under the same beginning.
+
+    Not acting has its reason in the history; once, however often the alert comes.
+    """
     w = world(CAP)
     alert = w.alert(gpu="0", node="n1")
     await w.resolve(alert)
-    late = await w.post(alert)
-    assert late.duplicates == 1
-    assert late.runs == ()
-    assert await w.runs() == []
+    first, second = await w.post(alert), await w.post(alert)
+    assert (first.duplicates, second.duplicates) == (1, 1)
+    assert [run.decision for run in first.runs] == [Decision.STALE]
+    assert [(run.decision, run.run_id) for run in second.runs] == [(Decision.DUPLICATE, first.runs[0].run_id)]
+    run = await w.run()
+    assert (run.status, run.decision) == (Status.NOT_STARTED, Decision.STALE)
+    assert "resolved before" in run.message
     assert w.calls() == {}
 
 
