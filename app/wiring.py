@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from app import __version__, ports, telemetry
 from app.actions import registry
 from app.adapters import file_inventory
-from app.adapters.alertmanager_api import AlertmanagerApi
+from app.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
 from app.adapters.apprise_notifier import AppriseNotifier
 from app.adapters.embedded_redis import EmbeddedRedis
 from app.adapters.httpx_caller import HttpxCaller
@@ -98,10 +98,9 @@ class Application:
             )
             stack.push_async_callback(store.close)
             redis_url = await self._redis(stack)
-            bus = RedisBus(redis_url, clock, metrics, _key(settings))
-            await bus.start()
-            stack.push_async_callback(bus.close)
-
+            bus = RedisBus(
+                redis_url, clock, metrics, _key(settings), on_late_reply=lambda reply: engine.note_late_reply(reply)
+            )
             services = await self._services(stack, bus)
             actions = registry.build(services)
             catalog = Library(settings.playbooks, actions, metrics=metrics)
@@ -109,6 +108,8 @@ class Application:
             engine = Engine(
                 store, catalog, actions, clock, settings.limits, metrics, lambda: inventory, services.alertmanager
             )
+            await bus.start()
+            stack.push_async_callback(bus.close)
             await engine.start()
             stack.push_async_callback(engine.stop)
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
@@ -143,7 +144,8 @@ class Application:
         alertmanager = None
         if settings.alertmanager is not None:
             url = settings.alertmanager.get_secret_value()
-            alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token)
+            settles_after = min(SETTLES_AFTER, settings.assume_resolved_after / 4)
+            alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token, settles_after)
             stack.push_async_callback(alertmanager.close)
         return ports.Services(
             clock=self._clock,

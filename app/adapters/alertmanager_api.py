@@ -22,6 +22,9 @@ from app.ports import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
+SETTLES_AFTER = timedelta(minutes=5)
+"""An Alertmanager forgets its alerts when it restarts. Prometheus sends each one again after a minute
+(``--rules.alert.resend-delay``), to which come its evaluation interval and its own restart."""
 BODY_LIMIT = 64 * 1024 * 1024
 """An alert is about 1 KB, so this is some 60,000 alerts."""
 
@@ -32,8 +35,13 @@ _PRECISION = timedelta(milliseconds=1)
 class AlertmanagerApi:
     """One Alertmanager, or any member of a cluster of them (they share alerts and silences)."""
 
-    def __init__(self, url: str, clock: Clock, token_file: Path | None = None) -> None:
-        """Raises ConfigurationError."""
+    def __init__(
+        self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
+    ) -> None:
+        """`settles_after`: one that has been up for less is not believed that an alert has ended.
+
+        Raises ConfigurationError.
+        """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the Alertmanager's URL is not one: write http://host:9093")
@@ -42,16 +50,22 @@ class AlertmanagerApi:
         self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
         self._token_file = token_file
         self._clock = clock
+        self._settles_after = settles_after
         self._http = HttpxCaller(body_limit=BODY_LIMIT)
         self._asking = asyncio.Lock()
         self._firing: Mapping[str, list[datetime]] = {}
+        self._is_settled = False
         self._answered_at: float | None = None
 
     async def is_firing(self, identity: Identity) -> bool:
         beginnings = (await self._all_firing()).get(identity.fingerprint, ())
         # An earlier beginning is the same alert, two overlapping reports of which were merged; a
         # later one is another: the asked one has ended.
-        return any(began <= identity.starts_at + _PRECISION for began in beginnings)
+        if any(began <= identity.starts_at + _PRECISION for began in beginnings):
+            return True
+        if not beginnings and not self._is_settled:
+            raise TemporaryFailure("the Alertmanager has just started, and may not have been told again what fires")
+        return False
 
     async def _all_firing(self) -> Mapping[str, list[datetime]]:
         """The beginnings of what fires, by fingerprint. The API has no question about one alert, so
@@ -60,6 +74,7 @@ class AlertmanagerApi:
             now = asyncio.get_running_loop().time()
             if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
                 self._firing = await self._ask_for_firing()
+                self._is_settled = await self._ask_whether_settled()
                 self._answered_at = asyncio.get_running_loop().time()
             return self._firing
 
@@ -75,6 +90,19 @@ class AlertmanagerApi:
         except ActionFailure as error:
             raise TemporaryFailure(str(error)) from error
         return firing
+
+    async def _ask_whether_settled(self) -> bool:
+        if not self._settles_after:
+            return True
+        try:
+            reply = await self._call("GET", "/status")
+            _require_success(reply, "the Alertmanager did not tell its status")
+            started_at = datetime.fromisoformat(json.loads(reply.body)["uptime"]).astimezone(UTC)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TemporaryFailure("the Alertmanager's status cannot be read") from error
+        except ActionFailure as error:
+            raise TemporaryFailure(str(error)) from error
+        return self._clock.now() - started_at >= self._settles_after
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
         found = await self.find_silence(comment)

@@ -36,11 +36,17 @@ def close_stale(run: Run, signals: Signals, context: Context, now: datetime, why
     """Close a run that must not act any more: not started where it never acted, else cancelled."""
     draft = Draft(run, signals, context, now)
     status = Status.NOT_STARTED if run.acted_at is None else Status.CANCELLED
-    flight = steps.interrupted(run)
-    if flight is not None:
-        steps.lose(draft, flight, f"it may have been applied; nobody asked again, because {why}")
+    _lose_flight(draft, why)
     draft.run = replace(draft.run, decision=decision)
     _close(draft, status, why, decision=str(decision))
+    return Plan(draft.run, tuple(draft.events), undoing.due(draft))
+
+
+def give_up(run: Run, signals: Signals, context: Context, now: datetime, why: str) -> Plan:
+    """Close an open run as failed that cannot go on. Asks nothing of its playbook."""
+    draft = Draft(run, signals, context, now)
+    _lose_flight(draft, why)
+    _close(draft, Status.FAILED, why)
     return Plan(draft.run, tuple(draft.events), undoing.due(draft))
 
 
@@ -148,6 +154,12 @@ def _resume(draft: Draft, flight: StepState) -> Act | Hold:
     draft.stand(Status.RUNNING)
     draft.note("step_resumed", step=flight.id, action=flight.action, command_id=attempt.command_id)
     return Act(flight.key, resumed=True)
+
+
+def _lose_flight(draft: Draft, why: str) -> None:
+    flight = steps.interrupted(draft.run)
+    if flight is not None:
+        steps.lose(draft, flight, f"it may have been applied; nobody asked again, because {why}")
 
 
 def _close(draft: Draft, status: Status, message: str, **data: str) -> None:

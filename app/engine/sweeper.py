@@ -59,7 +59,7 @@ class Sweeper:
         """One pass."""
         now = self._clock.now()
         patience = self._limits.assume_resolved_after
-        ask_after = min(ASK_AFTER, patience) if self._source else patience
+        ask_after = min(ASK_AFTER, patience / 2) if self._source else patience
         silent = await self._store.transact(lambda tx: tx.firing_not_heard_since(now - ask_after))
         for record in silent:
             because = await self._ended_because(record)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import cast
 
 from app import errors, telemetry
 from app.domain import duration
 from app.domain.alert import AlertRecord
-from app.domain.run import Decision, Event, Run, Status, StepStatus
+from app.domain.run import Decision, Run, StepStatus
 from app.engine import plan
 from app.engine.driver import Driver, Surroundings
 from app.engine.moves import Context, Signals
@@ -20,6 +20,16 @@ from app.ports import Book, Catalog, RunStore
 _LONGEST_BACKOFF = 60.0
 
 log = telemetry.logger(__name__)
+
+
+class LostBook:
+    """Stands for a playbook that this server cannot compile: its text is lost, or an action of it is gone.
+
+    A closed run needs nothing of its playbook: an undo is recorded with all that it takes.
+    """
+
+    def __init__(self, why: str) -> None:
+        self.why = why
 
 
 class Workers:
@@ -37,7 +47,7 @@ class Workers:
     def start(self, run: Run, book: Book, alert: AlertRecord) -> None:
         """Drive a run that has just been admitted."""
         self._around.metrics.open_runs.inc()
-        signals = Signals((alert,), (), self._around.is_paused())
+        signals = Signals((alert,), (), self._around.controls().paused)
         self._launch(Driver(run, book, signals, self._around, alert.first_heard_at))
 
     def touch(self, run_ids: Iterable[str]) -> None:
@@ -92,19 +102,19 @@ class Workers:
 
     async def _take_up(self, snapshot: Snapshot, down_for: timedelta) -> None:
         run = snapshot.run
-        try:
-            book = await self._book_of(run)
-        except errors.TrainmedicError as error:
-            await self._give_up(run, str(error))
-            return
-        signals = Signals(snapshot.alerts, snapshot.orders, self._around.is_paused())
+        book = await self._book_of(run)
+        signals = Signals(snapshot.alerts, snapshot.orders, self._around.controls().paused)
         why = self._stale(run, signals, down_for) if run.is_open else None
+        context = Context(book, self._around.actions, self._around.new_id, self._around.limits.max_age)
+        move = None
         if why is not None:
-            context = Context(book, self._around.actions, self._around.new_id, self._around.limits.max_age)
             move = plan.close_stale(run, signals, context, self._now(), why, Decision.STALE)
+            self._around.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
+        elif run.is_open and isinstance(book, LostBook):
+            move = plan.give_up(run, signals, context, self._now(), book.why)
+        if move is not None:
             await self._around.recorder.record(move.run, run, move.events)
             self._around.metrics.open_runs.dec()
-            self._around.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
             run = move.run
         if run.is_open or run.owes_undo:
             self._launch(Driver(run, book, signals, self._around, None))
@@ -124,36 +134,26 @@ class Workers:
         return None if begun else plan.stale(run, signals, limit, self._now())
 
     async def _book_of(self, run: Run) -> Book:
-        """The playbook in the version that the run started with."""
+        """The playbook in the version that the run started with, or a `LostBook`."""
         loaded = self._catalog.get(run.playbook)
         if loaded is not None and loaded.version == run.version:
             return loaded
         text = await self._store.transact(lambda tx: tx.playbook_text(run.playbook, run.version))
-        if text is None:
-            raise errors.NotFound(f"the text of playbook {run.playbook}, version {run.version}, is not in the store")
-        return self._catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
-
-    async def _give_up(self, run: Run, why: str) -> None:
-        """Close a run whose playbook cannot be used any more; its undo duties stay recorded."""
-        log.error("a run cannot go on", run_id=run.id, why=why)
-        if not run.is_open:
-            return
-        closed = replace(run, status=Status.FAILED, ended_at=self._now(), waiting_on=None, message=why)
-        event = Event("closed", self._now(), run.id, data={"status": str(Status.FAILED), "message": why})
-        await self._around.recorder.record(closed, run, (event,))
-        self._around.metrics.open_runs.dec()
+        try:
+            if text is None:
+                raise errors.NotFound(f"playbook {run.playbook}, version {run.version}, is not in the store")
+            return self._catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
+        except errors.TrainmedicError as error:
+            log.error("a run's playbook cannot be used any more; only its undo goes on", run_id=run.id, why=str(error))
+            return cast(Book, LostBook(str(error)))
 
     async def _revive(self, run_id: str) -> None:
         """Drive a closed run again, because an undo of it may be due."""
         snapshot = await self._around.recorder.snapshot(run_id)
         if snapshot is None or not snapshot.run.steps:
             return
-        try:
-            book = await self._book_of(snapshot.run)
-        except errors.TrainmedicError as error:
-            log.error("an undo cannot be carried out", run_id=run_id, why=str(error))
-            return
-        signals = Signals(snapshot.alerts, snapshot.orders, self._around.is_paused())
+        book = await self._book_of(snapshot.run)
+        signals = Signals(snapshot.alerts, snapshot.orders, self._around.controls().paused)
         driver = self._drivers[run_id] = Driver(snapshot.run, book, signals, self._around, None)
         if run_id in self._touched_early:
             # The snapshot may be older than what this run was touched for.

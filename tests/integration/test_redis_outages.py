@@ -43,7 +43,7 @@ def test_commands_wait_for_a_redis_that_comes_back_with_its_data(tmp_path: Path,
         eventually(lambda: server.ask("/ready").status == 200, 10, "ready again")
         redis.kill()
         assert server.ask("/webhook", resolved(fired)).status == 200
-        time.sleep(2)
+        time.sleep(0.5)
         redis.start()
         assert server.undone_run()["steps"][0]["undo"]["status"] == "done"
         assert job.done == ALL

@@ -18,7 +18,7 @@ from app.errors import ConfigurationError, PermanentFailure, TemporaryFailure
 
 @pytest.fixture
 async def source(alertmanager: str, clock) -> AsyncIterator[AlertmanagerApi]:
-    made = AlertmanagerApi(alertmanager, clock)
+    made = AlertmanagerApi(alertmanager, clock, settles_after=timedelta(0))
     yield made
     await made.close()
 
@@ -67,10 +67,19 @@ async def test_an_alert_that_nobody_sent_does_not_fire(source):
 
 async def test_many_questions_at_once_are_one_request(peer, clock):
     """After a storm the Alertmanager is not asked for all its alerts once for each of them."""
-    source = AlertmanagerApi(peer.url("/list"), clock)
+    source = AlertmanagerApi(peer.url("/list"), clock, settles_after=timedelta(0))
     answers = [source.is_firing(Identity(f"{number:016x}", clock.now())) for number in range(100)]
     assert await asyncio.gather(*answers) == [False] * 100
     assert len(peer.requests) == 1
+    await source.close()
+
+
+async def test_one_that_has_just_started_is_not_believed_that_an_alert_has_ended(alertmanager, firing, clock):
+    """It has forgotten what fired before its restart; what it has been told since, it knows."""
+    source = AlertmanagerApi(alertmanager, clock)
+    assert await source.is_firing(_identity(firing))
+    with pytest.raises(TemporaryFailure, match="just started"):
+        await source.is_firing(Identity("0" * 16, clock.now()))
     await source.close()
 
 
