@@ -208,7 +208,7 @@ steps:
         ("harder", "observed", {"amount": 60.0}),
         ("never", "skipped", {}),
     ]
-    assert "depends on the run" in (run.steps[2].message or "")
+    assert "how the run goes" in (run.steps[2].message or "")
     assert run.action_taken == "test.cap, test.cap"
     assert w.calls() == {}
 
