@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from app import errors, telemetry
-from app.domain.run import Decision, Event, OrderKind, Run, Status, StepState
+from app.domain.run import Controls, Decision, Event, OrderKind, Run, Status, StepState
 from app.engine import plan
 from app.engine.locks import TargetLocks
 from app.engine.moves import Act, Context, Hold, Idle, Outcome, Plan, Signals
@@ -39,7 +39,7 @@ class Surroundings:
     limits: Limits
     metrics: telemetry.Metrics
     new_id: Callable[[], str]
-    is_paused: Callable[[], bool]
+    controls: Callable[[], Controls]
 
 
 class Driver:
@@ -71,7 +71,7 @@ class Driver:
         snapshot = await self._around.recorder.snapshot(self.run.id)
         if snapshot is not None:
             self.run = snapshot.run
-            self._signals = Signals(snapshot.alerts, snapshot.orders, self._around.is_paused())
+            self._signals = Signals(snapshot.alerts, snapshot.orders, self._around.controls().paused)
 
     async def turned(self) -> None:
         """Return after the driver has next taken in what it was touched for."""
@@ -131,9 +131,20 @@ class Driver:
                 )
                 return False
             if granted.done():
-                return True
+                return await self._may_still_start()
             newest = max((record.alert.starts_at for record in self._signals.alerts), default=self.run.created_at)
             await self._rest(newest + self._around.limits.max_age + timedelta(milliseconds=1), granted)
+
+    async def _may_still_start(self) -> bool:
+        """Whether a run that was queued may begin; False where the breaker opened meanwhile, and closed it."""
+        controls = self._around.controls()
+        if not controls.breaker_open or self.run.acted_at is not None:
+            return True
+        why = controls.breaker_reason or "the breaker is open"
+        await self._commit(
+            plan.close_stale(self.run, self._signals, self._context, self._now(), why, Decision.BREAKER_OPEN)
+        )
+        return False
 
     async def _perform(self, act: Act) -> Outcome:
         state = self.run.step(act.key)
@@ -237,7 +248,7 @@ class Driver:
                     self._around.actions.get(name).settled(was[-1].command_id)
 
     async def _take_in_signals(self) -> None:
-        paused = self._around.is_paused()
+        paused = self._around.controls().paused
         if self._touched.is_set():
             self._touched.clear()
             snapshot = await self._around.recorder.snapshot(self.run.id)

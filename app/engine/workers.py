@@ -47,7 +47,7 @@ class Workers:
     def start(self, run: Run, book: Book, alert: AlertRecord) -> None:
         """Drive a run that has just been admitted."""
         self._around.metrics.open_runs.inc()
-        signals = Signals((alert,), (), self._around.is_paused())
+        signals = Signals((alert,), (), self._around.controls().paused)
         self._launch(Driver(run, book, signals, self._around, alert.first_heard_at))
 
     def touch(self, run_ids: Iterable[str]) -> None:
@@ -103,7 +103,7 @@ class Workers:
     async def _take_up(self, snapshot: Snapshot, down_for: timedelta) -> None:
         run = snapshot.run
         book = await self._book_of(run)
-        signals = Signals(snapshot.alerts, snapshot.orders, self._around.is_paused())
+        signals = Signals(snapshot.alerts, snapshot.orders, self._around.controls().paused)
         why = self._stale(run, signals, down_for) if run.is_open else None
         context = Context(book, self._around.actions, self._around.new_id, self._around.limits.max_age)
         move = None
@@ -153,7 +153,7 @@ class Workers:
         if snapshot is None or not snapshot.run.steps:
             return
         book = await self._book_of(snapshot.run)
-        signals = Signals(snapshot.alerts, snapshot.orders, self._around.is_paused())
+        signals = Signals(snapshot.alerts, snapshot.orders, self._around.controls().paused)
         driver = self._drivers[run_id] = Driver(snapshot.run, book, signals, self._around, None)
         if run_id in self._touched_early:
             # The snapshot may be older than what this run was touched for.
