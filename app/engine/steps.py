@@ -104,7 +104,9 @@ def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
             "attempt_failed", step=state.id, attempt=attempt.number, error=outcome.error, retry_in=pause.total_seconds()
         )
         return
-    if outcome.status == "unknown":
+    if any(one.status == "unknown" for one in state.attempts):
+        # Also where a later attempt certainly failed: an earlier one may have been applied, and its
+        # undo stays owed.
         draft.put(replace(state, status=StepStatus.UNKNOWN, ended_at=draft.now))
         draft.note("step_unknown", step=state.id, action=state.action, error=outcome.error)
         return

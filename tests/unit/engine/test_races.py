@@ -139,3 +139,18 @@ async def test_an_outage_fails_the_batch_at_once() -> None:
     answers = await asyncio.gather(*(batcher.ask(entry) for entry in "abc"), return_exceptions=True)
     assert [type(answer) for answer in answers] == [errors.StoreUnavailable] * 3
     assert calls == 1
+
+
+@pytest.mark.parametrize("last", [errors.PermanentFailure("no"), errors.TemporaryFailure("busy")])
+async def test_a_failure_after_an_unknown_outcome_does_not_prove_that_nothing_was_applied(
+    world: MakeWorld, last: Exception
+) -> None:
+    """The first attempt may have been: the step is unknown, and its undo is carried out."""
+    w = world(RETRYING)
+    w.actions["cap"].outcomes += [errors.OutcomeUnknown("no reply"), last, last]
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(60)
+    assert (await w.run()).steps[0].status is StepStatus.UNKNOWN
+    await w.resolve(alert)
+    assert w.calls()["uncap"] == 1
