@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
@@ -287,6 +287,11 @@ def default_of(name: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return duration.write(value) if isinstance(value, timedelta) else str(value)
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """The values that a setting can have, where they are few."""
+    return {"mode": tuple(Mode), "log_level": get_args(LogLevel)}.get(name, ())
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:

@@ -98,10 +98,9 @@ class Application:
             )
             stack.push_async_callback(store.close)
             redis_url = await self._redis(stack)
-            bus = RedisBus(redis_url, clock, metrics, _key(settings))
-            await bus.start()
-            stack.push_async_callback(bus.close)
-
+            bus = RedisBus(
+                redis_url, clock, metrics, _key(settings), on_late_reply=lambda reply: engine.note_late_reply(reply)
+            )
             services = await self._services(stack, bus)
             actions = registry.build(services)
             catalog = Library(settings.playbooks, actions, metrics=metrics)
@@ -109,6 +108,8 @@ class Application:
             engine = Engine(
                 store, catalog, actions, clock, settings.limits, metrics, lambda: inventory, services.alertmanager
             )
+            await bus.start()
+            stack.push_async_callback(bus.close)
             await engine.start()
             stack.push_async_callback(engine.stop)
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))

@@ -66,7 +66,7 @@ class RedisServer:
 def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """One Redis for the whole session. Tests use `redis_server`, which hands it out empty."""
     if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed")
+        pytest.fail("redis-server is not installed")
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server

@@ -18,6 +18,33 @@ import click
 from app.cli import exits, story, table
 from app.cli.client import Client, server_options
 
+# The server's words, written out: to take them from the domain would load the server's libraries.
+STATUSES = (
+    "running",
+    "waiting",
+    "awaiting_approval",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "rejected",
+    "observed",
+    "not_started",
+)
+DECISIONS = (
+    "started",
+    "joined",
+    "duplicate",
+    "cooldown",
+    "rate_limited",
+    "concurrency_limited",
+    "breaker_open",
+    "paused",
+    "observe_only",
+    "stale",
+    "target_unknown",
+    "target_ambiguous",
+    "target_busy",
+)
 _PAGE = 1000
 _AGO = re.compile(r"(\d+(ms|[ywdhms]))+")
 _COLUMNS = (
@@ -61,8 +88,18 @@ class _Moment(click.ParamType[str]):
 _FILTERS = (
     click.option("--alert", "alertname", metavar="NAME", help="The alert's name."),
     click.option("--playbook", metavar="NAME"),
-    click.option("--status", metavar="STATUS", help="Such as running, succeeded, failed, observed, not_started."),
-    click.option("--decision", metavar="REASON", help="Such as started, cooldown, stale, target_unknown."),
+    click.option(
+        "--status",
+        type=click.Choice(STATUSES),
+        metavar="STATUS",
+        help=f"One of {', '.join(STATUSES)}.",
+    ),
+    click.option(
+        "--decision",
+        type=click.Choice(DECISIONS),
+        metavar="REASON",
+        help=f"One of {', '.join(DECISIONS)}.",
+    ),
     click.option("--node", metavar="NAME"),
     click.option("--gpu", metavar="ID"),
     click.option("--job", metavar="NAME"),

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -19,6 +19,8 @@ from app.errors import ConfigurationError, TrainmedicError
 from app.wiring import Application
 
 log = telemetry.logger(__name__)
+
+_Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -33,9 +35,18 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
             name,
             metavar=option.value,
             multiple=option.repeatable,
+            type=click.Path() if option.value in ("DIR", "FILE") else str,  # shells complete a path
+            shell_complete=_completing(settings.choices_of(name)),
             help=f"{what}  [{variable}; default: {settings.default_of(name)}]",
         )(command)
     return command
+
+
+def _completing(choices: Sequence[str]) -> _Completer | None:
+    """What a shell offers for a flag; None leaves it to the flag's type."""
+    if not choices:
+        return None
+    return lambda ctx, param, incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
 @click.command()

@@ -103,7 +103,7 @@ def _steps(run: Document) -> Iterator[str]:
         if step.get("params"):
             yield f"    with     {data(step['params'])}"
         if step.get("message"):
-            yield f"    asks     {plain(step['message'])}"
+            yield f"    {'asks' if step.get('kind') == 'approve' else 'note'}     {plain(step['message'])}"
         attempts = step.get("attempts", ())
         if len(attempts) > 1 or any(attempt.get("error") for attempt in attempts):
             yield from _attempts(attempts, "    ")

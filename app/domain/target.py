@@ -7,9 +7,12 @@ Not here: asking a cluster or an inventory for the node behind an address; calle
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+_HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
 
 
 class Kind(StrEnum):
@@ -139,21 +142,22 @@ def _node(folded: Mapping[str, set[str]], inventory: Mapping[str, str], identity
             return inventory[host]
         if is_address(host):
             return Unresolved("target_unknown", f"instance {instance!r} is an address that no inventory maps to a node")
+        if not _HOST_AND_PORT.fullmatch(instance):
+            return Unresolved("target_unknown", f"instance {instance!r} is not a host with a port")
         return host
     return named
 
 
-def _single(folded: Mapping[str, set[str]], names: Iterable[str], what: str) -> str | Unresolved:
+def _single(folded: Mapping[str, set[str]], names: Sequence[str], what: str) -> str | Unresolved:
     """The one value that the labels of these names agree on."""
-    tried: list[str] = []
     values: dict[str, str] = {}
     for name in names:
         for form in (name.lower(), f"exported_{name.lower()}"):
-            tried.append(form)
             for value in folded.get(form, ()):
                 values.setdefault(value, form)
     if not values:
-        return Unresolved("target_unknown", f"no label names the {what} (looked for {', '.join(tried)})")
+        looked = f"looked for {', '.join(names)}, each also with exported_ before it"
+        return Unresolved("target_unknown", f"no label names the {what} ({looked})")
     if len(values) > 1:
         shown = ", ".join(f"{form}={value!r}" for value, form in sorted(values.items()))
         return Unresolved("target_ambiguous", f"the labels disagree on the {what}: {shown}")

@@ -136,8 +136,9 @@ class Admitting:
         """Take in a firing; whether it was known, and what each playbook decided."""
         known = self._facts.records.get(alert.identity)
         if known is not None and known.is_resolved and known.resolved_because != "assumed":
-            self._keep(replace(known, last_heard_at=self._now, count=known.count + 1))
-            return True, []
+            ended = replace(known, last_heard_at=self._now, count=known.count + 1)
+            self._keep(ended)
+            return True, [self._overtaken(ended, candidate) for candidate in candidates]
         record = AlertRecord(alert, self._now, self._now)
         if known is not None:
             # That it had resolved may have been assumed only; then this refutes it.
@@ -149,6 +150,15 @@ class Admitting:
             self._note(run.run_id, "alert_repeated", alert=alert.name, count=record.count)
         outcomes = [self._candidate(record, candidate, linked) for candidate in candidates]
         return known is not None, outcomes
+
+    def _overtaken(self, record: AlertRecord, candidate: Candidate) -> Admitted:
+        """A firing that its own resolved has overtaken: nothing is done, and the history says so once."""
+        name, target_key = candidate.key
+        before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
+        if before:
+            return Admitted(before[-1].run_id, name, before[-1].target_key, Decision.DUPLICATE)
+        late = guards.Verdict(Decision.STALE, "the alert had resolved before it was reported as firing")
+        return Admitted(self._add_run(record, candidate, late).id, name, target_key, Decision.STALE)
 
     def _candidate(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> Admitted:
         name, target_key = candidate.key

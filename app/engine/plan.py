@@ -76,6 +76,8 @@ def observe(run: Run, book: Book, names: Scope) -> Run:
     for state in run.steps:
         if state.phase == "steps":
             run = run.with_step(_observed(state, book, names))
+        else:
+            run = run.with_step(replace(state, status=StepStatus.SKIPPED, message="is for a run that fails"))
     return run
 
 
@@ -84,8 +86,8 @@ def _observed(state: StepState, book: Book, names: Scope) -> StepState:
     try:
         if not book.when(state.phase, state.index, names):
             return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
-    except errors.ExpressionError as error:
-        message = f"would run under a condition that depends on the run: {error}"
+    except errors.ExpressionError:
+        message = f"would depend on how the run goes: {steps.spec_of(book, state).when}"
     state = replace(state, status=StepStatus.OBSERVED, message=message)
     if state.kind != "action":
         return state
@@ -203,4 +205,9 @@ def _close(draft: Draft, status: Status, message: str, **data: str) -> None:
 
 
 def _summary(run: Run) -> str:
-    return f"applied {run.action_taken}" if run.action_taken else "nothing had to be done"
+    """What was done, and what was tried in vain by a step that lets the run go on all the same."""
+    missed = [f"step {step.id}: {step.error}" for step in run.steps if step.kind == "action" and step.error]
+    done = f"applied {run.action_taken}" if run.action_taken else "nothing was applied"
+    if not missed:
+        return done if run.action_taken else "nothing had to be done"
+    return "; ".join([done, *missed])

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from app import errors, telemetry
 from app.domain.admission import Admission
@@ -106,6 +107,23 @@ class Engine:
             raise errors.NotFound(f"there is no run {run_id}")
         return run
 
+    async def note_late_reply(self, reply: envelope.Reply) -> None:
+        """Record the answer to a command whose outcome was given up as unknown.
+
+        What is owed does not change by it: the undo of a step whose outcome was unknown is carried
+        out in any case, and its receiver knows whether there is something to take back.
+        """
+
+        def work(tx: Transaction) -> None:
+            run_id = tx.run_of_command(reply.command_id)
+            run = tx.run(run_id) if run_id else None
+            if run is not None and _is_unknown(run, reply.command_id):
+                data: dict[str, Any] = {"command_id": reply.command_id, "status": reply.status, "rank": reply.rank}
+                data["output"] = dict(reply.output)
+                tx.append([Event("late_reply", self._clock.now(), run.id, reply.sender or "unknown", data)])
+
+        await self._store.transact(work)
+
     async def pause(self, actor: str) -> Controls:
         """Stop new harm until `resume`. Undo goes on."""
         now = self._clock.now()
@@ -171,6 +189,14 @@ class Engine:
             else:
                 self._last_id = (last_ms, counter + 1) if counter < 0xFFF else (last_ms + 1, 0)
             return envelope.new_id(*self._last_id)
+
+
+def _is_unknown(run: Run, command_id: str) -> bool:
+    """Whether nobody knows what became of the command; replies to others are repeats."""
+    attempts = [
+        attempt for step in run.steps for attempt in (*step.attempts, *(step.undo.attempts if step.undo else ()))
+    ]
+    return any(attempt.command_id == command_id and attempt.status == "unknown" for attempt in attempts)
 
 
 def _accept(tx: Transaction, order: Order) -> None:

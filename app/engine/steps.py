@@ -103,7 +103,8 @@ def proceed(draft: Draft, state: StepState) -> Act | Hold | None:
 
 def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
     """Take in how the last attempt of an action step ended."""
-    draft.run = replace(draft.run, message="")  # what the attempt waited for
+    # While it is open a run says what it last met with: that it waits, or why an attempt failed.
+    draft.run = replace(draft.run, message="" if outcome.status == "applied" else outcome.error or outcome.status)
     state = draft.run.step(key)
     spec = spec_of(draft.book, state)
     assert isinstance(spec, ActionStep)

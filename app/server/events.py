@@ -53,21 +53,28 @@ def router(feed: Feed, auth: Authenticator, limits: ServerLimits) -> APIRouter:
         lost the connection goes on with `Last-Event-ID` and misses none. A comment is sent when it
         has been quiet.
         """
-        begin = await feed.start_of(after if last_event_id is None else last_event_id)
+        named = after if last_event_id is None else last_event_id
+        begin = await feed.start_of(named)
         feed.join()
-        chunks = _lines(feed, begin, run_id, limits.heartbeat_seconds)
+        chunks = _lines(feed, begin, run_id, limits.heartbeat_seconds, knows=named is not None)
         return StreamedResponse(chunks, EVENT_STREAM, limits.stall_seconds, on_close=feed.leave)
 
     return routes
 
 
-async def _lines(feed: Feed, begin: int, run_id: str | None, heartbeat_seconds: float) -> AsyncGenerator[bytes, None]:
-    """What is sent to one client. Ends when the feed closes, or the store does not answer: the client
-    comes back and names the last event that it has."""
+async def _lines(
+    feed: Feed, begin: int, run_id: str | None, heartbeat_seconds: float, *, knows: bool
+) -> AsyncGenerator[bytes, None]:
+    """What is sent to one client; whether it `knows` where it begins, because it said so itself.
+
+    Ends when the feed closes, or the store does not answer: the client comes back and names the last
+    event that it has.
+    """
     clock = asyncio.get_running_loop().time
     position, sent_at = begin, clock()
     # An id first, so that a client which is cut off before the first event misses none either.
-    yield f"retry: {_RETRY_MILLISECONDS}\nid: {begin}\n\n".encode()
+    first = "" if knows else f"id: {begin}\n"
+    yield f"retry: {_RETRY_MILLISECONDS}\n{first}\n".encode()
     while not feed.closed:
         try:
             events = await feed.after(position, max(0.0, sent_at + heartbeat_seconds - clock()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -38,7 +37,6 @@ def test_durations_keep_their_proportions() -> None:
     )
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_prometheus_accepts_the_hastened_rules(tmp_path: Path) -> None:
     """promtool finds no fault with them."""
     for path in sorted((MONITORING / "rules").glob("*.yaml")):

@@ -61,8 +61,8 @@ class Flood:
         """Post one delivery; whether the connection can be used again."""
         jobs = [f"job-{next(self.names)}" for _ in range(5)]
         body = json.dumps(delivery("Spike", *jobs)).encode()
-        head = f"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        head = ("POST /webhook HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
+        writer.write("\r\n".join([*head, "", ""]).encode() + body)
         headers = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         fields = dict(line.split(": ", 1) for line in headers.split("\r\n")[1:] if line)
         chunked = "content-length" not in fields

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import history
+from app.domain.run import Decision, Status
 from tests.programs import ROOT, Program, free_port, inherited, start_server
 
 PLAYBOOKS = """
@@ -274,7 +276,27 @@ def test_completion_scripts_are_printed(shell: str) -> None:
     assert f"_TRAINMEDIC_COMPLETE={shell}_complete" in Desk("").run("completion", shell).out
 
 
-def test_bash_completes_the_commands() -> None:
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("trainmedic hi", "plain,history"),
+        ("trainmedic history --status awai", "plain,awaiting_approval"),
+        ("trainmedic history --decision target_b", "plain,target_busy"),
+        ("trainmedic serve --mode en", "plain,enforce"),
+        ("trainmedic serve --log-level de", "plain,debug"),
+        ("trainmedic serve --tokens ./to", "file,./to"),
+    ],
+)
+def test_bash_completes_commands_and_values(typed: str, offered: str) -> None:
     """The script does what it is for."""
-    asked = Desk("").run(COMP_WORDS="trainmedic hi", COMP_CWORD="1", _TRAINMEDIC_COMPLETE="bash_complete")
-    assert "history" in asked.out
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    assert Desk("").run(**words, _TRAINMEDIC_COMPLETE="bash_complete").out.split() == [offered]
+
+
+def test_the_filters_know_every_status_and_reason() -> None:
+    """A wrong one ends with 2, and names those that there are."""
+    assert set(history.STATUSES) == set(Status)
+    assert set(history.DECISIONS) == set(Decision)
+    refused = Desk("").run("history", "--status", "suceeded")
+    assert refused.code == 2
+    assert "'succeeded'" in refused.err

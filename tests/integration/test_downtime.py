@@ -65,7 +65,7 @@ def start_alertmanager(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[
     """An Alertmanager's URL, and how to start it there, again and again. It tells nobody of anything."""
     binary = alertmanagers().get(request.param)
     if binary is None:
-        pytest.skip(f"no {request.param} Alertmanager; see scripts/fetch-alertmanager")
+        pytest.fail(f"no {request.param} Alertmanager; see scripts/fetch-alertmanager")
     config = tmp_path / "alertmanager.yml"
     config.write_text("route: {receiver: nobody}\nreceivers: [{name: nobody}]\n")
     address = f"127.0.0.1:{free_port()}"

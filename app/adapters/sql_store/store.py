@@ -11,7 +11,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from app import errors, ports
-from app.adapters.sql_store import database, prune, revision
+from app.adapters.sql_store import database, prune, revision, schema
 from app.adapters.sql_store.history import SqlHistory
 from app.adapters.sql_store.transaction import SqlTransaction
 from app.adapters.sql_store.writer import Writer
@@ -125,5 +125,8 @@ def _read_controls(transaction: ports.Transaction) -> None:
     transaction.controls()
 
 
-def _rewrite_controls(transaction: ports.Transaction) -> None:
-    transaction.save_controls(transaction.controls())
+def _rewrite_controls(transaction: SqlTransaction) -> None:
+    # Deleted first, because SQLite does not write a row that stays as it is.
+    controls = transaction.controls()
+    transaction.settle().execute(sa.delete(schema.controls))
+    transaction.save_controls(controls)

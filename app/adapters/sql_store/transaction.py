@@ -115,6 +115,11 @@ class SqlTransaction(ports.Transaction):
 
     # the end of a unit
 
+    @property
+    def has_written(self) -> bool:
+        """Whether the unit has changed anything, sent or not."""
+        return bool(self._own) or self._savepoint is not None
+
     def keep(self, *, flush: bool = False) -> None:
         """The unit is done: its writes join those of the others, or are sent at once."""
         if flush and self._own:

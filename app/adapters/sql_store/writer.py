@@ -53,7 +53,7 @@ class Writer:
         self._gate = threading.Lock()
         self._closed = False
         self.failing = False
-        """Whether the last transaction could not be committed."""
+        """Whether the last transaction that wrote could not be committed; one that only reads says nothing."""
         # daemon: an exit without close() is no worse than a crash, which the store is made for
         self._thread = threading.Thread(target=self._work, name="run-store-writer", daemon=True)
         self._thread.start()
@@ -97,8 +97,8 @@ class Writer:
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
-            self._transaction(self._connection, units)
-            self.failing = False
+            if self._transaction(self._connection, units):
+                self.failing = False
         except Exception as error:  # the loop's boundary: whatever it was, these units failed, not the thread
             self._disconnect()
             if not self.failing:
@@ -108,24 +108,26 @@ class Writer:
                 unit.result, unit.error = None, database.unavailable("the run store could not commit", error)
                 unit.error.__cause__ = error
 
-    def _transaction(self, connection: sa.Connection, units: list[Unit]) -> None:
+    def _transaction(self, connection: sa.Connection, units: list[Unit]) -> bool:
+        """Whether anything was written."""
         if not self._exclusive:
             self._memo.forget()
         try:
             with connection.begin():
-                self._run(connection, units, together=True)
+                return self._run(connection, units, together=True)
         except Entangled:
             self._memo.forget()
             with connection.begin():
-                self._run(connection, units, together=False)
+                return self._run(connection, units, together=False)
 
-    def _run(self, connection: sa.Connection, units: list[Unit], *, together: bool) -> None:
-        shared = Pending()
+    def _run(self, connection: sa.Connection, units: list[Unit], *, together: bool) -> bool:
+        shared, wrote = Pending(), False
         for unit in units:
             transaction = SqlTransaction(connection, self._flush, self._memo, shared)
             unit.result = unit.error = None
             try:
                 unit.result = unit.work(transaction)
+                wrote = transaction.has_written or wrote
                 transaction.keep(flush=not together)
             except Entangled:
                 raise
@@ -135,6 +137,7 @@ class Writer:
                 transaction.abandon()
                 unit.result, unit.error = None, _refusal(error)
         send_shared(connection, self._flush, shared)
+        return wrote
 
     def _disconnect(self) -> None:
         self._memo.forget()

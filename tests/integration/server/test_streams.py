@@ -92,6 +92,7 @@ async def test_a_quiet_stream_has_heartbeats() -> None:
             comments += line.startswith(":")
             if comments == 3:
                 break
+    assert comments == 3
 
 
 async def test_a_stop_of_the_server_does_not_wait_for_streams() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 
+from app import errors
 from app.domain.run import Decision, Status
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
+from trainmedic.envelope import Reply
 
 MakeWorld = Callable[..., World]
 
@@ -35,15 +38,21 @@ async def test_the_same_alert_from_two_alertmanagers_at_once_starts_one_run(worl
     assert w.calls() == {"cap": 1}
 
 
-async def test_an_old_firing_after_its_resolved_does_nothing(world: MakeWorld) -> None:
-    """Deliveries can overtake each other: what has resolved does not fire again under the same beginning."""
+async def test_a_firing_whose_resolved_came_first_is_stale_and_says_so(world: MakeWorld) -> None:
+    """Deliveries can overtake each other: what has resolved does not fire again under the same beginning.
+
+    Not acting has its reason in the history; once, however often the alert comes.
+    """
     w = world(CAP)
     alert = w.alert(gpu="0", node="n1")
     await w.resolve(alert)
-    late = await w.post(alert)
-    assert late.duplicates == 1
-    assert late.runs == ()
-    assert await w.runs() == []
+    first, second = await w.post(alert), await w.post(alert)
+    assert (first.duplicates, second.duplicates) == (1, 1)
+    assert [run.decision for run in first.runs] == [Decision.STALE]
+    assert [(run.decision, run.run_id) for run in second.runs] == [(Decision.DUPLICATE, first.runs[0].run_id)]
+    run = await w.run()
+    assert (run.status, run.decision) == (Status.NOT_STARTED, Decision.STALE)
+    assert "resolved before" in run.message
     assert w.calls() == {}
 
 
@@ -199,7 +208,7 @@ steps:
         ("harder", "observed", {"amount": 60.0}),
         ("never", "skipped", {}),
     ]
-    assert "depends on the run" in (run.steps[2].message or "")
+    assert "how the run goes" in (run.steps[2].message or "")
     assert run.action_taken == "test.cap, test.cap"
     assert w.calls() == {}
 
@@ -227,3 +236,31 @@ async def test_the_breaker_counts_a_node_once(world: MakeWorld) -> None:
     await w.post(*(w.alert(gpu=str(n), node="n1") for n in range(8)))
     assert w.calls() == {"cap": 8}
     assert not w.engine.controls.breaker_open
+
+
+async def test_what_was_queued_for_a_target_does_not_act_once_the_breaker_is_open(world: MakeWorld) -> None:
+    """New harm is new harm, however long ago it was admitted."""
+    later = CAP.replace("playbook: cap", "playbook: later").replace("test.cap", "test.other")
+    w = world(CAP, later.replace("    undo: on_resolve\n", ""), breaker_min_nodes=1, breaker_share=0.5)
+    w.actions["cap"].outcomes.append(timedelta(seconds=10))
+    await w.post(w.alert(gpu="0", node="n1"))
+    await w.post(*(w.alert(gpu="0", node=f"n{n}") for n in range(2, 5)))
+    assert w.engine.controls.breaker_open
+    await w.pass_time(20)
+    queued = next(run for run in await w.runs() if run.playbook == "later" and run.target and run.target.node == "n1")
+    assert (queued.status, queued.decision) == (Status.NOT_STARTED, Decision.BREAKER_OPEN)
+    assert not any(call.target.node == "n1" for call in w.actions["other"].calls)
+
+
+async def test_a_reply_that_comes_too_late_is_on_record(world: MakeWorld) -> None:
+    """The step stays unknown; whoever reads the history sees what the receiver said in the end."""
+    w = world(CAP)
+    w.actions["cap"].outcomes.append(errors.OutcomeUnknown("no reply"))
+    await w.post(w.alert(gpu="0", node="n1"))
+    command_id = w.actions["cap"].calls[0].command_id
+    await w.engine.note_late_reply(Reply(command_id, "n1", "applied", output={"watts": 560}))
+    await w.engine.note_late_reply(Reply("of no run", "n1", "applied"))
+    record = await w.store.record((await w.run()).id)
+    assert record is not None
+    [late] = [event for event in record.events if event.kind == "late_reply"]
+    assert (late.actor, late.data["status"], late.data["output"]) == ("n1", "applied", {"watts": 560})

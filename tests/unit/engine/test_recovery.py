@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from app import errors
 from app.domain.run import Decision, OrderKind, Status, StepStatus
-from app.ports import Transaction
+from app.ports import Book, Transaction
 from tests.unit.engine.books import CAP, catalog_of
 from tests.unit.engine.test_runs import RETRYING, TWO_STAGES
 from tests.unit.engine.world import Source, World
@@ -197,3 +199,28 @@ async def test_an_alertmanager_that_can_be_asked_is_asked(world: MakeWorld) -> N
     runs = {run.target.gpu: run for run in await w.runs() if run.target}
     assert runs["1"].owes_undo
     assert runs["0"].steps[0].status is StepStatus.SUCCEEDED
+
+
+async def test_an_undo_is_carried_out_though_its_playbook_cannot_be_used_any_more(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new release refuses the old text: an open run fails and says so, and what was taken is given back."""
+
+    def refuse(text: str, source: str) -> Book:
+        raise errors.PlaybookError(f"{source}: no action of that name")
+
+    w = world(TWO_STAGES.replace("Hot", "Hotter"), CAP)
+    closed, going = w.alert(gpu="0", node="n1"), w.alert(name="Hotter", node="n2")
+    await w.post(closed, going)
+    w.catalog = catalog_of([], w.actions)
+    monkeypatch.setattr(w.catalog, "compile", refuse)
+    await w.restart()
+    was_closed, was_open = await w.runs()
+    assert (was_closed.status, was_open.status) == (Status.SUCCEEDED, Status.FAILED)
+    assert "no action of that name" in was_open.message
+    assert was_closed.owes_undo
+    assert was_open.owes_undo
+    await w.resolve(closed)
+    await w.resolve(going)
+    assert w.calls() == {"cap": 2, "uncap": 2}
+    assert not any(run.owes_undo for run in await w.runs())

@@ -172,7 +172,7 @@ async def test_an_undo_on_failure_is_not_owed_by_a_run_that_succeeded(world: Mak
 
 
 async def test_on_error_continue_goes_on_to_the_next_step(world: MakeWorld) -> None:
-    """A failed step that is told to continue does not fail the run."""
+    """A failed step that is told to continue does not fail the run, which says so all the same."""
     w = world(
         """
 playbook: tolerant
@@ -185,8 +185,35 @@ steps:
     )
     w.actions["cap"].outcomes.append(errors.PermanentFailure("no"))
     await w.post(w.alert(node="n1"))
-    assert (await w.run()).status is Status.SUCCEEDED
+    run = await w.run()
+    assert (run.status, run.message) == (Status.SUCCEEDED, "applied test.other; step one: no")
     assert w.calls() == {"cap": 1, "other": 1}
+
+
+async def test_an_attempt_that_waits_for_somebody_says_so_while_it_waits(world: MakeWorld) -> None:
+    """An open run is never silent about why nothing happens: for whom it waits, then why it tries again."""
+    w = world(
+        """
+playbook: patient
+on: {alert: Hot}
+target: node
+steps:
+  - {id: one, action: test.cap, retry: {attempts: 2, delay: 10s}}
+"""
+    )
+    w.actions["cap"].outcomes.extend(["hang", {"done": True}])
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(0)
+    tell = w.actions["cap"].calls[0].tell
+    assert tell is not None
+    await tell("nobody is there")
+    run = await w.run()
+    assert (run.status, run.message) == (Status.RUNNING, "nobody is there")
+    assert "attempt_waits" in await w.story(run.id)
+    await w.pass_time(36)
+    assert (await w.run()).message == "the action did not end in time"
+    await w.pass_time(10)
+    assert (await w.run()).message == "applied test.cap"
 
 
 async def test_pause_holds_harm_back_but_not_undo_nor_looking(world: MakeWorld) -> None:

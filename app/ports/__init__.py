@@ -1,0 +1,42 @@
+"""What the engine needs of the outside, as interfaces. Adapters implement them; wiring hands them in.
+
+A port says what holds, not how. Each has one contract suite in ``tests/contract`` which every
+implementation passes, the fakes included.
+"""
+
+from __future__ import annotations
+
+from app.ports.actions import Action, Actions, Call, Inverse, Services, TemplateChecked
+from app.ports.limits import Limits
+from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
+from app.ports.playbooks import Book, Catalog, Match, Scope, Step
+from app.ports.store import GuardFacts, History, HistoryFilter, LinkedRun, RunRecord, RunStore, Transaction
+
+__all__ = [
+    "Action",
+    "Actions",
+    "AlertSource",
+    "Book",
+    "Call",
+    "Catalog",
+    "Clock",
+    "CommandBus",
+    "GuardFacts",
+    "History",
+    "HistoryFilter",
+    "HttpCaller",
+    "HttpReply",
+    "Inverse",
+    "Limits",
+    "LinkedRun",
+    "Match",
+    "Notifier",
+    "Presence",
+    "RunRecord",
+    "RunStore",
+    "Scope",
+    "Services",
+    "Step",
+    "TemplateChecked",
+    "Transaction",
+]

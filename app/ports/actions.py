@@ -1,0 +1,113 @@
+"""What a step does: an action, one call of it, what takes it back, and the registry of all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from pydantic import BaseModel
+
+from app.domain.alert import Alert
+from app.domain.target import Kind, Target
+from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One attempt of an action. ``deadline`` is absolute; ``resumed`` says that it may
+    already have been done under the same ``command_id``: by a server that was killed, or by an
+    attempt before this one whose outcome is unknown. ``tell`` puts into the history what the attempt
+    waits for, where that takes long."""
+
+    command_id: str
+    run_id: str
+    playbook: str
+    target: Target
+    params: BaseModel
+    reason: str
+    issued_at: datetime
+    deadline: datetime
+    alert: Alert
+    resumed: bool = False
+    undo_of: str | None = None
+    tell: Callable[[str], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """The action that takes another back."""
+
+    action: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What actions may use of the outside. An absent one is None; an action that needs it says so."""
+
+    clock: Clock
+    bus: CommandBus
+    http: HttpCaller
+    notifier: Notifier | None = None
+    alertmanager: AlertSource | None = None
+
+
+class Action(Protocol):
+    """What a step does. Classes with these members are found through the registry."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    targets: ClassVar[frozenset[Kind]]
+    """The kinds of target it can work on."""
+    harmful: ClassVar[bool]
+    """Whether it changes anything; pause holds back only what does."""
+    default_timeout: ClassVar[timedelta]
+    Params: ClassVar[type[BaseModel]]
+
+    def __init__(self, services: Services) -> None: ...
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        """Do it once; return the output.
+
+        Raises PermanentFailure, TemporaryFailure (worth another attempt under a new id), or
+        OutcomeUnknown (another attempt uses the same id). Must end by ``call.deadline`` or soon after.
+        """
+        ...
+
+    def settled(self, command_id: str) -> None:
+        """The outcome of that attempt is durable."""
+        ...
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        """What would take it back. Asked before the act with `output` None, and after it with the
+        output; None where it cannot be taken back (or not told before the act).
+
+        A class whose effect can never be taken back annotates it ``-> None``; a playbook that asks
+        for its undo is refused when it is loaded."""
+        ...
+
+
+@runtime_checkable
+class TemplateChecked(Protocol):
+    """An action class that also wants to see its parameters as the playbook's author wrote them."""
+
+    @classmethod
+    def check_template(cls, raw: Mapping[str, Any]) -> None:
+        """Asked when a playbook is loaded, with ``with`` before rendering. Raises ValueError."""
+        ...
+
+
+class Actions(Protocol):
+    """The registry of actions."""
+
+    def names(self) -> Sequence[str]: ...
+    def spec(self, name: str) -> type[Action] | None:
+        """The class, for checking; None where there is none of that name."""
+        ...
+
+    def get(self, name: str) -> Action:
+        """The instance, for acting. Raises PermanentFailure where there is none."""
+        ...
