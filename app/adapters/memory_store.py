@@ -330,6 +330,10 @@ class _Unit(ports.Transaction):
             if tables.alerts_of_run.get(run_id)
         }
 
+    def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
+        tied = self._tables.alerts_of_run
+        return {run_id: len(tied[run_id]) for run_id in run_ids if tied.get(run_id)}
+
     def unfinished(self) -> list[Run]:
         return _oldest_first(self._tables.runs[run_id] for run_id in self._tables.unfinished)
 

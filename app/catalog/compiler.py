@@ -21,7 +21,7 @@ from app.catalog.expressions import Expression, Malformed, Rendering, Text
 from app.catalog.problems import Path, Problem, did_you_mean
 from app.catalog.scope_check import ALERT_NAMES, STEP_NAMES, Names
 from app.catalog.yaml_text import Document
-from app.domain.playbook import Playbook, TargetParts, UndoTrigger
+from app.domain.playbook import APPROVAL, Playbook, TargetParts, UndoTrigger
 from app.domain.target import IdentityLabels, Kind
 from app.ports import Action, Actions, TemplateChecked
 
@@ -151,6 +151,10 @@ class _Compilation:
         for position, (phase, index, entry, step_id) in enumerate(entries):
             if not isinstance(entry, dict):
                 continue
+            if step_id == APPROVAL:
+                self._problem(
+                    (phase, index, "id"), f"the id {step_id!r} is that of the question which mode approve asks"
+                )
             if step_id in ids[:position]:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
             names = Names(STEP_NAMES, self._vars, self._kind, ids[:position], ids[position + 1 :])

@@ -37,7 +37,9 @@ def parse(text: str) -> timedelta:
 
 
 def write(value: timedelta) -> str:
-    """The shortest Prometheus duration of `value`, to the millisecond."""
+    """The shortest Prometheus duration of `value`, to the millisecond; after a minus where it is negative."""
+    if value < timedelta(0):
+        return f"-{write(-value)}"
     left = round(value / _UNITS["ms"])
     parts = []
     for unit in ("d", "h", "m", "s", "ms"):

@@ -184,6 +184,10 @@ class Playbook(_Model):
         return self.playbook
 
 
+APPROVAL = "approval"
+"""The id of the question that mode approve asks before the first step; no step of a playbook has it."""
+
+
 def step_id(step: ActionStep | WaitStep | ApproveStep, index: int, phase: str = "steps") -> str:
     """The id of a step: its own, else ``step-<n>`` (``failure-<n>`` in `on_failure`), counted from 1."""
     return step.id or f"{'step' if phase == 'steps' else 'failure'}-{index + 1}"

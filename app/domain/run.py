@@ -105,6 +105,7 @@ class Attempt:
     """One try of an action. ``deadline`` is when it counts as timed out (and its command expires).
 
     ``status`` is ``running``, ``applied``, ``failed``, ``rejected``, ``unknown`` (no reply in time).
+    ``order`` is the id of the operator's order that an attempt of an undo answers.
     """
 
     number: int
@@ -114,6 +115,7 @@ class Attempt:
     status: str = "running"
     ended_at: datetime | None = None
     error: str | None = None
+    order: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,15 +135,15 @@ class Admitting:
     def _firing(self, alert: Alert, candidates: Iterable[Candidate]) -> tuple[bool, list[Admitted]]:
         """Take in a firing; whether it was known, and what each playbook decided."""
         known = self._facts.records.get(alert.identity)
-        if known is not None and known.is_resolved:
+        if known is not None and known.is_resolved and known.resolved_because != "assumed":
             ended = replace(known, last_heard_at=self._now, count=known.count + 1)
             self._keep(ended)
             return True, [self._overtaken(ended, candidate) for candidate in candidates]
-        record = (
-            AlertRecord(alert, self._now, self._now)
-            if known is None
-            else replace(known, alert=alert, last_heard_at=self._now, count=known.count + 1)
-        )
+        record = AlertRecord(alert, self._now, self._now)
+        if known is not None:
+            # That it had resolved may have been assumed only; then this refutes it.
+            heard = replace(known, alert=alert, last_heard_at=self._now, count=known.count + 1)
+            record = replace(heard, resolved_at=None, resolved_because=None)
         self._keep(record)
         linked = list(self._facts.linked.get(alert.identity, ()))
         for run in linked:
@@ -168,6 +168,8 @@ class Admitting:
             return Admitted(last.run_id, name, last.target_key, Decision.DUPLICATE)
         verdict = self._verdict(record.alert, candidate)
         if before and verdict.decision in PASSING:
+            if verdict.decision != before[-1].decision:
+                self._note(before[-1].run_id, str(verdict.decision), alert=record.alert.name, why=verdict.why)
             return Admitted(before[-1].run_id, name, before[-1].target_key, verdict.decision)
         if verdict.decision is Decision.JOINED:
             run_id = self._facts.open_runs[candidate.key]

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from app import errors, telemetry
-from app.domain.run import Controls, Decision, Event, OrderKind, Run, Status, StepState
+from app.domain.run import Attempt, Controls, Decision, Event, OrderKind, Run, Status, StepState
 from app.engine import plan
 from app.engine.locks import TargetLocks
 from app.engine.moves import Act, Context, Hold, Idle, Outcome, Plan, Signals
@@ -41,15 +41,20 @@ class Surroundings:
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
 
+    def count_closed(self, run: Run) -> None:
+        """Let the metrics and the log tell that a run has closed."""
+        self.metrics.open_runs.dec()
+        self.metrics.runs.labels(run.playbook, str(run.status)).inc()
+        log.info("run closed", status=str(run.status), decision=str(run.decision), message=run.message)
+
 
 class Driver:
     """Owns one run. `drive` returns when the run is closed and nothing is due."""
 
     def __init__(
-        self, run: Run, book: Book, signals: Signals, around: Surroundings, received_at: datetime | None
+        self, run: Run, book: Book | None, signals: Signals, around: Surroundings, received_at: datetime | None
     ) -> None:
         self.run = run
-        self._book = book
         self._signals = signals
         self._around = around
         self._context = Context(book, around.actions, around.new_id, around.limits.max_age)
@@ -71,7 +76,7 @@ class Driver:
         snapshot = await self._around.recorder.snapshot(self.run.id)
         if snapshot is not None:
             self.run = snapshot.run
-            self._signals = Signals(snapshot.alerts, snapshot.orders, self._around.controls().paused)
+            self._signals = Signals(snapshot.alerts, snapshot.orders)
 
     async def turned(self) -> None:
         """Return after the driver has next taken in what it was touched for."""
@@ -88,26 +93,28 @@ class Driver:
                 await self._tell_turn()
 
     async def _carry_through(self) -> None:
-        await self._take_in_signals()
-        move = plan.advance(self.run, self._signals, self._context, self._now())
+        ended: tuple[Act, Outcome] | None = None
         while True:
-            await self._commit(move)
+            await self._take_in_signals()
+            move = self._plan(ended)
+            if not await self._commit(move):
+                continue
+            ended = None
             match move.then:
                 case Idle():
                     if not self._touched.is_set():
                         return
-                    outcome = None
                 case Hold(until):
                     self._release_if_closed()
                     await self._rest(until)
-                    outcome = None
                 case Act() as act:
                     outcome = await self._perform(act)
-            await self._take_in_signals()
-            if outcome is None:
-                move = plan.advance(self.run, self._signals, self._context, self._now())
-            else:
-                move = plan.conclude_and_advance(self.run, act, outcome, self._signals, self._context, self._now())
+                    ended = (act, outcome) if outcome is not None else None
+
+    def _plan(self, ended: tuple[Act, Outcome] | None) -> Plan:
+        if ended is None:
+            return plan.advance(self.run, self._signals, self._context, self._now())
+        return plan.conclude_and_advance(self.run, *ended, self._signals, self._context, self._now())
 
     async def _take_target(self) -> bool:
         """Hold the target, waiting in the queue if need be; False where the run closed instead."""
@@ -123,47 +130,82 @@ class Driver:
             await self._take_in_signals()
             if self._signals.last(OrderKind.CANCEL, OrderKind.UNDO):
                 return True  # planning closes it, and closing needs no target
-            why = plan.stale(self.run, self._signals, self._around.limits.max_age, self._now())
-            if why is not None:
-                why = f"the target was busy, and {why}"
-                await self._commit(
-                    plan.close_stale(self.run, self._signals, self._context, self._now(), why, Decision.TARGET_BUSY)
-                )
-                return False
+            refused = self._refused_in_queue()
+            if refused is not None:
+                why, decision = refused
+                move = plan.call_off(self.run, self._signals, self._context, self._now(), why, decision)
+                if await self._commit(move):
+                    return False
+                continue
             if granted.done():
-                return await self._may_still_start()
-            newest = max((record.alert.starts_at for record in self._signals.alerts), default=self.run.created_at)
-            await self._rest(newest + self._around.limits.max_age + timedelta(milliseconds=1), granted)
+                return True
+            newest = plan.newest_beginning(self.run, self._signals)
+            await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
-    async def _may_still_start(self) -> bool:
-        """Whether a run that was queued may begin; False where the breaker opened meanwhile, and closed it."""
-        controls = self._around.controls()
-        if not controls.breaker_open or self.run.acted_at is not None:
-            return True
-        why = controls.breaker_reason or "the breaker is open"
-        await self._commit(
-            plan.close_stale(self.run, self._signals, self._context, self._now(), why, Decision.BREAKER_OPEN)
-        )
-        return False
+    def _refused_in_queue(self) -> tuple[str, Decision] | None:
+        """Why the run must not act any more when its turn comes; None where it may."""
+        if plan.has_begun(self.run):
+            return None  # it had acted before a restart, and goes on
+        if self._signals.breaker is not None:
+            return (
+                f"the target was busy, and meanwhile the breaker opened: {self._signals.breaker}",
+                Decision.BREAKER_OPEN,
+            )
+        why = plan.stale(self.run, self._signals, self._context.max_age, self._now())
+        return (f"the target was busy, and {why}", Decision.TARGET_BUSY) if why is not None else None
 
-    async def _perform(self, act: Act) -> Outcome:
+    async def _perform(self, act: Act) -> Outcome | None:
+        """Make the attempt that is recorded, and say how it ended; None where it was not made after all."""
         state = self.run.step(act.key)
-        attempts = state.undo.attempts if act.undo and state.undo else state.attempts
-        try:
-            call, name = self._call(state, act)
-        except (errors.ConfigurationError, ValueError) as problem:
-            return Outcome("rejected", error=str(problem))
-        if self._received_at is not None and not act.undo:
-            self._around.metrics.alert_to_action_seconds.observe((self._now() - self._received_at).total_seconds())
-            self._received_at = None
+        name = (state.undo.action if act.undo and state.undo else state.action) or ""
+        target = self.run.target
+        assert target is not None
         claim = f"{self.run.id}/undo" if act.undo else self.run.id
-        async with self._around.locks.acting(claim, call.target):
+        async with self._around.locks.acting(claim, target) as waited:
+            if not act.undo and self._around.controls().paused and self._is_harmful(name):
+                return None  # paused since it was recorded; planning holds it back
+            if waited:
+                await self._renew_deadline(act)
+            try:
+                call = self._call(act)
+            except (errors.ConfigurationError, ValueError) as problem:
+                return self._impossible(act, str(problem))
+            if self._received_at is not None and not act.undo:
+                self._around.metrics.alert_to_action_seconds.observe((self._now() - self._received_at).total_seconds())
+                self._received_at = None
             began = self._now()
             outcome = await self._attempt(name, call)
         seconds = (self._now() - began).total_seconds()
         self._around.metrics.step_seconds.labels(name, outcome.status).observe(seconds)
-        log.info("attempt ended", action=name, step=state.id, attempt=attempts[-1].number, outcome=outcome.status)
+        number = self._attempts(act)[-1].number
+        log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
+
+    async def _renew_deadline(self, act: Act) -> None:
+        """Give an attempt that had to wait for another one's end the time that it lost, on record."""
+        attempts = self._attempts(act)
+        last = attempts[-1]
+        later = (*attempts[:-1], replace(last, deadline=self._now() + (last.deadline - last.started_at)))
+        state = self.run.step(act.key)
+        if act.undo and state.undo:
+            state = replace(state, undo=replace(state.undo, attempts=later))
+        else:
+            state = replace(state, attempts=later)
+        await self._commit(Plan(self.run.with_step(state), (), act))
+
+    def _impossible(self, act: Act, why: str) -> Outcome:
+        """The attempt cannot be made by this server. An undo is tried again, for another version may be able to."""
+        if act.undo:
+            return Outcome("failed", error=why)
+        return Outcome("unknown" if act.resumed else "rejected", error=why)
+
+    def _is_harmful(self, name: str) -> bool:
+        action = self._around.actions.spec(name)
+        return action is not None and action.harmful
+
+    def _attempts(self, act: Act) -> tuple[Attempt, ...]:
+        state = self.run.step(act.key)
+        return state.undo.attempts if act.undo and state.undo else state.attempts
 
     async def _attempt(self, name: str, call: Call) -> Outcome:
         """One call of the action, every way it can end made an `Outcome`."""
@@ -184,24 +226,25 @@ class Driver:
             log.exception("an action failed in a way that it does not declare", action=name)
             return Outcome("unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log")
 
-    def _call(self, state: StepState, act: Act) -> tuple[Call, str]:
+    def _call(self, act: Act) -> Call:
+        """What is asked of the action. Raises ConfigurationError or ValueError where it cannot be asked."""
+        state = self.run.step(act.key)
         undo = state.undo if act.undo else None
         name = undo.action if undo else state.action or ""
-        params = undo.params if undo else state.params
-        attempts = undo.attempts if undo else state.attempts
+        attempts = self._attempts(act)
         attempt = attempts[-1]
         repeated = len(attempts) > 1 and attempts[-2].command_id == attempt.command_id
         spec = self._around.actions.spec(name)
         assert self.run.target is not None
         if spec is None:
-            raise errors.ConfigurationError(f"run {self.run.id} needs the action {name!r}, which this server lacks")
+            raise errors.ConfigurationError(f"this server has no action {name!r}")
         first = self._signals.alerts[0].alert
-        call = Call(
+        return Call(
             command_id=attempt.command_id,
             run_id=self.run.id,
             playbook=self.run.playbook,
             target=self.run.target,
-            params=spec.Params.model_validate(params),
+            params=spec.Params.model_validate(undo.params if undo else state.params),
             reason=f"{first.name}: {undo.because}" if undo else first.name,
             issued_at=attempt.started_at,
             deadline=attempt.deadline,
@@ -210,31 +253,35 @@ class Driver:
             undo_of=undo.undo_of if undo else None,
             tell=lambda what: self._tell(state, what),
         )
-        return call, name
 
     async def _tell(self, state: StepState, what: str) -> None:
         """Note what an attempt waits for, so that nobody has to guess why nothing happens."""
         run = replace(self.run, message=what) if self.run.is_open else self.run
         await self._commit(Plan(run, (self._event("attempt_waits", step=state.id, why=what),), Hold()))
 
-    async def _commit(self, move: Plan) -> None:
-        """Make a plan durable; then tell the action of outcomes that are, and count what closed."""
-        before, self.run = self.run, move.run
+    async def _commit(self, move: Plan) -> bool:
+        """Make a plan durable; then tell the action of outcomes that are, and count what closed.
+
+        False where nothing was kept, because an alert joined that a closing run had not seen.
+        """
+        before = self.run
+        closes = before.is_open and not move.run.is_open
         if move.run is not before or move.events:
-            await self._around.recorder.record(move.run, before, move.events)
+            seen = len(self._signals.alerts) if closes else None
+            if not await self._around.recorder.record(move.run, before, move.events, seen):
+                self.touch()
+                return False
+        self.run = move.run
         self._settle(before, move.run)
         self._around.metrics.undos_owed.inc(move.run.owes_undo - before.owes_undo)
-        if before.is_open and not move.run.is_open:
-            self._around.metrics.open_runs.dec()
-            self._around.metrics.runs.labels(move.run.playbook, str(move.run.status)).inc()
-            log.info(
-                "run closed", status=str(move.run.status), decision=str(move.run.decision), message=move.run.message
-            )
+        if closes:
+            self._around.count_closed(move.run)
         for event in move.events:
             if event.kind in ("undo_done", "undo_failed"):
                 self._around.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()
         if not self._touched.is_set():
             await self._tell_turn()
+        return True
 
     def _settle(self, before: Run, after: Run) -> None:
         for old, new in zip(before.steps, after.steps, strict=True):
@@ -244,18 +291,18 @@ class Driver:
             if old.undo and new.undo:
                 pairs.append((new.undo.action, old.undo.attempts, new.undo.attempts))
             for name, was, is_ in pairs:
-                if name and was and was[-1].status == "running" and is_[len(was) - 1].status != "running":
+                if not (name and was and was[-1].status == "running" and is_[len(was) - 1].status != "running"):
+                    continue
+                if self._around.actions.spec(name) is not None:
                     self._around.actions.get(name).settled(was[-1].command_id)
 
     async def _take_in_signals(self) -> None:
-        paused = self._around.controls().paused
         if self._touched.is_set():
             self._touched.clear()
             snapshot = await self._around.recorder.snapshot(self.run.id)
             if snapshot is not None:
-                self._signals = Signals(snapshot.alerts, snapshot.orders, paused)
-        elif self._signals.paused != paused:
-            self._signals = replace(self._signals, paused=paused)
+                self._signals = Signals(snapshot.alerts, snapshot.orders)
+        self._signals = self._signals.under(self._around.controls())
 
     async def _rest(self, until: datetime | None, *others: asyncio.Future[None]) -> None:
         """Wait until touched, until the moment has come, or until one of `others` is done."""

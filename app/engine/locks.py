@@ -62,15 +62,20 @@ class TargetLocks:
                 granted.set_result(None)
 
     @asynccontextmanager
-    async def acting(self, holder: str, target: Target) -> AsyncIterator[None]:
-        """Hold back until no attempt is in flight on an overlapping target, and be the one that is."""
+    async def acting(self, holder: str, target: Target) -> AsyncIterator[bool]:
+        """Hold back until no attempt is in flight on an overlapping target, and be the one that is.
+
+        Gives whether that took any waiting.
+        """
+        waited = False
         while self._acting.overlapping(target):
+            waited = True
             turn = asyncio.get_running_loop().create_future()
             self._held_back.append(turn)
             await turn
         self._acting.add(holder, target)
         try:
-            yield
+            yield waited
         finally:
             self._acting.remove(holder)
             woken, self._held_back = self._held_back, []

@@ -8,18 +8,29 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from app.domain.alert import AlertRecord
-from app.domain.run import Event, Order, OrderKind, Run, Status, StepState
+from app.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status, StepState
 from app.engine import scope
 from app.ports import Actions, Book, Scope
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What is known from outside the run: its alerts, what operators said, whether the server is paused."""
+    """What is known from outside the run: its alerts, what operators said, and the switches.
+
+    ``breaker`` is why the breaker is open, None while it is closed.
+    """
 
     alerts: tuple[AlertRecord, ...]
     orders: tuple[Order, ...] = ()
     paused: bool = False
+    breaker: str | None = None
+
+    def under(self, controls: Controls) -> Signals:
+        """The same, with the switches as `controls` has them."""
+        breaker = (controls.breaker_reason or "the breaker is open") if controls.breaker_open else None
+        if (self.paused, self.breaker) == (controls.paused, breaker):
+            return self
+        return replace(self, paused=controls.paused, breaker=breaker)
 
     @property
     def resolved(self) -> bool:
@@ -84,9 +95,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What planning needs besides the run: its playbook, the actions, where ids come from, the limit of age."""
+    """What planning needs besides the run: its playbook, the actions, where ids come from, the limit of age.
 
-    book: Book
+    ``book`` is None where the playbook cannot be read any more. Then the run is closed, and what
+    it owes is still taken back: for that the playbook is not needed.
+    """
+
+    book: Book | None
     actions: Actions
     new_id: Callable[[], str]
     max_age: timedelta
@@ -101,6 +116,13 @@ class Draft:
         self.context = context
         self.now = now
         self.events: list[Event] = []
+        self.refused: tuple[Decision, str] | None = None
+
+    @property
+    def book(self) -> Book:
+        """The playbook, which every open run has."""
+        assert self.context.book is not None
+        return self.context.book
 
     def note(self, kind: str, actor: str = "trainmedic", **data: Any) -> None:
         self.events.append(Event(kind, self.now, self.run.id, actor, data))
@@ -114,7 +136,18 @@ class Draft:
         if (self.run.status, self.run.waiting_on) != (status, waiting_on):
             self.run = replace(self.run, status=status, waiting_on=waiting_on)
 
+    def hold_for_resume(self) -> Hold:
+        """The server is paused: the run stands still until somebody resumes it."""
+        if self.run.waiting_on != "resume":
+            self.note("waiting_for_resume")
+        self.stand(Status.WAITING, "resume")
+        return Hold()
+
+    def refuse(self, decision: Decision, why: str) -> None:
+        """The run must not begin to act: whoever plans it closes it."""
+        self.refused = (decision, why)
+
     def scope(self) -> Scope:
         """The names for this run's expressions. Made when first looked at, which most steps never do."""
-        run, book, alerts = self.run, self.context.book, [record.alert for record in self.signals.alerts]
+        run, book, alerts = self.run, self.book, [record.alert for record in self.signals.alerts]
         return scope.Deferred(lambda: scope.build(run, book, alerts))

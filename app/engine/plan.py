@@ -32,20 +32,18 @@ def conclude_and_advance(
     return _advance(draft)
 
 
-def close_stale(run: Run, signals: Signals, context: Context, now: datetime, why: str, decision: Decision) -> Plan:
+def call_off(run: Run, signals: Signals, context: Context, now: datetime, why: str, decision: Decision) -> Plan:
     """Close a run that must not act any more: not started where it never acted, else cancelled."""
     draft = Draft(run, signals, context, now)
-    status = Status.NOT_STARTED if run.acted_at is None else Status.CANCELLED
-    _lose_flight(draft, why)
-    draft.run = replace(draft.run, decision=decision)
-    _close(draft, status, why, decision=str(decision))
+    _lose_flight(draft, f"nobody asked again, because {why}")
+    _call_off(draft, why, decision)
     return Plan(draft.run, tuple(draft.events), undoing.due(draft))
 
 
 def give_up(run: Run, signals: Signals, context: Context, now: datetime, why: str) -> Plan:
-    """Close an open run as failed that cannot go on. Asks nothing of its playbook."""
+    """Close a run whose playbook cannot be read any more, so that nobody knows how it would go on."""
     draft = Draft(run, signals, context, now)
-    _lose_flight(draft, why)
+    _lose_flight(draft, f"the run could not go on: {why}")
     _close(draft, Status.FAILED, why)
     return Plan(draft.run, tuple(draft.events), undoing.due(draft))
 
@@ -54,12 +52,20 @@ def stale(run: Run, signals: Signals, max_age: timedelta, now: datetime) -> str 
     """Why a run that was held up, and has not acted, must not act any more; None where it may."""
     if signals.resolved:
         return "the alert resolved before the run could act"
-    newest = max(
-        (record.alert.starts_at for record in signals.alerts if not record.is_resolved), default=run.created_at
-    )
-    if now - newest > max_age:
-        return f"the alert began {duration.write(now - newest)} ago, over the maximum age of {duration.write(max_age)}"
+    age = now - newest_beginning(run, signals)
+    if age > max_age:
+        return f"the alert began {duration.write(age)} ago, over the maximum age of {duration.write(max_age)}"
     return None
+
+
+def newest_beginning(run: Run, signals: Signals) -> datetime:
+    """When the newest of the run's alerts that still fire began."""
+    return max((record.alert.starts_at for record in signals.alerts if not record.is_resolved), default=run.created_at)
+
+
+def has_begun(run: Run) -> bool:
+    """Whether the run has done or asked anything yet."""
+    return run.acted_at is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
 def observe(run: Run, book: Book, names: Scope) -> Run:
@@ -96,6 +102,8 @@ def _advance(draft: Draft) -> Plan:
     then: Next | None = _go_on(draft) if draft.run.is_open else None
     if then is None:
         then = undoing.due(draft)
+    elif isinstance(then, Hold) and draft.run.waiting_on == "resume":
+        then = undoing.due_while_held(draft, then)
     return Plan(draft.run, tuple(draft.events), then)
 
 
@@ -103,16 +111,18 @@ def _go_on(draft: Draft) -> Act | Hold | None:
     """What an open run does next; None once it has closed."""
     flight = steps.interrupted(draft.run)
     if flight is not None:
-        return _resume(draft, flight)
+        then = _resume(draft, flight)
+        if then is not None:
+            return then
     told = draft.signals.last(OrderKind.CANCEL, OrderKind.UNDO)
     if told is not None:
         _close(draft, Status.CANCELLED, f"cancelled by {told.actor}")
         return None
-    if draft.run.waiting_on == "resume" and not draft.signals.paused and draft.run.acted_at is None:
+    was_held = draft.run.waiting_on == "resume" and not draft.signals.paused and draft.run.acted_at is None
+    if was_held or not has_begun(draft.run):
         why = stale(draft.run, draft.signals, draft.context.max_age, draft.now)
         if why:
-            draft.run = replace(draft.run, decision=Decision.STALE)
-            _close(draft, Status.NOT_STARTED, why, decision=str(Decision.STALE))
+            _call_off(draft, why, Decision.STALE)
             return None
     while draft.run.is_open:
         then = _next_step(draft)
@@ -123,19 +133,21 @@ def _go_on(draft: Draft) -> Act | Hold | None:
 
 def _next_step(draft: Draft) -> Act | Hold | None:
     """Proceed with the first step that is not final, or close the run where there is none."""
-    book = draft.context.book
-    regular = [step for step in draft.run.steps if step.phase != "on_failure"]
-    broken = next((step for step in regular if steps.is_fatal(step, steps.spec_of(book, step))), None)
-    if broken is not None and broken.status in (StepStatus.REJECTED, StepStatus.CANCELLED):
-        if broken.status is StepStatus.CANCELLED and draft.run.acted_at is None:
-            draft.run = replace(draft.run, decision=Decision.STALE)
-        status = Status.REJECTED if broken.status is StepStatus.REJECTED else Status.CANCELLED
-        _close(draft, status, broken.error or str(status))
+    broken = steps.broken(draft.run, draft.book)
+    if broken is not None and broken.status is StepStatus.REJECTED:
+        _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))
         return None
-    phase = regular if broken is None else [step for step in draft.run.steps if step.phase == "on_failure"]
-    state = next((step for step in phase if not step.status.is_final), None)
+    if broken is not None and broken.status is StepStatus.CANCELLED:
+        if draft.run.acted_at is None:
+            draft.run = replace(draft.run, decision=Decision.STALE)
+        _close(draft, Status.CANCELLED, broken.error or str(Status.CANCELLED))
+        return None
+    state = steps.following(draft.run, draft.book, broken)
     if state is not None:
-        return steps.proceed(draft, state)
+        then = steps.proceed(draft, state)
+        if draft.refused is not None:
+            _call_off(draft, draft.refused[1], draft.refused[0])
+        return then
     if broken is None:
         _close(draft, Status.SUCCEEDED, _summary(draft.run))
     else:
@@ -143,13 +155,24 @@ def _next_step(draft: Draft) -> Act | Hold | None:
     return None
 
 
-def _resume(draft: Draft, flight: StepState) -> Act | Hold:
-    """Go on with an attempt that a killed server may have made, under the same command id."""
-    action = draft.context.actions.spec(flight.action or "")
-    if draft.signals.paused and action is not None and action.harmful:
-        draft.stand(Status.WAITING, "resume")
-        return Hold()
+def _resume(draft: Draft, flight: StepState) -> Act | Hold | None:
+    """Go on with an attempt that a killed server may have made, under the same command id.
+
+    While the server is paused it waits, unless there is nothing left to wait for: to ask again is to
+    act. Then, and after a pause longer than the maximum age, its outcome stays unknown and None is
+    returned.
+    """
     attempt = flight.attempts[-1]
+    told = draft.signals.last(OrderKind.CANCEL, OrderKind.UNDO)
+    if steps.held_by_pause(draft, flight):
+        if told is None and not draft.signals.resolved:
+            return draft.hold_for_resume()
+        over = f"{told.actor} ended the run" if told is not None else "the alert resolved"
+        _lose_flight(draft, f"nobody asked again, because the server was paused and {over}")
+        return None
+    if draft.run.waiting_on == "resume" and draft.now - attempt.started_at > draft.context.max_age:
+        _lose_flight(draft, "nobody asked again, because the server was paused for too long")
+        return None
     if attempt.deadline <= draft.now:
         later = replace(attempt, deadline=draft.now + (attempt.deadline - attempt.started_at))
         draft.put(replace(flight, attempts=(*flight.attempts[:-1], later)))
@@ -161,7 +184,13 @@ def _resume(draft: Draft, flight: StepState) -> Act | Hold:
 def _lose_flight(draft: Draft, why: str) -> None:
     flight = steps.interrupted(draft.run)
     if flight is not None:
-        steps.lose(draft, flight, f"it may have been applied; nobody asked again, because {why}")
+        steps.lose(draft, flight, f"it may have been applied; {why}")
+
+
+def _call_off(draft: Draft, why: str, decision: Decision) -> None:
+    status = Status.NOT_STARTED if draft.run.acted_at is None else Status.CANCELLED
+    draft.run = replace(draft.run, decision=decision)
+    _close(draft, status, why, decision=str(decision))
 
 
 def _close(draft: Draft, status: Status, message: str, **data: str) -> None:

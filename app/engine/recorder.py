@@ -38,6 +38,7 @@ class _Change:
     run: Run
     before: Run | None
     events: tuple[Event, ...]
+    alerts: int | None
 
 
 class Recorder:
@@ -45,12 +46,16 @@ class Recorder:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._changes: Batcher[_Change, None] = Batcher(self._write, most=_BATCH)
+        self._changes: Batcher[_Change, bool] = Batcher(self._write, most=_BATCH)
         self._questions: Batcher[str, Snapshot | None] = Batcher(self._read, most=_BATCH)
 
-    async def record(self, run: Run, before: Run | None, events: tuple[Event, ...]) -> None:
-        """Return once the run's change and its events are durable."""
-        await self._changes.ask(_Change(run, before, events))
+    async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], alerts: int | None = None) -> bool:
+        """Return True once the run's change and its events are durable.
+
+        With `alerts`, only if exactly so many alerts are tied to the run, and False if others have
+        joined it: a run must not close over the head of an alert that was told it is seen to.
+        """
+        return await self._changes.ask(_Change(run, before, events, alerts))
 
     async def snapshot(self, run_id: str) -> Snapshot | None:
         """The run as the store has it now; None where there is none."""
@@ -60,13 +65,18 @@ class Recorder:
         await self._changes.stop()
         await self._questions.stop()
 
-    async def _write(self, changes: Sequence[_Change]) -> list[None]:
+    async def _write(self, changes: Sequence[_Change]) -> list[bool]:
+        kept: list[bool] = []
+
         def work(tx: Transaction) -> None:
-            tx.save_runs([(change.run, change.before) for change in changes if change.run is not change.before])
-            tx.append([event for change in changes for event in change.events])
+            counts = tx.alert_counts([change.run.id for change in changes if change.alerts is not None])
+            kept[:] = [change.alerts in (None, counts.get(change.run.id, 0)) for change in changes]
+            fitting = [change for change, fits in zip(changes, kept, strict=True) if fits]
+            tx.save_runs([(change.run, change.before) for change in fitting if change.run is not change.before])
+            tx.append([event for change in fitting for event in change.events])
 
         await self._until_it_answers(work)
-        return [None] * len(changes)
+        return kept
 
     async def _read(self, run_ids: Sequence[str]) -> list[Snapshot | None]:
         found: dict[str, Snapshot] = {}

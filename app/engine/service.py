@@ -164,11 +164,10 @@ class Engine:
         return self._controls
 
     def _show(self, controls: Controls) -> None:
-        changed = controls.paused != self._controls.paused
-        self._controls = controls
+        before, self._controls = self._controls, controls
         self._metrics.paused.set(controls.paused)
         self._metrics.breaker_open.set(controls.breaker_open)
-        if changed:
+        if (before.paused, before.breaker_open) != (controls.paused, controls.breaker_open):
             self._workers.touch_all()
 
     async def _beat(self) -> None:
@@ -207,7 +206,7 @@ def _accept(tx: Transaction, order: Order) -> None:
         raise errors.NotFound(f"there is no run {order.run_id}")
     match order.kind:
         case OrderKind.APPROVE | OrderKind.REJECT:
-            asked = next((step.id for step in run.steps if step.kind == "approve" and not step.status.is_final), None)
+            asked = next((step.id for step in run.steps if step.kind == "approve" and step.status == "waiting"), None)
             if run.status is not Status.AWAITING_APPROVAL or asked is None:
                 raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
             if any(said.step == asked for said in tx.orders_of([run.id]).get(run.id, ())):

@@ -12,12 +12,11 @@ from datetime import timedelta
 from typing import Any
 
 from app import errors
-from app.domain.playbook import ActionStep, ApproveStep, Question, UndoTrigger, WaitStep, step_id
-from app.domain.run import Attempt, OrderKind, Run, Status, StepState, StepStatus, Undo, UndoStatus
+from app.domain.playbook import APPROVAL, ActionStep, ApproveStep, Question, UndoTrigger, WaitStep, step_id
+from app.domain.run import Attempt, Decision, OrderKind, Run, Status, StepState, StepStatus, Undo, UndoStatus
 from app.engine.moves import Act, Context, Draft, Hold, Outcome
 from app.ports import Action, Book, Step
 
-APPROVAL = "approval"
 _MODE_APPROVAL = ApproveStep(id=APPROVAL, approve=Question(message="Mode approve: may this run act?"))
 
 
@@ -53,15 +52,39 @@ def is_fatal(state: StepState, spec: Step) -> bool:
             return False
 
 
+def broken(run: Run, book: Book) -> StepState | None:
+    """The step by which the run fails; None where none has."""
+    regular = (step for step in run.steps if step.phase != "on_failure")
+    return next((step for step in regular if is_fatal(step, spec_of(book, step))), None)
+
+
+def following(run: Run, book: Book, failed: StepState | None) -> StepState | None:
+    """The first step that is not final, in ``on_failure`` where the run has `failed`; None for none.
+
+    There a failed action does not keep those after it from running, for they may be what tells a
+    person. A refused approval does, and a wait or an approval whose time ran out: what comes after
+    one was meant to happen only behind it.
+    """
+    for state in run.steps:
+        if (state.phase == "on_failure") != (failed is not None):
+            continue
+        if not state.status.is_final:
+            return state
+        if failed is not None and state.kind != "action" and is_fatal(state, spec_of(book, state)):
+            return None
+    return None
+
+
 def proceed(draft: Draft, state: StepState) -> Act | Hold | None:
-    """What to do about the first step that is not final; None once it has become final."""
-    spec = spec_of(draft.context.book, state)
-    if _held_by_pause(draft, state):
-        draft.stand(Status.WAITING, "resume")
-        return Hold()
+    """What to do about the first step that is not final.
+
+    None once it has become final, or where the run must not act (`Draft.refused`)."""
+    spec = spec_of(draft.book, state)
+    if held_by_pause(draft, state):
+        return draft.hold_for_resume()
     if state.status is StepStatus.PENDING:
         try:
-            wanted = spec.when is None or draft.context.book.when(state.phase, state.index, draft.scope())
+            wanted = spec.when is None or draft.book.when(state.phase, state.index, draft.scope())
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))
             return None
@@ -83,7 +106,7 @@ def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
     # While it is open a run says what it last met with: that it waits, or why an attempt failed.
     draft.run = replace(draft.run, message="" if outcome.status == "applied" else outcome.error or outcome.status)
     state = draft.run.step(key)
-    spec = spec_of(draft.context.book, state)
+    spec = spec_of(draft.book, state)
     assert isinstance(spec, ActionStep)
     attempt = replace(
         state.attempts[-1],
@@ -110,10 +133,9 @@ def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
         draft.put(replace(state, status=StepStatus.UNKNOWN, ended_at=draft.now))
         draft.note("step_unknown", step=state.id, action=state.action, error=outcome.error)
         return
-    if state.undo:
-        state = replace(
-            state, undo=replace(state.undo, status=UndoStatus.DROPPED, because="the action was not applied")
-        )
+    if state.undo and not any(tried.status == "unknown" for tried in state.attempts):
+        dropped = replace(state.undo, status=UndoStatus.DROPPED, because="the action was not applied")
+        state = replace(state, undo=dropped)
     _fail(draft, state, outcome.error or outcome.status)
 
 
@@ -134,9 +156,12 @@ def _act(draft: Draft, state: StepState, spec: ActionStep) -> Act | Hold | None:
     if action is None:
         _fail(draft, state, f"there is no action {spec.action!r} in this server")
         return None
+    if action.harmful and draft.run.acted_at is None and draft.signals.breaker and _was_held_up(draft.run):
+        draft.refuse(Decision.BREAKER_OPEN, f"before the run could act the breaker opened: {draft.signals.breaker}")
+        return None
     if not state.attempts:
         try:
-            params = draft.context.book.params(state.phase, state.index, draft.scope())
+            params = draft.book.params(state.phase, state.index, draft.scope())
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))
             return None
@@ -166,6 +191,11 @@ def _act(draft: Draft, state: StepState, spec: ActionStep) -> Act | Hold | None:
     return Act(state.key)
 
 
+def _was_held_up(run: Run) -> bool:
+    """Whether the run has let time pass since it was admitted, when the breaker was closed."""
+    return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
+
+
 def _wait(draft: Draft, state: StepState, spec: WaitStep) -> Hold | None:
     if draft.signals.resolved:
         draft.put(
@@ -190,9 +220,7 @@ def _approve(draft: Draft, state: StepState, spec: ApproveStep) -> Hold | None:
     if state.status is StepStatus.PENDING:
         try:
             message = (
-                spec.message
-                if state.phase == APPROVAL
-                else draft.context.book.message(state.phase, state.index, draft.scope())
+                spec.message if state.phase == APPROVAL else draft.book.message(state.phase, state.index, draft.scope())
             )
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))
@@ -210,7 +238,7 @@ def _approve(draft: Draft, state: StepState, spec: ApproveStep) -> Hold | None:
         output = {"by": said.actor, "note": said.note}
         draft.put(replace(state, status=status, ended_at=draft.now, output=output, error=refusal))
         return None
-    if draft.signals.resolved:
+    if draft.signals.resolved and not _waited_for_it(draft.run):
         late = "the alert resolved before anybody approved"
         draft.put(replace(state, status=StepStatus.CANCELLED, ended_at=draft.now, error=late))
         draft.note("approval_ended", step=state.id, outcome="resolved")
@@ -223,7 +251,13 @@ def _approve(draft: Draft, state: StepState, spec: ApproveStep) -> Hold | None:
     return Hold(state.deadline)
 
 
-def _held_by_pause(draft: Draft, state: StepState) -> bool:
+def _waited_for_it(run: Run) -> bool:
+    """Whether the run itself has waited for its alerts to resolve, so that it may ask what to do then."""
+    return any(step.kind == "wait_for" and step.status is StepStatus.SUCCEEDED for step in run.steps)
+
+
+def held_by_pause(draft: Draft, state: StepState) -> bool:
+    """Whether the step must wait until somebody resumes the server."""
     action = draft.context.actions.spec(state.action) if state.action else None
     return draft.signals.paused and action is not None and action.harmful
 

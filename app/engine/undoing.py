@@ -1,8 +1,8 @@
 """When an undo is due, and how it is carried out. Pure.
 
-An undo is a duty: it is asked about only once its run is closed, and neither pause, mode, guards,
-breaker nor the target's lock hold it back. It is tried again, ever more slowly, for a day; then it
-is recorded as failed for a person to see, who can order it again.
+An undo is a duty: it is asked about once its run is closed, or while pause holds the run back; and
+neither pause, mode, guards, breaker nor the target's lock hold it back. It is tried again, ever
+more slowly, for a day; then it is recorded as failed for a person to see, who can order it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from app.domain.playbook import UndoTrigger
 from app.domain.run import Attempt, Order, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from app.engine.moves import Act, Draft, Hold, Idle, Outcome
-from app.engine.steps import attempt_again
+from app.engine.steps import attempt_again, broken, interrupted
 
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
@@ -24,14 +24,15 @@ _LONGEST_TURN = 3 * LONGEST_RETRY
 
 
 def due(draft: Draft) -> Act | Hold | Idle:
-    """What a closed run still has to take back now, newest step first."""
+    """What the run has to take back now, newest step first. An attempt in flight is left alone."""
     by_hand = draft.signals.last(OrderKind.UNDO)
+    flight = interrupted(draft.run)
     later: list[datetime] = []
     for state in reversed(draft.run.steps):
-        if state.undo is None:
+        if state.undo is None or state is flight:
             continue
         if state.undo.status is UndoStatus.RUNNING:
-            then = _continue(draft, state, state.undo)
+            then = _continue(draft, state, state.undo, by_hand)
             if isinstance(then, Act):
                 return then
             later.append(then)
@@ -40,8 +41,14 @@ def due(draft: Draft) -> Act | Hold | Idle:
         if because:
             undo = replace(state.undo, status=UndoStatus.RUNNING, because=because, error=None)
             draft.note("undo_started", step=state.id, action=undo.action, params=dict(undo.params), because=because)
-            return _attempt(draft, state, undo)
+            return _attempt(draft, state, undo, by_hand)
     return Hold(min(later)) if later else Idle()
+
+
+def due_while_held(draft: Draft, hold: Hold) -> Act | Hold:
+    """What an open run that pause holds back has to take back meanwhile, for pause holds no undo back."""
+    then = due(draft)
+    return hold if isinstance(then, Idle) else then
 
 
 def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
@@ -85,37 +92,53 @@ def _because(draft: Draft, undo: Undo, by_hand: Order | None) -> str | None:
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.signals.resolved:
             return f"resolved ({draft.signals.resolved_because})"
-        if undo.trigger is UndoTrigger.ON_FAILURE and draft.run.status is Status.FAILED:
+        if undo.trigger is UndoTrigger.ON_FAILURE and _has_failed(draft):
             return "the run failed"
     if by_hand is None or undo.status not in (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED):
         return None
-    if undo.attempts and undo.attempts[-1].started_at >= by_hand.at:
-        return None
-    return f"ordered by {by_hand.actor}"
+    return f"ordered by {by_hand.actor}" if _is_news(by_hand, undo) else None
 
 
-def _continue(draft: Draft, state: StepState, undo: Undo) -> Act | datetime:
-    """The next attempt of an undo that has begun, or when it is due."""
+def _is_news(order: Order, undo: Undo) -> bool:
+    """Whether no attempt has answered the order yet. Not a matter of times: a clock can be set back."""
+    return all(attempt.order != order.id for attempt in undo.attempts)
+
+
+def _has_failed(draft: Draft) -> bool:
+    if draft.run.is_open:
+        return broken(draft.run, draft.book) is not None
+    return draft.run.status is Status.FAILED
+
+
+def _continue(draft: Draft, state: StepState, undo: Undo, by_hand: Order | None) -> Act | datetime:
+    """The next attempt of an undo that has begun, or when it is due: at once if somebody asks again."""
     last = undo.attempts[-1]
     if last.status == "running":
         if last.deadline <= draft.now:  # it ran out while no server was there to wait for it
-            later = replace(last, deadline=draft.now + (last.deadline - last.started_at))
+            later = replace(last, deadline=draft.now + _timeout(draft, undo))
             draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
+        draft.note("undo_resumed", step=state.id, action=undo.action, command_id=last.command_id)
         return Act(state.key, undo=True, resumed=True)
-    if undo.retry_at and draft.now < undo.retry_at:
+    if undo.retry_at and draft.now < undo.retry_at and not (by_hand and _is_news(by_hand, undo)):
         return undo.retry_at
-    return _attempt(draft, state, undo)
+    return _attempt(draft, state, undo, by_hand)
 
 
-def _attempt(draft: Draft, state: StepState, undo: Undo) -> Act:
-    action = draft.context.actions.spec(undo.action)
-    timeout = action.default_timeout if action else timedelta(seconds=30)
-    attempt = attempt_again(draft, undo.attempts, timeout)
+def _attempt(draft: Draft, state: StepState, undo: Undo, by_hand: Order | None) -> Act:
+    attempt = attempt_again(draft, undo.attempts, _timeout(draft, undo))
+    if by_hand is not None:
+        attempt = replace(attempt, order=by_hand.id)
     draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts, attempt), retry_at=None)))
     return Act(state.key, undo=True)
+
+
+def _timeout(draft: Draft, undo: Undo) -> timedelta:
+    action = draft.context.actions.spec(undo.action)
+    return action.default_timeout if action else timedelta(seconds=30)
 
 
 def _tried_for(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
     """How long it has been tried. A gap in which no server was up counts as one wait."""
     moments = [*(attempt.started_at for attempt in attempts), now]
-    return sum((min(later - earlier, _LONGEST_TURN) for earlier, later in pairwise(moments)), timedelta())
+    turns = (max(later - earlier, timedelta()) for earlier, later in pairwise(moments))
+    return sum((min(turn, _LONGEST_TURN) for turn in turns), timedelta())

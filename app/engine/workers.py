@@ -5,31 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import cast
 
 from app import errors, telemetry
 from app.domain import duration
 from app.domain.alert import AlertRecord
-from app.domain.run import Decision, Run, StepStatus
+from app.domain.run import Decision, Run
 from app.engine import plan
 from app.engine.driver import Driver, Surroundings
-from app.engine.moves import Context, Signals
+from app.engine.moves import Context, Plan, Signals
 from app.engine.recorder import Snapshot
 from app.ports import Book, Catalog, RunStore
 
 _LONGEST_BACKOFF = 60.0
 
 log = telemetry.logger(__name__)
-
-
-class LostBook:
-    """Stands for a playbook that this server cannot compile: its text is lost, or an action of it is gone.
-
-    A closed run needs nothing of its playbook: an undo is recorded with all that it takes.
-    """
-
-    def __init__(self, why: str) -> None:
-        self.why = why
 
 
 class Workers:
@@ -47,8 +36,7 @@ class Workers:
     def start(self, run: Run, book: Book, alert: AlertRecord) -> None:
         """Drive a run that has just been admitted."""
         self._around.metrics.open_runs.inc()
-        signals = Signals((alert,), (), self._around.controls().paused)
-        self._launch(Driver(run, book, signals, self._around, alert.first_heard_at))
+        self._launch(Driver(run, book, Signals((alert,)), self._around, alert.first_heard_at))
 
     def touch(self, run_ids: Iterable[str]) -> None:
         """Something about these runs has changed in the store."""
@@ -83,11 +71,11 @@ class Workers:
         """
         unfinished = await self._store.transact(lambda tx: tx.unfinished())
         unfinished.sort(key=lambda run: (run.waiting_on == "target", run.created_at, run.id))
-        for run in unfinished:
-            self._around.metrics.open_runs.inc(run.is_open)
-            self._around.metrics.undos_owed.inc(run.owes_undo)
-            snapshot = await self._around.recorder.snapshot(run.id)
+        snapshots = await asyncio.gather(*(self._around.recorder.snapshot(run.id) for run in unfinished))
+        for snapshot in snapshots:
             if snapshot is not None:
+                self._around.metrics.open_runs.inc(snapshot.run.is_open)
+                self._around.metrics.undos_owed.inc(snapshot.run.owes_undo)
                 await self._take_up(snapshot, down_for)
         if unfinished:
             log.info("took up unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
@@ -101,23 +89,30 @@ class Workers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_up(self, snapshot: Snapshot, down_for: timedelta) -> None:
-        run = snapshot.run
-        book = await self._book_of(run)
-        signals = Signals(snapshot.alerts, snapshot.orders, self._around.controls().paused)
+        run, book = snapshot.run, None
+        signals = Signals(snapshot.alerts, snapshot.orders).under(self._around.controls())
+        try:
+            book = await self._book_of(run)
+        except errors.StoreUnavailable:
+            raise
+        except errors.TrainmedicError as error:
+            if run.is_open:
+                log.error("a run cannot go on", run_id=run.id, why=str(error))
+                context = Context(None, self._around.actions, self._around.new_id, self._around.limits.max_age)
+                run = await self._close(run, plan.give_up(run, signals, context, self._now(), str(error)))
         why = self._stale(run, signals, down_for) if run.is_open else None
-        context = Context(book, self._around.actions, self._around.new_id, self._around.limits.max_age)
-        move = None
         if why is not None:
-            move = plan.close_stale(run, signals, context, self._now(), why, Decision.STALE)
+            context = Context(book, self._around.actions, self._around.new_id, self._around.limits.max_age)
+            run = await self._close(run, plan.call_off(run, signals, context, self._now(), why, Decision.STALE))
             self._around.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
-        elif run.is_open and isinstance(book, LostBook):
-            move = plan.give_up(run, signals, context, self._now(), book.why)
-        if move is not None:
-            await self._around.recorder.record(move.run, run, move.events)
-            self._around.metrics.open_runs.dec()
-            run = move.run
         if run.is_open or run.owes_undo:
             self._launch(Driver(run, book, signals, self._around, None))
+
+    async def _close(self, run: Run, move: Plan) -> Run:
+        await self._around.recorder.record(move.run, run, move.events)
+        self._around.count_closed(move.run)
+        self._around.metrics.undos_owed.inc(move.run.owes_undo - run.owes_undo)
+        return move.run
 
     def _stale(self, run: Run, signals: Signals, down_for: timedelta) -> str | None:
         """Why a run must not act any more after a downtime; None where it goes on.
@@ -130,31 +125,25 @@ class Workers:
             return (
                 f"the server was down for {duration.write(down_for)}, over the maximum age of {duration.write(limit)}"
             )
-        begun = run.acted_at is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
-        return None if begun else plan.stale(run, signals, limit, self._now())
+        return None if plan.has_begun(run) else plan.stale(run, signals, limit, self._now())
 
     async def _book_of(self, run: Run) -> Book:
-        """The playbook in the version that the run started with, or a `LostBook`."""
+        """The playbook in the version that the run started with."""
         loaded = self._catalog.get(run.playbook)
         if loaded is not None and loaded.version == run.version:
             return loaded
         text = await self._store.transact(lambda tx: tx.playbook_text(run.playbook, run.version))
-        try:
-            if text is None:
-                raise errors.NotFound(f"playbook {run.playbook}, version {run.version}, is not in the store")
-            return self._catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
-        except errors.TrainmedicError as error:
-            log.error("a run's playbook cannot be used any more; only its undo goes on", run_id=run.id, why=str(error))
-            return cast(Book, LostBook(str(error)))
+        if text is None:
+            raise errors.NotFound(f"the text of playbook {run.playbook}, version {run.version}, is not in the store")
+        return self._catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
 
     async def _revive(self, run_id: str) -> None:
         """Drive a closed run again, because an undo of it may be due."""
         snapshot = await self._around.recorder.snapshot(run_id)
         if snapshot is None or not snapshot.run.steps:
             return
-        book = await self._book_of(snapshot.run)
-        signals = Signals(snapshot.alerts, snapshot.orders, self._around.controls().paused)
-        driver = self._drivers[run_id] = Driver(snapshot.run, book, signals, self._around, None)
+        signals = Signals(snapshot.alerts, snapshot.orders)
+        driver = self._drivers[run_id] = Driver(snapshot.run, None, signals, self._around, None)
         if run_id in self._touched_early:
             # The snapshot may be older than what this run was touched for.
             self._touched_early.discard(run_id)

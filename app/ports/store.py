@@ -117,6 +117,10 @@ class Transaction(Protocol):
         """The alerts tied to each run, in the order of tying."""
         ...
 
+    def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
+        """How many alerts are tied to each run that has any."""
+        ...
+
     def unfinished(self) -> list[Run]:
         """Runs that are open, or closed and still owe an undo; oldest first."""
         ...

@@ -120,6 +120,7 @@ _attempts = st.lists(
         status=_text,
         ended_at=_maybe_times,
         error=_maybe,
+        order=_maybe,
     ),
     max_size=3,
 ).map(tuple)

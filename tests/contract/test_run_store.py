@@ -441,6 +441,22 @@ async def test_alerts_of_a_run_come_in_the_order_of_tying(store: Store) -> None:
     assert await store.transact(lambda tx: tx.alerts_of([one.id, lonely.id, "unknown"])) == {one.id: records}
 
 
+async def test_the_alerts_of_a_run_are_counted(store: Store) -> None:
+    """With those that were tied a moment ago in the same unit; what is tied twice counts once."""
+    one, lonely = run(), run(target=gpu(1))
+
+    def work(tx: Tx) -> dict[str, int]:
+        tx.save_alerts([heard("a"), heard("b")])
+        tx.add_runs([one, lonely])
+        tx.link([(one.id, heard("a").identity)])
+        assert tx.alert_counts([one.id]) == {one.id: 1}
+        tx.link([(one.id, heard("a").identity), (one.id, heard("b").identity)])
+        return tx.alert_counts([one.id, lonely.id, "unknown"])
+
+    assert await store.transact(work) == {one.id: 2}
+    assert await store.transact(lambda tx: tx.alert_counts([])) == {}
+
+
 async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: Store) -> None:
     """Runs and decisions not to start alike, in the order of tying; a run without a target has an empty key."""
     one = run()

@@ -209,6 +209,7 @@ def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
             "status": attempt.status,
             "ended_at": None if attempt.ended_at is None else schema.micros(attempt.ended_at),
             "error": attempt.error,
+            "order": attempt.order,
         }
         for attempt in attempts
     ]
@@ -224,6 +225,7 @@ def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
             status=one["status"],
             ended_at=None if one["ended_at"] is None else schema.moment(one["ended_at"]),
             error=one["error"],
+            order=one.get("order"),
         )
         for one in document
     )

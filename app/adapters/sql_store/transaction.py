@@ -79,6 +79,9 @@ _ACTED_ON = (
     )
     .group_by(runs.c.node)
 )
+_ALERT_COUNTS = Lookup(
+    sa.select(run_alerts.c.run_id, sa.func.count()).where(run_alerts.c.run_id.in_(KEYS)).group_by(run_alerts.c.run_id)
+)
 _UNFINISHED = sa.select(runs).where(runs.c.unfinished).order_by(runs.c.created_at, runs.c.id)
 _COMMAND: sa.BindParameter[str] = sa.bindparam("command")
 _RUN_OF_COMMAND = (
@@ -263,6 +266,11 @@ class SqlTransaction(ports.Transaction):
 
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
         return queries.alerts_of(self._see(lambda pending: pending.fingerprints), run_ids)
+
+    def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
+        asked = set(run_ids)
+        connection = self._see(lambda pending: any(run_id in asked for run_id, _ in pending.links))
+        return dict(_ALERT_COUNTS.rows(connection, asked))
 
     def unfinished(self) -> list[Run]:
         connection = self._see_runs()

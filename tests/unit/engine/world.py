@@ -116,6 +116,13 @@ class ScriptedActions:
             raise errors.PermanentFailure(f"no action {name}")
         return self._instances[name]
 
+    def remove(self, name: str) -> Scripted:
+        """As if a newer server had it no more."""
+        return self._instances.pop(f"test.{name}")
+
+    def add(self, action: Scripted) -> None:
+        self._instances[action.name] = action
+
     def __getitem__(self, name: str) -> Scripted:
         return self._instances[f"test.{name}"]
 
@@ -139,14 +146,26 @@ class Source:
         raise errors.PermanentFailure("not used here")
 
 
+class UnsteadyClock(VirtualClock):
+    """Virtual time that can be set back, as an operator or NTP does it to a machine's clock."""
+
+    def set_back(self, by: timedelta) -> None:
+        self._beginning -= by
+
+
 class World:
     """One server's engine, which can be killed and started again over the same store."""
 
     def __init__(
-        self, *playbooks: str, source: Source | None = None, inventory: Mapping[str, str] | None = None, **limits: Any
+        self,
+        *playbooks: str,
+        source: Source | None = None,
+        inventory: Mapping[str, str] | None = None,
+        store: MemoryStore | None = None,
+        **limits: Any,
     ) -> None:
-        self.store = MemoryStore()
-        self.clock = VirtualClock()
+        self.store = store or MemoryStore()
+        self.clock = UnsteadyClock()
         self.actions = ScriptedActions()
         self.metrics = telemetry.Metrics()
         self.limits = _limits(limits)
@@ -174,6 +193,7 @@ class World:
         await asyncio.sleep(after)
         if limits:
             self.limits = _limits(limits)
+        self.metrics = telemetry.Metrics()
         self.engine = self._engine()
         await self.engine.start()
         await self.pass_time(0)
