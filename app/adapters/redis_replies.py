@@ -60,6 +60,7 @@ class Waiter:
             # and taking it for refused would have it done again under another id.
             return False
         self.heard.set()
+        self.sent.set()  # perhaps by the server before this one; the outbox leaves out what is answered
         if not reply.is_final:
             self.accepted[reply.rank] = reply
             return False

@@ -546,3 +546,18 @@ async def test_a_reply_that_is_no_text_is_made_text(bench: Bench) -> None:
     await bench.answer(sent.id, checkpoint="/ckpt/\udcff")
     (reply,) = await asked
     assert reply.output == {"checkpoint": "/ckpt/?"}
+
+
+async def test_a_reply_that_comes_before_the_command_went_out_again_is_the_answer(bench: Bench) -> None:
+    """After a restart what was answered before is read again at once; then nothing is sent, or waited for."""
+
+    async def unheard() -> bool:
+        raise AssertionError("it was answered")
+
+    sent = command(seconds=30)
+    asked = asyncio.create_task(bench.bus.request(sent, unheard))
+    await asyncio.sleep(0)
+    bench.bus._replies.take(b"1-1", Reply(sent.id, "test", envelope.APPLIED, 0), datetime.now(UTC))
+    async with asyncio.timeout(5):
+        assert [reply.status for reply in await asked] == [envelope.APPLIED]
+    assert await bench.commands("llm-1") == []
