@@ -50,10 +50,8 @@ class TargetLocks:
         self._grants.pop(run_id, None)
         if target is None or not self._grants:
             return
-        ahead = _Targets()
-        for waiter, wanted in self._waiting.items():
-            if self._held.overlapping(wanted) or ahead.overlapping(wanted):
-                ahead.add(waiter, wanted)
+        for waiter, wanted in self._waiting.near(target):
+            if self._held.overlapping(wanted) or self._waiting.overlapping(wanted, before=waiter):
                 continue
             self._waiting.remove(waiter)
             self._held.add(waiter, wanted)
@@ -87,33 +85,43 @@ class TargetLocks:
 class _Targets:
     """Targets by the id of who claims them, in order, grouped so that looking for an overlap is quick.
 
-    Targets of different groups never overlap, the cluster's aside.
+    Targets of different groups never overlap, the cluster's aside. There may be ten thousand claims
+    in a storm, but only a few of one group.
     """
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Target] = {}
         self._groups: dict[str, dict[str, Target]] = {}
+        self._by_id: dict[str, Target] = {}
+        self._numbers: dict[str, int] = {}
+        self._next = 0
 
     def add(self, claim: str, target: Target) -> None:
         self._by_id[claim] = target
+        self._numbers[claim] = self._next = self._next + 1
         self._groups.setdefault(_group(target), {})[claim] = target
 
     def remove(self, claim: str) -> Target | None:
         target = self._by_id.pop(claim, None)
         if target is not None:
+            del self._numbers[claim]
             group = self._groups[_group(target)]
             del group[claim]
             if not group:
                 del self._groups[_group(target)]
         return target
 
-    def items(self) -> list[tuple[str, Target]]:
-        return list(self._by_id.items())
+    def near(self, target: Target) -> list[tuple[str, Target]]:
+        """The claims that could overlap `target`, first come first."""
+        found = [claim for group in self._near(target) for claim in group.items()]
+        return sorted(found, key=lambda claim: self._numbers[claim[0]])
 
-    def overlapping(self, target: Target) -> str | None:
-        """Whose claim overlaps `target`; None where nobody's does."""
+    def overlapping(self, target: Target, before: str | None = None) -> str | None:
+        """Whose claim, of those that came before the one named, overlaps `target`; None where nobody's does."""
+        end = self._numbers[before] if before is not None else None
         for group in self._near(target):
             for claim, claimed in group.items():
+                if end is not None and self._numbers[claim] >= end:
+                    break
                 if claimed.overlaps(target):
                     return claim
         return None

@@ -36,6 +36,7 @@ steps:
   - {id: gather, action: job.accumulate, with: {factor: 2}}
 """
 
+REPEATS = ("step_resumed", "undo_resumed", "alert_repeated")
 EFFECTS = ["job.scale_lr 0.5", "job.checkpoint", "job.accumulate 2", "job.scale_lr 2.0"]
 
 
@@ -175,7 +176,7 @@ def live_through(server: Server, job: Job) -> dict[str, Any]:
 
 def outcome(run: dict[str, Any]) -> dict[str, Any]:
     """What must be the same with and without a kill: everything but times (training steps too), ids and repeats."""
-    kinds = [event["kind"] for event in run["events"] if event["kind"] not in ("step_resumed", "alert_repeated")]
+    kinds = [event["kind"] for event in run["events"] if event["kind"] not in REPEATS]
     outputs = [{name: value for name, value in step["output"].items() if name != "step"} for step in run["steps"]]
     return {
         "status": run["status"],

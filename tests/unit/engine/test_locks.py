@@ -79,6 +79,25 @@ async def test_an_undo_waits_for_the_attempt_in_flight_and_no_longer() -> None:
     assert order == ["attempt begins", "attempt ends", "undo begins", "undo ends"]
 
 
+async def test_giving_back_costs_no_more_where_thousands_wait_elsewhere() -> None:
+    """A storm in which two playbooks want each target: only those who wait near by are looked at."""
+    looked = 0
+
+    class Counting(Target):
+        def overlaps(self, other: Target) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().overlaps(other)
+
+    locks = TargetLocks()
+    for number in range(2000):
+        locks.try_acquire(f"holder-{number}", Counting(Kind.NODE, node=f"n{number}"))
+        locks.wait(f"waiter-{number}", Counting(Kind.NODE, node=f"n{number}"))
+    looked = 0
+    locks.release("holder-1000")
+    assert looked < 10
+
+
 TARGETS = st.sampled_from([CLUSTER, NODE, GPU, SAME_BY_INDEX, OTHER_GPU, JOB, Target(Kind.GPU, node="n2", gpu="GPU-a")])
 
 
