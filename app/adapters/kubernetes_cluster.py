@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 
@@ -60,9 +61,10 @@ class KubernetesCluster:
                 await kube_config.load_kube_config(str(kubeconfig), context, configuration)
             else:
                 kube_config.load_incluster_config(configuration)
-        except (kube_config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        except (kube_config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
-            raise ConfigurationError(f"no Kubernetes cluster is known from {where}: {error}") from error
+            told = " ".join(str(error).split())[:300]
+            raise ConfigurationError(f"no Kubernetes cluster is known from {where}: {told}") from error
         client = ApiClient(configuration)
         client.user_agent = f"trainmedic/{__version__}"
         return cls(client)
@@ -75,13 +77,13 @@ class KubernetesCluster:
 
     async def list(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
-    ) -> list[Object]:
+    ) -> Sequence[Object]:
         found, _ = await self.list_at(resource, namespace, labels, fields)
         return found
 
     async def list_at(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
-    ) -> tuple[list[Object], str]:
+    ) -> tuple[Sequence[Object], str]:
         """The objects, and the resourceVersion from which a watch goes on."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         path = collection_of(resource, namespace)
@@ -107,6 +109,7 @@ class KubernetesCluster:
         query["timeoutSeconds"] = str(seconds)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT.total_seconds(), sock_read=seconds + 15)
         path = collection_of(resource, None)
+        response = None
         try:
             response = await self._send("GET", path, query, None, "application/json", timeout)
             async for line in response.response.content:
@@ -118,6 +121,9 @@ class KubernetesCluster:
                 yield change["type"], change["object"]
         except (*_FAULTS, ValueError, KeyError, TypeError) as error:
             raise ClusterUnavailable(f"the watch of {resource.plural} ended: {type(error).__name__}") from error
+        finally:
+            if response is not None:
+                response.response.close()
 
     async def patch(self, ref: Ref, change: Mapping[str, Any], subresource: str = "") -> Object:
         return await self._call(

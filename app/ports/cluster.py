@@ -7,7 +7,7 @@ behind an address (`Whereabouts`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -61,7 +61,7 @@ class Cluster(Protocol):
 
     async def list(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
-    ) -> list[Object]:
+    ) -> Sequence[Object]:
         """All of them, by label and field selectors in the API's own syntax."""
         ...
 
@@ -99,6 +99,6 @@ class Whereabouts(Protocol):
         """Node names by the addresses of nodes and of pods on them."""
         ...
 
-    def pods_of(self, target: Target) -> list[Object]:
+    def pods_of(self, target: Target) -> Sequence[Object]:
         """The pods of a job, or the training pods on a node."""
         ...
