@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from app.domain.alert import Alert
 from app.domain.target import Kind, Target
+from app.ports.cluster import Cluster
 from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
 
 
@@ -52,6 +53,7 @@ class Services:
     http: HttpCaller
     notifier: Notifier | None = None
     alertmanager: AlertSource | None = None
+    cluster: Cluster | None = None
 
 
 class Action(Protocol):

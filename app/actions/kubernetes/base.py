@@ -5,12 +5,11 @@ Not here: the API (`ports.Cluster`), how a change is remembered (``notes``).
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,7 +17,7 @@ from app import ports
 from app.actions.kubernetes import notes
 from app.domain.target import Kind
 from app.errors import ClusterUnavailable, ObjectChanged, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from app.ports.cluster import Cluster, Object, Ref
+from app.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT = 0.2
 _LONGEST_WAIT = 10.0
@@ -73,7 +72,7 @@ class ClusterAction:
         return None
 
     @property
-    def _cluster(self) -> Cluster:
+    def cluster(self) -> Cluster:
         if self._known_cluster is None:
             raise PermanentFailure(
                 "no Kubernetes cluster is configured: start the server with --kubernetes in-cluster, or with the "
@@ -81,7 +80,7 @@ class ClusterAction:
             )
         return self._known_cluster
 
-    async def _insist(self, call: ports.Call, attempt: Callable[[], Awaitable[Result]], changes: bool = True) -> Result:
+    async def insist(self, call: ports.Call, attempt: Callable[[], Awaitable[Result]], changes: bool = True) -> Result:
         """What `attempt` returns, tried until the deadline. Where it `changes` something and the last
         failure left open whether that was done, the outcome is unknown."""
         wait, is_open = _FIRST_WAIT, False
@@ -95,37 +94,55 @@ class ClusterAction:
                 if pause >= left:
                     kind = OutcomeUnknown if is_open else TemporaryFailure
                     raise kind(f"not done in time: {error}", error.output) from error
-                await asyncio.sleep(pause)
+                await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
                 wait = min(wait * 2, _LONGEST_WAIT)
 
-    async def _set(self, call: ports.Call, ref: Ref, field: notes.Field, value: Any) -> tuple[Object, Any, bool]:
+    async def set_field(self, call: ports.Call, ref: Ref, field: notes.Field, value: Any) -> tuple[Object, Any, bool]:
         """Set a field of an object, noted for the run. Returns the object, what it was before, and
         whether this run holds the change."""
 
         async def attempt() -> tuple[Object, Any, bool]:
-            found = await self._cluster.get(ref)
+            found = await self.cluster.get(ref)
             held = notes.notes(found, field).get(call.run_id)
             before = held.was if held else field.read(found)
             change = notes.change(found, field, value, call.run_id)
             if change is None:
                 return found, before, held is not None
-            return await self._cluster.patch(ref, change), before, True
+            return await self.cluster.patch(ref, change), before, True
 
-        return await self._insist(call, attempt)
+        return await self.insist(call, attempt)
 
-    async def _take_back(
+    async def take_back(
         self, call: ports.Call, ref: Ref, field: notes.Field, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
         """Undo `_set`. Returns the object, what came of it, and whether the value was put back."""
 
         async def attempt() -> tuple[Object, str, bool]:
-            found = await self._cluster.get(ref)
+            found = await self.cluster.get(ref)
             undone = notes.release(found, field) if of_all_runs else notes.undo(found, field, call.run_id)
             if undone.change is None:
                 return found, undone.why, False
-            return await self._cluster.patch(ref, undone.change), undone.why, undone.why == "put back"
+            return await self.cluster.patch(ref, undone.change), undone.why, undone.why == "put back"
 
-        return await self._insist(call, attempt)
+        return await self.insist(call, attempt)
+
+    async def set_or_restore(self, call: ports.Call, field: notes.Field, value: Any, is_undo: bool) -> dict[str, Any]:
+        """Set a field of the target's node, or as an undo put back what was there; the step's output."""
+        ref = Ref(NODES, node_of(call))
+        if is_undo:
+            node, why, is_back = await self.take_back(call, ref, field)
+            if is_back:
+                await self.cluster.record(node, "Restored", because(call, f"{field.name} put back"))
+            return {"node": ref.name, "after": {field.name: field.read(node)}, "note": why}
+        node, before, is_held = await self.set_field(call, ref, field, value)
+        if is_held:
+            await self.cluster.record(node, "Changed", because(call, f"{field.name} set"))
+        return {"node": ref.name, "before": {field.name: before}, "after": {field.name: field.read(node)}}
+
+
+def because(call: ports.Call, what: str) -> str:
+    """The message of an Event."""
+    return f"{what} by Trainmedic, playbook {call.playbook}, run {call.run_id}: {call.reason}"
 
 
 def node_of(call: ports.Call) -> str:
@@ -133,7 +150,3 @@ def node_of(call: ports.Call) -> str:
     if call.target.node is None:
         raise PermanentFailure(f"this works on a node, and {call.target.key} is none")
     return call.target.node
-
-
-def params_of(call: ports.Call, model: type[Result]) -> Result:
-    return cast(Result, call.params)
