@@ -145,7 +145,8 @@ class Drain(ClusterAction):
         if found.forbidding:
             shown = "; ".join(f"{pod} {why}" for pod, why in list(found.forbidding.items())[:5])
             more = f"; and {len(found.forbidding) - 5} more" if len(found.forbidding) > 5 else ""
-            raise PermanentFailure(f"nothing was evicted from {node_of(call)}: {shown}{more}")
+            begun = "the drain stopped" if progress.evicted else "nothing was evicted"
+            raise PermanentFailure(f"{begun}: {shown}{more}", progress.output(found.ending))
         present = {uid_of(pod) for pod in found.ending}
         progress.names |= {uid_of(pod): name_of(pod) for pod in found.ending}
         progress.gone |= progress.names.keys() - present
