@@ -112,11 +112,16 @@ class OutcomeUnknown(ActionFailure):
 
 
 class ClusterUnavailable(TemporaryFailure):
-    """The Kubernetes API is away, overloaded or failing. ``retry_after`` is in seconds, where it said so."""
+    """The Kubernetes API is away, overloaded or failing.
 
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
+    ``retry_after`` is in seconds, where it said so; ``may_be_done`` where what was asked for was a
+    change that may have been made nevertheless.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None, may_be_done: bool = False) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.may_be_done = may_be_done
 
 
 class ObjectChanged(TemporaryFailure):

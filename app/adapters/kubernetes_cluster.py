@@ -199,18 +199,21 @@ class KubernetesCluster:
         about: str = "",
     ) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT.total_seconds())
+        changes = method != "GET"
         try:
             response = await self._send(method, path, query or {}, body, content_type, timeout)
             raw = await response.read()
             answer = json.loads(raw)
-        except (*_FAULTS, UnicodeDecodeError) as error:
-            raise ClusterUnavailable(f"the Kubernetes API does not answer: {type(error).__name__}") from error
-        except ValueError as error:
-            raise ClusterUnavailable("the Kubernetes API's answer is not JSON") from error
+        except (*_FAULTS, ValueError) as error:
+            told = f"the Kubernetes API does not answer as it should: {type(error).__name__}"
+            raise ClusterUnavailable(told, may_be_done=changes) from error
         if not isinstance(answer, dict):
-            raise ClusterUnavailable("the Kubernetes API's answer is not an object")
+            raise ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
         if not 200 <= response.status < 300:
-            raise _refusal(response.status, answer, about or path, response.headers)
+            failure = _refusal(response.status, answer, about or path, response.headers)
+            if isinstance(failure, ClusterUnavailable):
+                failure.may_be_done = changes and response.status != 429  # which is said before anything is done
+            raise failure
         return answer
 
     async def _send(

@@ -10,13 +10,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
+from app import ports
 from app.adapters.kubernetes_cluster import KubernetesCluster
+from app.adapters.system_clock import SystemClock
+from app.domain.alert import Alert, AlertStatus
+from app.domain.target import Kind, Target
 from app.errors import ActionFailure, ObjectMissing
 from app.ports.cluster import NODES, PODS, Object, Ref, Resource
+from trainmedic.envelope import new_id
 
 NAMESPACES = Resource("v1", "namespaces", "Namespace", is_namespaced=False)
 BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget")
@@ -30,6 +35,7 @@ class World:
     cluster: KubernetesCluster
     tag: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     made: list[Ref] = field(default_factory=list)
+    bus: ports.CommandBus | None = None
 
     @property
     def namespace(self) -> str:
@@ -81,6 +87,46 @@ class World:
         ready = {"type": "Ready", "status": "True" if phase == "Running" else "False"}
         await self.cluster.patch(ref, {"status": {"phase": phase, "conditions": [ready]}}, "status")
         return ref
+
+    async def act(self, action: type[Any], node: Ref | None = None, run_id: str | None = None, **given: Any) -> Any:
+        """Perform an action once, as the engine would; returns its output."""
+        return await self.perform(action, self.call(action, node, run_id, **given))
+
+    async def perform(self, action: type[Any], call: ports.Call) -> Any:
+        bus, http = cast(ports.CommandBus, self.bus), cast(ports.HttpCaller, None)
+        return await action(ports.Services(SystemClock(), bus, http, cluster=self.cluster)).perform(call)
+
+    def again(self, call: ports.Call, **changes: Any) -> ports.Call:
+        """The same call as a restarted server makes it."""
+        return replace(call, **{"resumed": True, "deadline": SystemClock().now() + timedelta(seconds=5), **changes})
+
+    def call(
+        self,
+        action: type[Any],
+        node: Ref | None = None,
+        run_id: str | None = None,
+        timeout: float = 5.0,
+        undo_of: str | None = None,
+        resumed: bool = False,
+        tell: Any = None,
+        command_id: str | None = None,
+        **params: Any,
+    ) -> ports.Call:
+        now = SystemClock().now()
+        return ports.Call(
+            command_id=command_id or new_id(),
+            run_id=run_id or new_id(),
+            playbook="a-playbook",
+            target=Target(Kind.NODE, node=node.name) if node else Target(Kind.CLUSTER),
+            params=action.Params.model_validate(params),
+            reason="NodeDown fires",
+            issued_at=now,
+            deadline=now + timedelta(seconds=timeout),
+            alert=Alert("f1", AlertStatus.FIRING, {"alertname": "NodeDown"}, {}, now),
+            resumed=resumed,
+            undo_of=undo_of,
+            tell=tell,
+        )
 
     async def exists(self, ref: Ref) -> bool:
         try:

@@ -80,15 +80,15 @@ class ClusterAction:
             )
         return self._known_cluster
 
-    async def insist(self, call: ports.Call, attempt: Callable[[], Awaitable[Result]], changes: bool = True) -> Result:
-        """What `attempt` returns, tried until the deadline. Where it `changes` something and the last
-        failure left open whether that was done, the outcome is unknown."""
+    async def insist(self, call: ports.Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """What `attempt` returns, tried until the deadline. Where a failure left open whether something
+        was changed, the outcome is unknown then."""
         wait, is_open = _FIRST_WAIT, False
         while True:
             try:
                 return await attempt()
             except (ClusterUnavailable, ObjectChanged) as error:
-                is_open = is_open or (changes and isinstance(error, ClusterUnavailable))
+                is_open = is_open or getattr(error, "may_be_done", False)
                 pause = getattr(error, "retry_after", None) or wait * random.uniform(0.5, 1.0)  # noqa: S311 - to spread out
                 left = (call.deadline - self._clock.now()).total_seconds()
                 if pause >= left:

@@ -174,16 +174,21 @@ class DeletePod(ClusterAction):
         ref = Ref(PODS, params.pod, params.namespace)
         issued = call.issued_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
+        seen: Object | None = None
+
         async def attempt() -> tuple[Object | None, str]:
+            nonlocal seen
             try:
                 found = await self.cluster.get(ref)
             except ObjectMissing:
-                if call.resumed:
-                    return None, "it is gone"
-                raise
+                if seen is None and not call.resumed:
+                    raise
+                return seen, "deleted" if seen else "it is gone"
             metadata = found["metadata"]
-            if call.resumed and str(metadata.get("creationTimestamp", "")) > issued:
-                return found, "another has taken its place already"
+            is_another = seen is not None and seen["metadata"]["uid"] != metadata["uid"]
+            if is_another or (call.resumed and str(metadata.get("creationTimestamp", "")) > issued):
+                return seen, "deleted" if seen else "another has taken its place already"
+            seen = found
             if not metadata.get("deletionTimestamp"):
                 await self.cluster.delete(ref, str(metadata["uid"]), params.grace_period)
             return found, "deleted"
