@@ -38,6 +38,7 @@ def test_prometheus_gets_what_was_reported() -> None:
         "gradient_norm",
         "training_learning_rate",
         "training_step_seconds",
+        "training_step_median_seconds",
         "training_throughput_samples_per_second",
         "training_steps_total",
     }

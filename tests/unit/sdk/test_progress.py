@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic.metrics import Progress
+from trainmedic.progress import Progress
 
 
 def reported(*reports: dict[str, Any], every: float = 1.0) -> Progress:
@@ -34,6 +34,7 @@ def test_all_of_a_step_is_shown_under_its_name() -> None:
             "gradient_norm": 0.9,
             "training_learning_rate": 1e-4,
             "training_step_seconds": 0.5,
+            "training_step_median_seconds": 0.5,
             "training_throughput_samples_per_second": 64.0,
         }
     )
