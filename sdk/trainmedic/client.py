@@ -28,6 +28,7 @@ from trainmedic.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Sta
 from trainmedic.reader import NOTHING_TO_UNDO, Reader
 from trainmedic.settings import Settings, resolve
 from trainmedic.version import __version__
+from trainmedic.vitals import Vitals
 from trainmedic.writer import Outgoing, Writer
 
 log = logging.getLogger("trainmedic")
@@ -100,6 +101,9 @@ class Medic:
         self.rank = settings.rank
         self.world_size = settings.world_size
         self.progress = progress
+        # The figures of all ranks, where something gathers them; else those of this one.
+        self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
+        self._vitals = Vitals(progress, os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
         self.step: int | None = None
         self._capabilities = capabilities
         self._handlers: dict[str, Callable[[JobCommand], Mapping[str, Any] | None]] = {}
@@ -117,7 +121,7 @@ class Medic:
         if self.rank != 0:
             return
         if metrics_port is not None:
-            self._endpoint = Endpoint(self.job, self.progress, metrics_host, metrics_port)
+            self._endpoint = Endpoint(self.job, self.progress, self._ranks, metrics_host, metrics_port)
         self._memory = Memory(f"job:{self.job}", envelope.new_id())
         self._host = socket.gethostname()
         self._start(settings)
@@ -169,6 +173,14 @@ class Medic:
         thread only.
         """
         return Window(self.progress, name)
+
+    def saved(self, step: int) -> None:
+        """Say that a checkpoint of that step is complete now."""
+        self.progress.saved(step, time.time())
+
+    def stats(self) -> Mapping[str, Any]:
+        """This rank's memory and pace, for rank 0 to show; takes about a millisecond, in any thread."""
+        return self._vitals.measure(time.perf_counter())
 
     def stall(self) -> Stall:
         """How long no step was completed, windows left out, and from when on that is a hang."""
@@ -229,6 +241,10 @@ class Medic:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _ranks(self) -> Mapping[int, Mapping[str, Any]]:
+        found = self.gather() if self.gather is not None else {}
+        return {**found, self.rank: self.stats()}
 
     # --- carrying out ---------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 
 _WEIGHT = 0.2  # of the newest report, in the mean from which the throughput is taken
 _KEPT = 101  # reports: enough for a median that ten slow ones do not move
+_RECENT = 20
 _PACE = 5  # intervals that make a pace
 _NAN = float("nan")
 
@@ -46,14 +47,6 @@ class Stall(NamedTuple):
     @property
     def is_hang(self) -> bool:
         return self.seconds > self.limit
-
-
-class Interval(NamedTuple):
-    """Between two reports, windows left out."""
-
-    seconds: float
-    steps: int
-    samples: float | None
 
 
 class Open(NamedTuple):
@@ -72,13 +65,13 @@ class Progress:
         "_intervals",
         "_mark",
         "_open",
+        "checkpoint",
         "expected_learning_rate",
         "grad_norm",
         "hang_floor",
         "learning_rate",
         "loss",
         "memory_bytes",
-        "own_seconds",
         "startup_floor",
         "step",
         "steps",
@@ -95,13 +88,14 @@ class Progress:
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
         self.memory_bytes: float | None = None
-        self.own_seconds: float | None = None
+        self.checkpoint: tuple[int, float] | None = None
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # When the last report came, and the seconds in windows until then. Replaced whole, so that a
         # reader in another thread never sees half of it.
         self._mark: tuple[float, float] | None = None
-        self._intervals: deque[Interval] = deque(maxlen=_KEPT)
+        # Between two reports: seconds without windows, steps, samples, and the rank's own seconds.
+        self._intervals: deque[tuple[float, int, float | None, float | None]] = deque(maxlen=_KEPT)
         self._open = Open((), now, 0.0)
 
     # --- the training thread ----------------------------------------------------------------------------
@@ -134,14 +128,16 @@ class Progress:
             self.expected_learning_rate = expected_learning_rate
         if memory_bytes is not None:
             self.memory_bytes = memory_bytes
-        if own_seconds is not None:
-            self.own_seconds = own_seconds
         windows = self._open
         excused = windows.before + (now - windows.since) if windows.names else windows.before
         mark = self._mark
         self._mark = (now, excused)
         if mark is not None:
-            self._intervals.append(Interval(now - mark[0] - (excused - mark[1]), done, samples))
+            self._intervals.append((now - mark[0] - (excused - mark[1]), done, samples, own_seconds))
+
+    def saved(self, step: int, at: float) -> None:
+        """A checkpoint of that step is complete since `at`, in seconds since 1970."""
+        self.checkpoint = (step, at)
 
     def enter(self, name: str, now: float) -> None:
         """A window opens: until `leave`, time is neither a step's nor a hang's. Windows nest."""
@@ -173,7 +169,7 @@ class Progress:
         intervals = list(self._intervals)
         if len(intervals) < _PACE:
             return Stall(seconds, self.startup_floor)
-        usual = statistics.median(interval.seconds for interval in intervals)
+        usual = statistics.median(one[0] for one in intervals)
         return Stall(seconds, max(HANG_FACTOR * usual, self.hang_floor))
 
     @property
@@ -192,7 +188,12 @@ class Progress:
 
     def median_step_seconds(self) -> float | None:
         intervals = list(self._intervals)
-        return statistics.median(one.seconds / one.steps for one in intervals) if intervals else None
+        return statistics.median(one[0] / one[1] for one in intervals) if intervals else None
+
+    def own_seconds_per_step(self) -> float | None:
+        """The median over the last few reports of what this rank says that it worked."""
+        found = [one[3] / one[1] for one in list(self._intervals)[-_RECENT:] if one[3] is not None]
+        return statistics.median(found) if found else None
 
     def values(self, now: float) -> dict[str, float]:
         """Metric names and values, those that are known. What is not finite is NaN.
@@ -220,12 +221,12 @@ class Progress:
     def _pace(self, waited: float) -> dict[str, float]:
         """Step time and throughput, over the last few reports."""
         seconds = steps = samples = 0.0
-        for one in list(self._intervals):
+        for taken, done, trained_on, _ in list(self._intervals):
             weight = _WEIGHT if seconds else 1.0
-            seconds += weight * (one.seconds - seconds)
-            steps += weight * (one.steps - steps)
-            if one.samples is not None:
-                samples += weight * (one.samples - samples)
+            seconds += weight * (taken - seconds)
+            steps += weight * (done - steps)
+            if trained_on is not None:
+                samples += weight * (trained_on - samples)
         if not seconds:
             return {}
         lasting = max(seconds, waited)
