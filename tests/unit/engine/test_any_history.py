@@ -1,8 +1,12 @@
-"""What holds in any history: any playbooks, alerts, orders, failures and kills, in any order."""
+"""What holds in any history: any playbooks, alerts, orders, failures and kills, in any order.
+
+``HISTORIES=5000`` in the environment looks at so many of each kind, in place of a few dozen.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +21,8 @@ from app.ports import RunRecord
 from app.rehearsal import virtual_time
 from tests.unit.engine.histories import History, Life, histories, live, world_of
 from tests.unit.engine.world import World
+
+MANY = settings(deadline=None, max_examples=int(os.environ.get("HISTORIES", "60")))
 
 
 def lived(history: History, kills_at: list[int] | None = None) -> dict[str, Any]:
@@ -119,7 +125,7 @@ def outcome(runs: list[Run]) -> list[dict[str, Any]]:
     ]
 
 
-@settings(deadline=None)
+@MANY
 @given(histories(kills=True, surprises=True))
 def test_whatever_happens_every_promise_is_kept(history: History) -> None:
     """No effect twice, one change at a time, no harm while paused, every undo once, nothing open for ever."""
@@ -127,7 +133,7 @@ def test_whatever_happens_every_promise_is_kept(history: History) -> None:
     assert broken == [], history.told()
 
 
-@settings(deadline=None)
+@MANY
 @given(histories(kills=False, surprises=False), st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_kills_at_any_moment_change_nothing_of_the_outcome(history: History, kills_at: list[float]) -> None:
     """With a start right after each, the history ends as it would have without them."""
