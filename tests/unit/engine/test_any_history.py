@@ -91,10 +91,15 @@ def of_run(run: Run, life: Life) -> list[str]:
 
 
 def of_undo(step: StepState, record: RunRecord) -> Iterator[str]:
-    """Nothing is given back before the last alert of the run has resolved, those that joined included."""
+    """Nothing is given back before the last alert of the run has resolved, those that have joined included.
+
+    Another may join after that, where pause holds the run back in the middle.
+    """
     if step.undo and step.undo.attempts and (step.undo.because or "").startswith("resolved"):
-        ends = [alert.resolved_at for alert in record.alerts if alert.resolved_at]
-        if len(ends) < len(record.alerts) or step.undo.attempts[0].started_at < max(ends):
+        begun = [event.kind == "undo_started" and event.data["step"] == step.id for event in record.events].index(True)
+        joined = sum(event.kind == "joined" for event in record.events[:begun])
+        ends = [alert.resolved_at for alert in record.alerts[: 1 + joined]]
+        if any(end is None or end > step.undo.attempts[0].started_at for end in ends):
             yield f"step {step.id} was taken back while an alert of its run still fired"
 
 
