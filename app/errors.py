@@ -12,6 +12,12 @@ The tree::
     ├── Saturated               a bounded queue is full; the same request may succeed later
     ├── StoreUnavailable        the run store cannot be reached or written
     ├── BusUnavailable          Redis cannot be reached
+    ├── JournalUnavailable      the agent's journal cannot be read or written
+    ├── NotCarriedOut           raised by a hand of the agent, to answer its order
+    │   ├── Rejected            the order makes no sense here, or the agent's policy does not allow it
+    │   ├── Unsupported         this node cannot carry out such an order
+    │   ├── Failed              it was tried and is not done; another attempt may succeed
+    │   └── Interrupted         the agent ends in the middle of it; resumed at the next start
     └── ActionFailure           an attempt of a step did not succeed
         ├── TemporaryFailure    another attempt may succeed
         │   ├── ClusterUnavailable  the Kubernetes API is away, overloaded or failing
@@ -89,6 +95,35 @@ class StoreUnavailable(TrainmedicError):
 
 class BusUnavailable(TrainmedicError):
     """Redis cannot be reached."""
+
+
+class JournalUnavailable(TrainmedicError):
+    """The agent's journal cannot be read or written."""
+
+
+class NotCarriedOut(TrainmedicError):
+    """Raised by a hand of the agent that does not carry its order out. The text is the reply's reason, and
+    ``output`` what else is known."""
+
+    def __init__(self, reason: str, output: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.output: Mapping[str, Any] = output or {}
+
+
+class Rejected(NotCarriedOut):
+    """The order makes no sense here, or the agent's policy does not allow it."""
+
+
+class Unsupported(NotCarriedOut):
+    """This node cannot carry out such an order."""
+
+
+class Failed(NotCarriedOut):
+    """It was tried and is not done; another attempt may succeed."""
+
+
+class Interrupted(NotCarriedOut):
+    """The agent ends in the middle of the order. It is not answered, and resumed at the next start."""
 
 
 class ActionFailure(TrainmedicError):
