@@ -197,6 +197,12 @@ class Settings(BaseModel):
         description="YAML mapping from address to node name, for alerts whose instance label is an address. None by "
         "default: such an alert is refused, never guessed.",
     )
+    kubernetes: Annotated[str, Option("TRAINMEDIC_KUBERNETES", "--kubernetes", "CLUSTER")] = Field(
+        "off",
+        min_length=1,
+        description="The cluster that k8s.* actions work on: in-cluster (by the service account of the pod that the "
+        "server runs in), or the path of a kubeconfig file. off by default, because nothing else needs a cluster.",
+    )
     log_level: Annotated[LogLevel, Option("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL")] = Field(
         "info", description="Least level of the JSON log lines on standard error: debug, info, warning, error."
     )

@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -153,7 +154,20 @@ class Application:
             http=http,
             notifier=AppriseNotifier(channels) if channels else None,
             alertmanager=alertmanager,
+            cluster=await self._cluster(stack),
         )
+
+    async def _cluster(self, stack: contextlib.AsyncExitStack) -> ports.Cluster | None:
+        """The Kubernetes cluster that is configured. Its client takes a third of a second to import, which
+        a server without a cluster does not wait for."""
+        if self._settings.kubernetes == "off":
+            return None
+        from app.adapters.kubernetes_cluster import KubernetesCluster
+
+        kubeconfig = None if self._settings.kubernetes == "in-cluster" else Path(self._settings.kubernetes).expanduser()
+        cluster = await KubernetesCluster.opened(kubeconfig)
+        stack.push_async_callback(cluster.close)
+        return cluster
 
     async def _prune(self, store: ports.RunStore) -> None:
         """Delete what is older than the retention, every hour; the first time when the start has settled."""

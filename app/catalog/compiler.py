@@ -25,19 +25,7 @@ from app.domain.playbook import APPROVAL, Playbook, TargetParts, UndoTrigger
 from app.domain.target import IdentityLabels, Kind
 from app.ports import Action, Actions, TemplateChecked
 
-SUPPLIED_ELSEWHERE = frozenset(
-    {
-        "k8s.cordon",
-        "k8s.create_job",
-        "k8s.delete_pod",
-        "k8s.drain",
-        "k8s.label",
-        "k8s.restart",
-        "k8s.scale",
-        "k8s.taint",
-        "k8s.uncordon",
-    }
-)
+SUPPLIED_ELSEWHERE = frozenset({"k8s.create_job"})
 """Actions that the language names and a server may lack. A playbook that uses one loads there, its
 parameters unchecked, and a run of it fails saying that the server lacks the action."""
 

@@ -7,6 +7,7 @@ implementation passes, the fakes included.
 from __future__ import annotations
 
 from app.ports.actions import Action, Actions, Call, Inverse, Services, TemplateChecked
+from app.ports.cluster import Cluster
 from app.ports.limits import Limits
 from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
 from app.ports.playbooks import Book, Catalog, Match, Scope, Step
@@ -20,6 +21,7 @@ __all__ = [
     "Call",
     "Catalog",
     "Clock",
+    "Cluster",
     "CommandBus",
     "GuardFacts",
     "History",

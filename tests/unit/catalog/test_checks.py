@@ -48,7 +48,7 @@ def with_step(step: str) -> str:
             with_step("{action: test.tel, with: {message: a}}"),
             "9:14: there is no action 'test.tel'; did you mean 'test",
         ),
-        (with_step("{action: k8s.cordn}"), "did you mean 'k8s.cordon'?"),
+        (with_step("{action: k8s.creat_job}"), "did you mean 'k8s.create_job'?"),
         (with_step("{action: test.tell, with: {mesage: a}}"), "9:32: unknown key 'mesage'; did you mean 'message'?"),
         (with_step("{action: test.tell}"), "steps[1].with: 'message' is missing"),
         (with_step("{action: test.tell, with: {message: 5}}"), "message: must be text; put it in quotes"),
