@@ -257,6 +257,11 @@ class Settings(BaseModel):
         return f"sqlite:///{self.state_dir.resolve() / 'trainmedic.db'}"
 
     @property
+    def kubeconfig(self) -> Path | None:
+        """The file that names the cluster; None for the cluster that the server runs in."""
+        return None if self.kubernetes == "in-cluster" else Path(self.kubernetes).expanduser()
+
+    @property
     def limits(self) -> Limits:
         """What of it the engine is told."""
         return Limits(

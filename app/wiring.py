@@ -15,7 +15,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -164,8 +163,7 @@ class Application:
             return None
         from app.adapters.kubernetes_cluster import KubernetesCluster
 
-        kubeconfig = None if self._settings.kubernetes == "in-cluster" else Path(self._settings.kubernetes).expanduser()
-        cluster = await KubernetesCluster.opened(kubeconfig)
+        cluster = await KubernetesCluster.opened(self._settings.kubeconfig)
         stack.push_async_callback(cluster.close)
         return cluster
 
