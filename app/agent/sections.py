@@ -141,7 +141,7 @@ class Section:
             self._note(f"{key!r} is missing")
             return placeholder
         try:
-            return parse(self._value[key])
+            return parse(self._value[key])  # type: ignore[no-any-return]
         except ValueError as error:
             self.note(key, str(error))
             return placeholder
