@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from app.catalog.problems import Path, Problem, did_you_mean, shown, where
 from app.catalog.yaml_text import Document
@@ -126,11 +126,11 @@ class Section:
             if key not in self._asked:
                 self._note(f"unknown key {key!r}{did_you_mean(key, self._asked)}", key, at_key=True)
 
-    def _one(self, key: str, placeholder: T, default: Any, is_right: Callable[[Any], bool], said: str) -> T:
+    def _one(self, key: str, placeholder: T, default: T | None, is_right: Callable[[Any], bool], said: str) -> T:
         def check(value: Any) -> T:
             if not is_right(value):
                 raise ValueError(f"{said}, not {shown(value)}")
-            return value  # type: ignore[no-any-return]
+            return cast(T, value)
 
         return self._parsed(key, placeholder, default, check)
 
@@ -141,7 +141,7 @@ class Section:
             self._note(f"{key!r} is missing")
             return placeholder
         try:
-            return parse(self._value[key])  # type: ignore[no-any-return]
+            return parse(self._value[key])
         except ValueError as error:
             self.note(key, str(error))
             return placeholder
