@@ -240,15 +240,15 @@ def test_redis_that_dies_stops_nothing(tmp_path: Path, own_redis: type[RedisServ
         node.noted(f"end {command.id}")
         node.kill()
         node.start(wait=False)
-        time.sleep(0.5)
+        log = node.agent.log
+        eventually(lambda: "no connection to Redis" in log.read_text(), 20, "word that Redis is away", every=0.02)
         server.start()
         assert node.final(command, within=15).status == envelope.APPLIED
         node.send(command)
         assert node.final(command, nth=2).status == envelope.APPLIED
         assert node.notes() == [f"begin {command.id}", f"end {command.id}"]
-        log = node.agent.log.read_text()
-        assert log.count("no connection to Redis") == 1
-        assert "connected to Redis again" in log
+        assert log.read_text().count("no connection to Redis") == 1
+        assert "connected to Redis again" in log.read_text()
 
 
 def test_an_agent_that_cannot_remember_does_not_act(node: Node) -> None:
