@@ -31,12 +31,23 @@ class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": row, "labels": row}
 
 
-def make_trainer(directory: Path, *callbacks: Any, cls: type[Trainer] = Trainer, **options: Any) -> Trainer:
+def make_trainer(
+    directory: Path, *callbacks: Any, cls: type[Trainer] = Trainer, dropout: float = 0.1, **options: Any
+) -> Trainer:
     """60 steps in an epoch of 60, a checkpoint every 10, a log line every step."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, n_positions=LENGTH, vocab_size=32, bos_token_id=0, eos_token_id=0
+        n_layer=2,
+        n_head=2,
+        n_embd=16,
+        n_positions=LENGTH,
+        vocab_size=32,
+        bos_token_id=0,
+        eos_token_id=0,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        resid_pdrop=dropout,
     )
     arguments: dict[str, Any] = {
         "output_dir": str(directory / "out"),
@@ -51,11 +62,12 @@ def make_trainer(directory: Path, *callbacks: Any, cls: type[Trainer] = Trainer,
         "use_cpu": True,
         **options,
     }
-    dataset = arguments.pop("train_dataset", None) or Windows()
+    datasets = {"train_dataset": arguments.pop("train_dataset", None) or Windows()}
+    datasets["eval_dataset"] = arguments.pop("eval_dataset", None)
     return cls(
         model=GPT2LMHeadModel(config),
         args=TrainingArguments(**arguments),
-        train_dataset=dataset,
+        **datasets,
         callbacks=list(callbacks),
     )
 
