@@ -24,7 +24,7 @@ from trainmedic.huggingface import saved
 from trainmedic.huggingface.health import Health
 from trainmedic.huggingface.loop import Loop
 from trainmedic.pausing import Pause
-from trainmedic.torch.learning_rate import LearningRate
+from trainmedic.torch.learning_rate import LearningRate, output
 
 log = logging.getLogger("trainmedic")
 
@@ -72,7 +72,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, medic: Medic | None = None, **options: Any) -> None:
         self.medic = medic if medic is not None else connect(**options)
         self.health = Health(self.medic)
-        self.rate = LearningRate()
+        self._rate: LearningRate | None = None
         self.loop: Loop | None = None
         self._pause = Pause(self.medic)
         self._moment: _Moment | None = None
@@ -88,7 +88,9 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     @_harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        self.rate.attach(objects["optimizer"], objects["lr_scheduler"])
+        before, self._rate = self._rate, LearningRate(objects["optimizer"], objects["lr_scheduler"])
+        if before is not None:  # what was scaled stays scaled, whatever the checkpoint says
+            self._rate.set_scale(before.scale)
 
     @_harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
@@ -97,7 +99,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self.health.step_ends(state.global_step, control.should_log, samples, *self.rate.now())
+        rate, schedule = objects["optimizer"].param_groups[0]["lr"], objects["lr_scheduler"].get_last_lr()[0]
+        self.health.step_ends(state.global_step, control.should_log, samples, rate, schedule)
         if self.loop is not None:
             self.loop.stepped(state.global_step)
         self._moment = _Moment(args, state, control)
@@ -173,8 +176,10 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         command.later()  # until it is written
 
     def _scale_lr(self, command: JobCommand) -> Mapping[str, Any]:
-        before, after = self.rate.scale(command.params["factor"])
-        return {"before": before, "after": after}
+        assert self._rate is not None
+        before = self._rate.values
+        self._rate.multiply(command.params["factor"])
+        return output(before, self._rate.values, self._rate.scale)
 
     def _stop(self, command: JobCommand) -> Mapping[str, Any] | None:
         now = self._now

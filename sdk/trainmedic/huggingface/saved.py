@@ -11,7 +11,6 @@ Not here: which checkpoint a rollback means (``trainmedic.checkpoints``). Who ca
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 from datetime import datetime, timezone
@@ -63,7 +62,7 @@ def step_of(checkpoint: str | Path) -> int:
 def found(output_dir: str | Path, ranks: int = 1) -> list[Found]:
     """All checkpoints of a job of so many ranks, oldest step first. A directory that is not there holds none."""
     try:
-        entries = [Path(entry) for entry in os.scandir(output_dir) if _NAME.match(entry.name) and entry.is_dir()]
+        entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
     except FileNotFoundError:
         return []
     return sorted((_looked_at(path, ranks) for path in entries), key=lambda one: one.step)
@@ -73,7 +72,7 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
     """Whether everything is there, and whole as far as that can be told without reading it all."""
     try:
         state = json.loads((checkpoint / _STATE).read_bytes())
-        names = set(os.listdir(checkpoint))
+        names = {path.name for path in checkpoint.iterdir()}
         return (
             isinstance(state, dict)
             and state.get("global_step") == step_of(checkpoint)

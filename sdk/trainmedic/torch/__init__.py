@@ -1,1 +1,1 @@
-"""Stand-in until the package lands."""
+"""Trainmedic in a plain PyTorch training loop."""
