@@ -115,7 +115,7 @@ class Search:
             State.of(self.rule.globs), State.of(self.rule.exclude), self.pace, self.tally.looked_over, self._visit
         )
         kept: dict[Directory, list[tuple[int, int, os.stat_result, str]]] = {}
-        with closing(walk(root)) as found:  # type: ignore[type-var]
+        with closing(walk(root)) as found:
             for directory, entry in found:
                 if entry is None:
                     for _, _, _, name in kept.pop(directory, ()):

@@ -103,7 +103,7 @@ class UnitRemover:
         reason: Reason | None = None
         top = Root(directory.path(), directory.fd, directory.root.device, directory.root.mount)
         walk = Walk(_EVERYTHING, State.of([]), self.pace, lambda *_: None, lambda *_: True)
-        with closing(walk(top)) as found:  # type: ignore[type-var]
+        with closing(walk(top)) as found:
             for inner, entry in found:
                 if entry is not None and entry.is_file(follow_symlinks=False):
                     reason = self._user(inner.fd, entry.name)

@@ -105,7 +105,7 @@ class Search:
             return False
 
         walk = Walk(State.of(self.rule.globs), State.of(self.rule.exclude), self.pace, self.tally.looked_over, visit)
-        with closing(walk(root)) as found:  # type: ignore[type-var]
+        with closing(walk(root)) as found:
             for directory, entry in found:
                 if entry is None:
                     self._judge(siblings.pop(directory, []))
@@ -152,7 +152,7 @@ def survey(directory: Directory, age_by: AgeBy, pace: Pace) -> Survey:
         return True
 
     top = Root(directory.path(), directory.fd, directory.root.device, directory.root.mount)
-    with closing(Walk(_EVERYTHING, _NOTHING, pace, obstructed, enter)(top)) as found:  # type: ignore[type-var]
+    with closing(Walk(_EVERYTHING, _NOTHING, pace, obstructed, enter)(top)) as found:
         for inner, entry in found:
             if entry is None:
                 continue

@@ -10,7 +10,7 @@ Not here: what is done with the entries (``files``, ``checkpoints``).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from app.agent.disk import reasons, roots
@@ -81,7 +81,7 @@ Found = tuple[Directory, os.DirEntry[str] | None]
 @dataclass(slots=True)
 class _Level:
     directory: Directory
-    entries: Iterator[os.DirEntry[str]]
+    entries: Generator[os.DirEntry[str], None, None]
     state: State
     exclude: State | None
 
@@ -99,7 +99,7 @@ class Walk:
     left: Left
     visit: Callable[[Directory, bool], bool]
 
-    def __call__(self, root: Root) -> Iterator[Found]:
+    def __call__(self, root: Root) -> Generator[Found, None, None]:
         """Each matched entry that is not a directory, with its directory; and each directory with None at its end.
 
         Ends early when the pace says so: then the caller must not judge by what it has seen.
@@ -109,10 +109,10 @@ class Walk:
         top = Directory.at(root)
         try:
             if self.visit(top, False):
-                self._enter(levels, top, self.globs, self.exclude)
+                levels.append(_Level(top, self._listed(top), self.globs, self.exclude))
             while levels:
                 level = levels[-1]
-                for entry in self._listed(level):
+                for entry in level.entries:
                     count += 1
                     if count % _CHUNK == 0 and not self.pace.goes_on():
                         return
@@ -130,11 +130,12 @@ class Walk:
             while levels:
                 _leave(levels.pop())
 
-    def _listed(self, level: _Level) -> Iterator[os.DirEntry[str]]:
+    def _listed(self, directory: Directory) -> Generator[os.DirEntry[str], None, None]:
         try:
-            yield from level.entries
+            with os.scandir(directory.fd) as entries:
+                yield from entries
         except OSError as error:
-            self.left(reasons.of(error), level.directory, "")
+            self.left(reasons.of(error), directory, "")
 
     def _descend(self, levels: list[_Level], level: _Level, entry: os.DirEntry[str]) -> bool:
         """Go into a directory if it has to do with the rule; whether it was entered."""
@@ -150,7 +151,8 @@ class Walk:
             directory.fd = -1
             return False
         exclude = level.exclude.below(name) if level.exclude is not None else None
-        return self._enter(levels, directory, state, exclude)
+        levels.append(_Level(directory, self._listed(directory), state, exclude))
+        return True
 
     def _opened(self, parent: Directory, entry: os.DirEntry[str]) -> Directory | None:
         if parent.depth >= DEEPEST:
@@ -172,21 +174,9 @@ class Walk:
             return None
         return Directory(root, parent, entry.name, parent.depth + 1, fd)
 
-    def _enter(self, levels: list[_Level], directory: Directory, state: State, exclude: State | None) -> bool:
-        try:
-            entries = os.scandir(directory.fd)
-        except OSError as error:
-            self.left(reasons.of(error), directory, "")
-            if directory.above is not None:
-                os.close(directory.fd)
-                directory.fd = -1
-            return False
-        levels.append(_Level(directory, entries, state, exclude))
-        return True
-
 
 def _leave(level: _Level) -> None:
-    level.entries.close()  # type: ignore[attr-defined]
+    level.entries.close()
     if level.directory.above is not None:
         os.close(level.directory.fd)
         level.directory.fd = -1
