@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from app.domain import duration
-from app.domain.duration import Duration
+from app.domain.fields import Duration
 from app.domain.playbook import Mode
 from app.errors import ConfigurationError
 from app.ports import Limits

@@ -22,11 +22,13 @@ from trainmedic.commands import JobCommand
 from trainmedic.errors import ConfigurationError, Rejected, Unsupported
 from trainmedic.link import Link, Outage, open_client
 from trainmedic.memory import Known, Memory
-from trainmedic.metrics import Endpoint, Progress
+from trainmedic.metrics import Endpoint
 from trainmedic.parameters import Parameters
+from trainmedic.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window
 from trainmedic.reader import NOTHING_TO_UNDO, Reader
 from trainmedic.settings import Settings, resolve
 from trainmedic.version import __version__
+from trainmedic.vitals import Vitals
 from trainmedic.writer import Outgoing, Writer
 
 log = logging.getLogger("trainmedic")
@@ -48,6 +50,8 @@ def connect(
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
     capabilities: Mapping[str, str] | None = None,
+    hang_floor: float = HANG_FLOOR,
+    startup_floor: float = STARTUP_FLOOR,
 ) -> Medic:
     """Connect a training job. Returns at once, whether or not Redis answers; never stops the training.
 
@@ -63,6 +67,9 @@ def connect(
     ``capabilities`` says of actions whether they are carried out ``"live"``, by a ``"restart"`` of
     the loop, or ``"unsupported"``, which is then answered without troubling the loop.
 
+    ``hang_floor``: a loop that completes no step for five times its usual time, and for at least so
+    many seconds, hangs. ``startup_floor`` holds until it has its pace, and for a window (see `window`).
+
     Raises ConfigurationError.
     """
     settings = resolve(job, redis_url, signing_key, rank, world_size)
@@ -75,19 +82,28 @@ def connect(
             open_client(settings.redis_url).close()
         except (ValueError, TypeError) as error:
             raise ConfigurationError("the Redis URL cannot be read") from error
-    return Medic(settings, known, metrics_port, metrics_host)
+    progress = Progress(time.perf_counter(), hang_floor, startup_floor)
+    return Medic(settings, known, metrics_port, metrics_host, progress)
 
 
 class Medic:
     """A connected job. Made by `connect`; also a context manager that closes it."""
 
     def __init__(
-        self, settings: Settings, capabilities: dict[str, str], metrics_port: int | None, metrics_host: str
+        self,
+        settings: Settings,
+        capabilities: dict[str, str],
+        metrics_port: int | None,
+        metrics_host: str,
+        progress: Progress,
     ) -> None:
         self.job = settings.job
         self.rank = settings.rank
         self.world_size = settings.world_size
-        self.progress = Progress()
+        self.progress = progress
+        # The figures of all ranks, where something gathers them; else those of this one.
+        self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
+        self._vitals = Vitals(progress, os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
         self.step: int | None = None
         self._capabilities = capabilities
         self._handlers: dict[str, Callable[[JobCommand], Mapping[str, Any] | None]] = {}
@@ -105,7 +121,7 @@ class Medic:
         if self.rank != 0:
             return
         if metrics_port is not None:
-            self._endpoint = Endpoint(self.job, self.progress, metrics_host, metrics_port)
+            self._endpoint = Endpoint(self.job, self.progress, self._ranks, metrics_host, metrics_port)
         self._memory = Memory(f"job:{self.job}", envelope.new_id())
         self._host = socket.gethostname()
         self._start(settings)
@@ -125,13 +141,50 @@ class Medic:
         grad_norm: Any = None,
         learning_rate: Any = None,
         samples: float | None = None,
+        expected_learning_rate: Any = None,
+        memory_bytes: float | None = None,
+        own_seconds: float | None = None,
     ) -> None:
         """Say how a step went, once per step or every few. Numbers, or tensors of one element.
 
-        ``samples`` is how many were trained on since the last report, on all ranks. Costs about a
+        ``samples`` is how many were trained on since the last report, on all ranks.
+        ``expected_learning_rate`` is what the schedule says, times what Trainmedic has scaled it by:
+        a rate that differs is somebody's mistake. ``memory_bytes`` is what an accelerator that is not
+        CUDA's has in use. ``own_seconds`` is the part of the step's time in which this rank worked, and
+        did not wait for others: by it a rank that holds up the rest is found. Costs about a
         microsecond and waits for nothing.
         """
-        self.progress.note(step, loss, grad_norm, learning_rate, samples, time.perf_counter())
+        self.progress.note(
+            step,
+            loss,
+            grad_norm,
+            learning_rate,
+            samples,
+            time.perf_counter(),
+            expected_learning_rate,
+            memory_bytes,
+            own_seconds,
+        )
+
+    def window(self, name: str) -> Window:
+        """``with medic.window("checkpoint"):``, or ``"evaluation"``: time that belongs to no step.
+
+        It counts neither as step time nor as a hang, for half an hour. Windows nest. For the training
+        thread only.
+        """
+        return Window(self.progress, name)
+
+    def saved(self, step: int) -> None:
+        """Say that a checkpoint of that step is complete now."""
+        self.progress.saved(step, time.time())
+
+    def stats(self) -> Mapping[str, Any]:
+        """This rank's memory and pace, for rank 0 to show; takes about a millisecond, in any thread."""
+        return self._vitals.measure(time.perf_counter())
+
+    def stall(self) -> Stall:
+        """How long no step was completed, windows left out, and from when on that is a hang."""
+        return self.progress.stall(time.perf_counter())
 
     def commands(self, step: int) -> list[JobCommand]:
         """What the job is told to do now, between two steps: usually nothing, at the cost of a look.
@@ -189,6 +242,10 @@ class Medic:
     ) -> None:
         self.close()
 
+    def _ranks(self) -> Mapping[int, Mapping[str, Any]]:
+        found = self.gather() if self.gather is not None else {}
+        return {**found, self.rank: self.stats()}
+
     # --- carrying out ---------------------------------------------------------------------------------
 
     def _take(self) -> list[JobCommand]:
@@ -224,7 +281,8 @@ class Medic:
 
     def _run(self, handler: Callable[[JobCommand], Mapping[str, Any] | None], command: JobCommand) -> None:
         try:
-            output = handler(command)
+            with self.window(REPAIR):
+                output = handler(command)
         except Rejected as refusal:
             command.rejected(str(refusal))
         except Unsupported as refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 import urllib.request
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import trainmedic
+from trainmedic.metrics import HELP
 
 
 def scrape(port: int | None) -> dict[str, tuple[dict[str, str], float]]:
@@ -28,21 +30,58 @@ def connect(**options: Any) -> trainmedic.Medic:
 
 
 def test_prometheus_gets_what_was_reported() -> None:
-    """By job_name and nothing else: a step label would make a new series each step."""
+    """By job_name, and never by step, which would make a new series each step."""
     with connect(metrics_port=0) as medic:
         for step in range(3):
-            medic.report(step=step, loss=2.5, grad_norm=0.5, learning_rate=1e-4, samples=8)
+            medic.report(step=step, loss=2.5, grad_norm=0.5, learning_rate=1e-4, samples=8, expected_learning_rate=1e-4)
+        with medic.window("checkpoint"):
+            medic.saved(2)
         found = scrape(medic.metrics_port)
-    assert set(found) == {
-        "training_loss",
-        "gradient_norm",
-        "training_learning_rate",
-        "training_step_seconds",
-        "training_throughput_samples_per_second",
-        "training_steps_total",
+    assert set(HELP) - set(found) == {
+        # Of accelerators, and of what was not reported.
+        "training_cuda_memory_reserved_bytes",
+        "training_cuda_memory_retries_total",
+        "training_memory_growth_bytes_per_step",
+        "training_own_median_seconds",
+        "training_rank_own_seconds",
     }
-    assert all(labels == {"job_name": "llm-1"} for labels, _ in found.values())
-    assert (found["training_loss"][1], found["training_steps_total"][1]) == (2.5, 3)
+    ours = {name: labels for name, (labels, _) in found.items() if not name.startswith("process_")}
+    assert {labels.pop("job_name") for labels in ours.values()} == {"llm-1"}
+    assert {name: set(labels) for name, labels in ours.items() if labels} == {
+        "training_window_open": {"window"},
+        "training_window_seconds_total": {"window"},
+        "training_memory_used_bytes": {"memory"},
+        "training_memory_limit_bytes": {"memory"},
+        "training_memory_rank": {"memory"},
+    }
+    assert (found["training_loss"][1], found["training_steps_total"][1], found["training_checkpoint_step"][1]) == (
+        2.5,
+        3,
+        2,
+    )
+    assert found["process_start_time_seconds"][1] < found["training_checkpoint_timestamp_seconds"][1]
+
+
+def test_rank_0_shows_the_figures_of_all_ranks() -> None:
+    """Those that were gathered; its own it knows best itself."""
+    with connect(metrics_port=0) as medic:
+        medic.gather = lambda: {0: {"own_seconds": 99.0}, 5: {"own_seconds": 3.0, "node": "node-5"}}
+        medic.report(step=1, own_seconds=1.0)
+        medic.report(step=2, own_seconds=1.0)
+        found = scrape(medic.metrics_port)
+    assert found["training_ranks"][1] == 2
+    assert found["training_own_median_seconds"][1] == 1.0
+
+
+def test_a_stall_is_told_with_its_limit() -> None:
+    """And a window is none."""
+    with connect(metrics_port=0, hang_floor=0.05, startup_floor=30.0) as medic:
+        for step in range(10):
+            medic.report(step=step)
+        time.sleep(0.1)
+        assert medic.stall().is_hang
+        found = scrape(medic.metrics_port)
+    assert found["training_stall_seconds"][1] > found["training_hang_limit_seconds"][1] == 0.05
 
 
 def test_a_loss_that_is_not_finite_is_nan_on_the_wire() -> None:

@@ -1,0 +1,155 @@
+"""How much memory a training process has in use, read when somebody asks, and how that grows.
+
+Host memory comes from Linux's ``/proc`` and the process's own control group; elsewhere it is not known.
+CUDA memory comes from PyTorch where the job has loaded and initialised it itself: nothing is imported
+here, no context is made on a device, and the allocator's figures are those of this process. Who calls
+it: ``vitals``. Not here: what the job reports itself (``progress``).
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+
+_SAMPLES = 60
+_ENOUGH = 20
+_APART = 4.0
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """The device that this process has most on; bytes, and how often memory had to be searched for twice."""
+
+    allocated: int
+    reserved: int
+    total: int
+    retries: int
+
+
+def resident_bytes(proc: Path = PROC) -> int | None:
+    """Of this process and its children, the data loaders' workers among them. Shared pages count in each."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    own = _resident_pages(proc / "self")
+    if own is None:
+        return None
+    children: set[str] = set()
+    for listed in (proc / "self" / "task").glob("*/children"):
+        children.update((_read(listed) or "").split())
+    return page * (own + sum(_resident_pages(proc / child) or 0 for child in children))
+
+
+def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
+    """Bytes in use and at most available: of the control group where it has a limit, else of the machine.
+
+    What the kernel can take back without harm, such as the page cache, does not count as in use.
+    """
+    machine = _fields(proc / "meminfo", ":")
+    total, available = machine.get("MemTotal"), machine.get("MemAvailable")
+    group = _own_group(proc, cgroup)
+    limit, current = (_read(group / "memory.max"), _read(group / "memory.current")) if group else (None, None)
+    if limit and current and limit.strip().isdigit() and (total is None or int(limit) < total * 1024):
+        reclaimable = _fields(group / "memory.stat", " ").get("inactive_file", 0) if group else 0
+        return max(int(current) - reclaimable, 0), int(limit)
+    if total is None or available is None:
+        return None
+    return (total - available) * 1024, total * 1024
+
+
+def cuda_memory() -> Cuda | None:
+    """Of the device on which this process's allocator holds most; None where CUDA is not in use."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    try:
+        if cuda is None or not cuda.is_initialized():
+            return None
+        found = [_device(cuda, index) for index in range(cuda.device_count())]
+    except (RuntimeError, AttributeError, AssertionError):  # a driver that went away, a build without CUDA
+        return None
+    used = [device for device in found if device.reserved]
+    return max(used, key=lambda device: device.reserved) if used else None
+
+
+def _device(cuda: Any, index: int) -> Cuda:
+    figures = cuda.memory_stats(index)
+    return Cuda(
+        allocated=int(figures.get("allocated_bytes.all.current", 0)),
+        reserved=int(figures.get("reserved_bytes.all.current", 0)),
+        total=int(cuda.get_device_properties(index).total_memory),
+        retries=int(figures.get("num_alloc_retries", 0)),
+    )
+
+
+class Growth:
+    """How much memory grows per step, for as long as it keeps growing.
+
+    The samples are split into an earlier and a later half; each gives the median of the slopes between
+    all pairs of its samples (Theil 1950, Sen 1968), and the smaller one counts. A single jump, as from
+    a longer batch or an evaluation, is in one half only, and a sample that is off moves no median.
+    """
+
+    def __init__(self, samples: int = _SAMPLES, apart: float = _APART) -> None:
+        self._samples: deque[tuple[int, float]] = deque(maxlen=samples)
+        self._apart = apart
+        self._taken = float("-inf")
+
+    def note(self, steps: int, size: float, now: float) -> None:
+        """One sample; left out where it comes too soon, or no step was completed since the last."""
+        if now - self._taken < self._apart or (self._samples and steps <= self._samples[-1][0]):
+            return
+        self._taken = now
+        self._samples.append((steps, size))
+
+    def per_step(self) -> float | None:
+        """Bytes per step, 0 where it does not grow; None before there are enough samples."""
+        samples = list(self._samples)
+        if len(samples) < _ENOUGH:
+            return None
+        middle = len(samples) // 2
+        return max(min(_slope(samples[:middle]), _slope(samples[middle:])), 0.0)
+
+
+def _slope(samples: list[tuple[int, float]]) -> float:
+    return statistics.median(
+        (late - early) / (then - since)
+        for index, (since, early) in enumerate(samples)
+        for then, late in samples[index + 1 :]
+    )
+
+
+def _own_group(proc: Path, cgroup: Path) -> Path | None:
+    """The directory of this process's control group (version 2). In a container it is the root."""
+    for line in (_read(proc / "self" / "cgroup") or "").splitlines():
+        if line.startswith("0::"):
+            inside = cgroup / line[3:].strip().lstrip("/")
+            return inside if (inside / "memory.max").exists() else cgroup
+    return None
+
+
+def _resident_pages(process: Path) -> int | None:
+    fields = (_read(process / "statm") or "").split()
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+def _fields(path: Path, separator: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for line in (_read(path) or "").splitlines():
+        name, _, value = line.partition(separator)
+        figure = value.split()
+        if figure and figure[0].isdigit():
+            found[name] = int(figure[0])
+    return found
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None

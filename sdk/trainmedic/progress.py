@@ -1,0 +1,286 @@
+"""What the training loop reports, and what follows from it: throughput, step time, and whether it hangs.
+
+Numbers are kept as they come and turned into floats, means and medians when somebody asks, so that a
+step costs next to nothing and a tensor on a GPU is not waited for by the training thread. Who calls it:
+``client`` from the training thread; ``metrics``, the reader and ``interrupt`` from others. Not here: what
+Prometheus is shown (``metrics``), memory that is measured (``footprint``).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from types import TracebackType
+from typing import Any, NamedTuple
+
+HANG_FLOOR = 60.0
+"""Seconds without a step that are never a hang: a slow read from a shared file system takes as long."""
+STARTUP_FLOOR = 1800.0
+"""The same before the job has its pace: loading, compiling and the first collective take many minutes.
+Also how long a window may last before it counts as a hang itself."""
+HANG_FACTOR = 5.0
+"""Times the usual time between two reports."""
+
+CHECKPOINT = "checkpoint"
+EVALUATION = "evaluation"
+PAUSE = "pause"
+REPAIR = "repair"
+OTHER = "other"
+WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
+"""The windows that are told apart; one of another name is counted as the last."""
+
+_WEIGHT = 0.2  # of the newest report, in the mean from which the throughput is taken
+_KEPT = 101  # reports: enough for a median that ten slow ones do not move
+_RECENT = 20
+_PACE = 5  # intervals that make a pace
+_NAN = float("nan")
+
+
+class Stall(NamedTuple):
+    """How long no step was completed, windows left out, and from when on that is a hang; in seconds."""
+
+    seconds: float
+    limit: float
+
+    @property
+    def is_hang(self) -> bool:
+        return self.seconds > self.limit
+
+
+class Open(NamedTuple):
+    """The open windows, outermost first; since when the innermost; and the seconds of those before."""
+
+    names: tuple[str, ...]
+    since: float
+    before: float
+
+
+class Progress:
+    """The last values of each kind. Written by the training thread alone, read by others."""
+
+    __slots__ = (
+        "_began",
+        "_intervals",
+        "_mark",
+        "_open",
+        "checkpoint",
+        "expected_learning_rate",
+        "grad_norm",
+        "hang_floor",
+        "learning_rate",
+        "loss",
+        "memory_bytes",
+        "startup_floor",
+        "step",
+        "steps",
+        "window_seconds",
+    )
+
+    def __init__(self, now: float = 0.0, hang_floor: float = HANG_FLOOR, startup_floor: float = STARTUP_FLOOR) -> None:
+        self.hang_floor = hang_floor
+        self.startup_floor = startup_floor
+        self.step: int | None = None
+        self.steps = 0
+        self.loss: Any = None
+        self.grad_norm: Any = None
+        self.learning_rate: Any = None
+        self.expected_learning_rate: Any = None
+        self.memory_bytes: float | None = None
+        self.checkpoint: tuple[int, float] | None = None
+        self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
+        self._began = now
+        # When the last report came, and the seconds in windows until then. Replaced whole, so that a
+        # reader in another thread never sees half of it.
+        self._mark: tuple[float, float] | None = None
+        # Between two reports: seconds without windows, steps, samples, and the rank's own seconds.
+        self._intervals: deque[tuple[float, int, float | None, float | None]] = deque(maxlen=_KEPT)
+        self._open = Open((), now, 0.0)
+
+    # --- the training thread ----------------------------------------------------------------------------
+
+    def note(
+        self,
+        step: int | None,
+        loss: Any,
+        grad_norm: Any,
+        learning_rate: Any,
+        samples: float | None,
+        now: float,
+        expected_learning_rate: Any = None,
+        memory_bytes: float | None = None,
+        own_seconds: float | None = None,
+    ) -> None:
+        """Take in one report. A step that jumped ahead counts for all in between; one that went back, once."""
+        last = self.step
+        done = step - last if step is not None and last is not None and step > last else 1
+        if step is not None:
+            self.step = step
+        self.steps += done
+        if loss is not None:
+            self.loss = loss if type(loss) is float else _kept(loss)
+        if grad_norm is not None:
+            self.grad_norm = grad_norm if type(grad_norm) is float else _kept(grad_norm)
+        if learning_rate is not None:
+            self.learning_rate = learning_rate
+        if expected_learning_rate is not None:
+            self.expected_learning_rate = expected_learning_rate
+        if memory_bytes is not None:
+            self.memory_bytes = memory_bytes
+        windows = self._open
+        excused = windows.before + (now - windows.since) if windows.names else windows.before
+        mark = self._mark
+        self._mark = (now, excused)
+        if mark is not None:
+            self._intervals.append((now - mark[0] - (excused - mark[1]), done, samples, own_seconds))
+
+    def saved(self, step: int, at: float) -> None:
+        """A checkpoint of that step is complete since `at`, in seconds since 1970."""
+        self.checkpoint = (step, at)
+
+    def enter(self, name: str, now: float) -> None:
+        """A window opens: until `leave`, time is neither a step's nor a hang's. Windows nest."""
+        windows = self._open
+        self._open = Open((*windows.names, name if name in WINDOWS else OTHER), now, self._counted(windows, now))
+
+    def leave(self, now: float) -> None:
+        """The innermost window closes."""
+        windows = self._open
+        self._open = Open(windows.names[:-1], now, self._counted(windows, now))
+
+    def _counted(self, windows: Open, now: float) -> float:
+        """The seconds in windows until now, those of the innermost put to its account."""
+        if not windows.names:
+            return windows.before
+        self.window_seconds[windows.names[-1]] += now - windows.since
+        return windows.before + (now - windows.since)
+
+    # --- any thread -------------------------------------------------------------------------------------
+
+    def stall(self, now: float) -> Stall:
+        """Whether the loop stands still. Before it has a pace, the longer floor holds."""
+        windows = self._open
+        excused = windows.before
+        if windows.names:
+            excused += min(now - windows.since, self.startup_floor)
+        then, excused_then = self._mark or (self._began, 0.0)
+        seconds = max(now - then - (excused - excused_then), 0.0)
+        intervals = list(self._intervals)
+        if len(intervals) < _PACE:
+            return Stall(seconds, self.startup_floor)
+        usual = statistics.median(one[0] for one in intervals)
+        return Stall(seconds, max(HANG_FACTOR * usual, self.hang_floor))
+
+    @property
+    def window(self) -> str | None:
+        """The innermost open window."""
+        names = self._open.names
+        return names[-1] if names else None
+
+    def seconds_in_windows(self, now: float) -> dict[str, float]:
+        """By name, the open one included."""
+        windows = self._open
+        found = dict(self.window_seconds)
+        if windows.names:
+            found[windows.names[-1]] += max(now - windows.since, 0.0)
+        return found
+
+    def median_step_seconds(self) -> float | None:
+        intervals = list(self._intervals)
+        return statistics.median(one[0] / one[1] for one in intervals) if intervals else None
+
+    def own_seconds_per_step(self) -> float | None:
+        """The median over the last few reports of what this rank says that it worked."""
+        found = [one[3] / one[1] for one in list(self._intervals)[-_RECENT:] if one[3] is not None]
+        return statistics.median(found) if found else None
+
+    def values(self, now: float) -> dict[str, float]:
+        """Metric names and values, those that are known. What is not finite is NaN.
+
+        A loss whose gradient norm is not finite is NaN as well: some frameworks log 0.0 then. A report
+        that takes longer than usual to come lowers the throughput, so that a loop
+        that hangs does not look busy.
+        """
+        grad_norm = number(self.grad_norm)
+        loss = number(self.loss)
+        if loss is not None and grad_norm is not None and math.isnan(grad_norm):
+            loss = _NAN
+        rate, expected = number(self.learning_rate), number(self.expected_learning_rate)
+        found: dict[str, float | None] = {
+            "training_loss": loss,
+            "gradient_norm": grad_norm,
+            "training_learning_rate": rate,
+            "training_learning_rate_expected": expected,
+            "training_learning_rate_deviation": deviation(rate, expected),
+            "training_step_median_seconds": self.median_step_seconds(),
+            **self._pace(self.stall(now).seconds),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _pace(self, waited: float) -> dict[str, float]:
+        """Step time and throughput, over the last few reports."""
+        seconds = steps = samples = 0.0
+        for taken, done, trained_on, _ in list(self._intervals):
+            weight = _WEIGHT if seconds else 1.0
+            seconds += weight * (taken - seconds)
+            steps += weight * (done - steps)
+            if trained_on is not None:
+                samples += weight * (trained_on - samples)
+        if not seconds:
+            return {}
+        lasting = max(seconds, waited)
+        found = {"training_step_seconds": lasting / steps}
+        if samples:
+            found["training_throughput_samples_per_second"] = samples / lasting
+        return found
+
+
+class Window:
+    """Opens and closes a window of a job's progress; `trainmedic.Medic.window` makes them."""
+
+    __slots__ = ("_name", "_progress")
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress = progress
+        self._name = name
+
+    def __enter__(self) -> Window:
+        self._progress.enter(self._name, time.perf_counter())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.leave(time.perf_counter())
+
+
+def deviation(rate: float | None, expected: float | None) -> float | None:
+    """How far two rates are apart, as a part of the larger one: 0 to 1, the same up and down.
+
+    A rate that is not a number is as far off as can be.
+    """
+    if rate is None or expected is None:
+        return None
+    larger = max(abs(rate), abs(expected))
+    if larger == 0.0:
+        return 0.0
+    found = abs(rate - expected) / larger
+    return 1.0 if math.isnan(found) else min(found, 1.0)
+
+
+def number(value: Any) -> float | None:
+    """None as it is, what is not a finite number as NaN."""
+    if value is None:
+        return None
+    try:
+        read = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return _NAN
+    return read if math.isfinite(read) else _NAN
+
+
+def _kept(value: Any) -> Any:
+    """A tensor without its graph, which would otherwise stay in memory until the next report."""
+    detach = getattr(value, "detach", None)
+    return detach() if callable(detach) else value

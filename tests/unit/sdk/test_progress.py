@@ -1,0 +1,226 @@
+"""What a job reports, as Prometheus gets it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from trainmedic.progress import Progress
+
+
+def reported(*reports: dict[str, Any], every: float = 1.0) -> Progress:
+    progress = Progress()
+    for number, one in enumerate(reports):
+        fields = {"step": None, "loss": None, "grad_norm": None, "learning_rate": None, "samples": None, **one}
+        progress.note(**fields, now=number * every)
+    return progress
+
+
+def test_only_what_was_reported_is_shown() -> None:
+    """An absent value is not 0."""
+    assert reported().values(0) == {}
+    assert reported({"loss": 2.5}).values(0) == {"training_loss": 2.5}
+
+
+def test_all_of_a_step_is_shown_under_its_name() -> None:
+    """The names that the alert rules use."""
+    step = {"loss": 2.5, "grad_norm": 0.9, "learning_rate": 1e-4, "samples": 32}
+    values = reported(*({**step, "step": number} for number in range(4)), every=0.5).values(1.5)
+    assert values == pytest.approx(
+        {
+            "training_loss": 2.5,
+            "gradient_norm": 0.9,
+            "training_learning_rate": 1e-4,
+            "training_step_seconds": 0.5,
+            "training_step_median_seconds": 0.5,
+            "training_throughput_samples_per_second": 64.0,
+        }
+    )
+
+
+def test_a_report_every_few_steps_counts_them_all() -> None:
+    """Ten steps and 320 samples in 5 seconds are 64 samples a second, and half a second a step."""
+    progress = reported(*({"step": 10 * number, "samples": 320} for number in range(4)), every=5.0)
+    values = progress.values(15.0)
+    assert values["training_step_seconds"] == pytest.approx(0.5)
+    assert values["training_throughput_samples_per_second"] == pytest.approx(64.0)
+    assert progress.steps == 31
+
+
+def test_a_step_that_goes_back_counts_once() -> None:
+    """After a rollback the counter goes on."""
+    progress = reported({"step": 100}, {"step": 101}, {"step": 50}, {"step": 51})
+    assert (progress.step, progress.steps) == (51, 4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "not a number", object()])
+def test_what_is_not_finite_is_nan(value: Any) -> None:
+    """So that a rule can see it: NaN is the one value that differs from itself."""
+    assert math.isnan(reported({"loss": value}).values(0)["training_loss"])
+
+
+def test_a_loss_is_not_believed_where_the_gradient_is_not_finite() -> None:
+    """Some frameworks log a loss of 0.0 then."""
+    values = reported({"loss": 0.0, "grad_norm": math.inf}).values(0)
+    assert math.isnan(values["training_loss"])
+    assert math.isnan(values["gradient_norm"])
+
+
+def test_a_loop_that_hangs_does_not_look_busy() -> None:
+    """The throughput falls while a step takes longer than usual."""
+    progress = reported(*({"samples": 10} for _ in range(5)))
+    assert progress.values(4.5)["training_throughput_samples_per_second"] == pytest.approx(10.0)
+    assert progress.values(104.0)["training_throughput_samples_per_second"] == pytest.approx(0.1)
+    assert progress.values(104.0)["training_step_seconds"] == pytest.approx(100.0)
+
+
+def test_a_tensor_is_kept_without_its_graph_and_read_when_asked() -> None:
+    """The training thread does not wait for it."""
+
+    class Tensor:
+        read = False
+
+        def detach(self) -> Detached:
+            return Detached(self)
+
+    class Detached:
+        def __init__(self, whole: Tensor) -> None:
+            self.whole = whole
+
+        def __float__(self) -> float:
+            self.whole.read = True
+            return 2.5
+
+    tensor = Tensor()
+    progress = reported({"loss": tensor})
+    assert not tensor.read
+    assert progress.values(0) == {"training_loss": 2.5}
+
+
+# --- the learning rate against its schedule ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected", "off"),
+    [(1e-3, 1e-3, 0.0), (1e-2, 1e-3, 0.9), (1e-3, 1e-2, 0.9), (0.0, 0.0, 0.0), (0.0, 1e-3, 1.0), (math.nan, 1e-3, 1.0)],
+)
+def test_a_rate_off_its_schedule_is_seen_in_either_direction(rate: float, expected: float, off: float) -> None:
+    """As a part of the larger one, so never divided by the 0 that a warm-up starts from."""
+    values = reported({"learning_rate": rate, "expected_learning_rate": expected}).values(0)
+    assert values["training_learning_rate_deviation"] == pytest.approx(off)
+
+
+def test_without_an_expected_rate_nothing_is_off() -> None:
+    """A job that does not say what it expects raises no alarm."""
+    assert "training_learning_rate_deviation" not in reported({"learning_rate": 1e-3}).values(0)
+
+
+# --- windows ----------------------------------------------------------------------------------------------
+
+
+def steady(every: float = 1.0, count: int = 10, **floors: float) -> Progress:
+    """So many steps at that pace; the last at ``every * (count - 1)``."""
+    progress = Progress(0.0, **floors)
+    for number in range(count):
+        progress.note(number, 1.0, None, None, 8, number * every)
+    return progress
+
+
+def test_time_in_a_window_is_no_step_time() -> None:
+    """A checkpoint of a minute between two steps of a second."""
+    progress = steady()
+    progress.enter("checkpoint", 9.5)
+    progress.leave(69.5)
+    progress.note(10, 1.0, None, None, 8, 70.0)
+    values = progress.values(70.0)
+    assert values["training_step_seconds"] == pytest.approx(1.0)
+    assert values["training_throughput_samples_per_second"] == pytest.approx(8.0)
+    assert progress.seconds_in_windows(70.0)["checkpoint"] == pytest.approx(60.0)
+
+
+def test_windows_nest_and_each_second_counts_once() -> None:
+    """The innermost gets it; a name that is not known is another one."""
+    progress = steady()
+    progress.enter("evaluation", 10.0)
+    progress.enter("saving the best model", 20.0)
+    assert progress.window == "other"
+    progress.leave(50.0)
+    assert (progress.window, progress.seconds_in_windows(55.0)["evaluation"]) == ("evaluation", pytest.approx(15.0))
+    progress.leave(60.0)
+    found = progress.seconds_in_windows(99.0)
+    assert (found["evaluation"], found["other"], progress.window) == (pytest.approx(20.0), pytest.approx(30.0), None)
+    progress.note(10, 1.0, None, None, 8, 61.0)
+    assert progress.values(61.0)["training_step_seconds"] == pytest.approx(1.2, abs=0.21)
+
+
+def test_a_report_within_a_window_splits_it() -> None:
+    """What was excused for the step before is not excused once more."""
+    progress = steady()
+    progress.enter("evaluation", 10.0)
+    progress.note(10, 1.0, None, None, 8, 20.0)
+    progress.leave(30.0)
+    assert progress.stall(31.0).seconds == pytest.approx(1.0)
+
+
+# --- hangs ------------------------------------------------------------------------------------------------
+
+
+def test_a_stall_is_a_hang_from_five_times_the_usual_step_on() -> None:
+    """Twenty seconds a step: a hundred seconds are not too long."""
+    progress = steady(every=20.0)
+    assert progress.stall(180.0 + 99).is_hang is False
+    assert progress.stall(180.0 + 101).is_hang is True
+
+
+def test_a_quick_loop_has_the_floor() -> None:
+    """Fifty milliseconds a step: a quarter of a second is no hang, a minute is."""
+    progress = steady(every=0.05)
+    assert progress.stall(0.45 + 59) == (59.0, 60.0)
+    assert progress.stall(0.45 + 61).is_hang is True
+
+
+def test_a_report_every_hundred_steps_is_waited_for() -> None:
+    """The usual time between reports counts, not that of a step."""
+    progress = Progress(0.0)
+    for number in range(10):
+        progress.note(100 * number, 1.0, None, None, None, 50.0 * number)
+    assert progress.stall(450.0 + 240).is_hang is False
+
+
+def test_a_few_slow_steps_do_not_stretch_the_limit() -> None:
+    """It is the median that counts."""
+    progress = steady(every=20.0, count=60)
+    for number in range(5):
+        progress.note(60 + number, 1.0, None, None, 8, 1180.0 + 600 * (number + 1))
+    assert progress.stall(4180.0).limit == pytest.approx(100.0)
+
+
+def test_a_job_that_starts_has_time() -> None:
+    """Before its first step, and until it has a pace: the first steps compile."""
+    assert Progress(100.0).stall(100.0 + 1700).is_hang is False
+    assert Progress(100.0).stall(100.0 + 1900).is_hang is True
+    assert steady(every=1.0, count=3).stall(1000.0).is_hang is False
+
+
+def test_a_window_is_no_hang_for_half_an_hour() -> None:
+    """A long evaluation is left alone; a checkpoint that never comes back is found."""
+    progress = steady()
+    progress.enter("checkpoint", 9.0)
+    assert progress.stall(9.0 + 1700) == (0.0, 60.0)
+    assert progress.stall(9.0 + 1900).is_hang is True
+
+
+def test_the_floors_can_be_set() -> None:
+    """For a job whose steps are quick and whose storage is too."""
+    progress = steady(every=0.05, hang_floor=2.0, startup_floor=30.0)
+    assert progress.stall(0.45 + 2.1).is_hang is True
+
+
+def test_a_ranks_own_time_is_that_of_a_step() -> None:
+    """The median of the last few, also where a report covers several steps."""
+    progress = Progress(0.0)
+    for number in range(30):
+        progress.note(10 * number, 1.0, None, None, None, number, own_seconds=4.0 if number != 20 else 400.0)
+    assert progress.own_seconds_per_step() == pytest.approx(0.4)
