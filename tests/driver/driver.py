@@ -50,6 +50,7 @@ class _Fault(ctypes.Structure):
         ("after", ctypes.c_int32),
         ("kill", ctypes.c_int32),
         ("delay_ms", ctypes.c_uint32),
+        ("tripped", ctypes.c_uint32),
     )
 
 
@@ -157,9 +158,9 @@ class Driver:
     _previous: str | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._file = self.path.open("w+b")
-        self._file.truncate(ctypes.sizeof(_State))
-        self._memory = mmap.mmap(self._file.fileno(), ctypes.sizeof(_State))
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        os.truncate(self._file, ctypes.sizeof(_State))
+        self._memory = mmap.mmap(self._file, ctypes.sizeof(_State))
         self._state = _State.from_buffer(self._memory)
         self.log = self.path.with_name(f"{self.path.name}.log")
         self.log.write_bytes(b"")
@@ -182,6 +183,10 @@ class Driver:
         return self
 
     def leave(self) -> None:
+        """The end of it, as far as this process is concerned."""
+        os.close(self._file)
+        if os.environ.get(VARIABLE) != str(self.path):
+            return
         if self._previous is None:
             os.environ.pop(VARIABLE, None)
         else:
@@ -280,7 +285,11 @@ class Driver:
         with self._locked():
             free = next(one for one in self._state.faults if one.left == 0)
             free.function, free.gpu, free.code, free.left = function.encode(), gpu, code, times
-            free.after, free.kill, free.delay_ms = after, kill, round(delay * 1000)
+            free.after, free.kill, free.delay_ms, free.tripped = after, kill, round(delay * 1000), 0
+
+    def is_tripped(self, function: str) -> bool:
+        """Whether a fault of this function has struck."""
+        return any(one.function == function.encode() and one.tripped for one in self._state.faults)
 
     def heal(self) -> None:
         """No more faults; no GPU is lost."""
@@ -338,7 +347,12 @@ def _fill(gpu: _Gpu, card: Card) -> None:
     gpu.limit_mw = gpu.default_mw
     gpu.slowdown_celsius, gpu.mig = card.slowdown, -1 if card.mig is None else int(card.mig)
     gpu.sm_mhz, gpu.memory_mhz = 1980, 2619
-    gpu.load, gpu.ambient, gpu.kelvin_per_watt, gpu.inertia = card.load, card.ambient, card.kelvin_per_watt, card.inertia
+    gpu.load, gpu.ambient, gpu.kelvin_per_watt, gpu.inertia = (
+        card.load,
+        card.ambient,
+        card.kelvin_per_watt,
+        card.inertia,
+    )
     gpu.memory_total, gpu.memory_reserved, gpu.memory_used = card.memory_bytes, card.memory_reserved, card.memory_used
     gpu.temperature = card.ambient + card.kelvin_per_watt * card.idle_watts
     gpu.at_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)

@@ -51,6 +51,7 @@ struct fault {
     int32_t after;     /* 1: the call takes its effect first */
     int32_t kill;      /* 1: SIGKILL to the caller */
     uint32_t delay_ms;
+    uint32_t tripped; /* how often it has struck */
 };
 
 struct gpu {
@@ -181,6 +182,7 @@ static int trip(const char *function, int gpu, int after)
     if (!found)
         return SUCCESS;
     struct fault fault = *found;
+    found->tripped++;
     if (fault.left > 0)
         found->left--;
     if (fault.kill)
