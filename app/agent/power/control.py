@@ -69,6 +69,7 @@ class PowerControl:
         self._now = now
         self._boottime = boottime
         self._ends: dict[str, tuple[float, float]] = {}
+        self._told: dict[str, str] = {}
 
     def now(self) -> float:
         return self._now().timestamp()
@@ -83,11 +84,14 @@ class PowerControl:
         ``asked`` gives the milliwatts for a card, or raises GpuError. A cap that stands already is only brought to
         the driver. Raises JournalUnavailable; then nothing is in force.
         """
-        try:
-            before = {uuid: self.gpus.power(uuid) for uuid in uuids}
-            requested = {uuid: asked(present) for uuid, present in before.items()}
-        except GpuError as error:
-            return self._taken_back(hold_id, uuids, error)
+        before: dict[str, PowerLimits] = {}
+        requested: dict[str, int] = {}
+        for uuid in uuids:
+            try:
+                before[uuid] = self.gpus.power(uuid)
+                requested[uuid] = asked(before[uuid])
+            except GpuError as error:
+                return self._taken_back(hold_id, uuids, uuid, error)
         hold = Hold(hold_id, 0, self.now() + min(lease, self.bounds.max_lease.total_seconds()), 0, 0)
         states = {uuid: self._with_hold(uuid, hold, requested[uuid], present) for uuid, present in before.items()}
         self.ledger.save({uuid: _intending(state, before[uuid]) for uuid, state in states.items()})
@@ -96,7 +100,7 @@ class PowerControl:
             try:
                 settled[uuid] = self._bring(uuid, before[uuid])
             except GpuError as error:
-                return {**settled, **self._taken_back(hold_id, uuids, error, uuid)}
+                return {**settled, **self._taken_back(hold_id, uuids, uuid, error)}
         self.ledger.save_anyway({uuid: one.state for uuid, one in settled.items()})
         return dict(settled)
 
@@ -118,10 +122,10 @@ class PowerControl:
         return state.with_hold(hold, present)
 
     def _taken_back(
-        self, hold_id: str, uuids: Sequence[str], error: GpuError, uuid: str | None = None
+        self, hold_id: str, uuids: Sequence[str], uuid: str, error: GpuError
     ) -> dict[str, Settled | GpuError]:
         self.end(hold_id, f"failed: {error}", uuids)
-        return {uuid or uuids[0]: error}
+        return {uuid: error}
 
     def end(self, hold_id: str, by: str, uuids: Sequence[str] | None = None) -> dict[str, Settled | GpuError]:
         """End the caps of a command, on all its GPUs or on these of them. What a GPU that does not answer is owed
@@ -136,11 +140,16 @@ class PowerControl:
         return where
 
     def try_settle(self, uuid: str) -> Settled | GpuError:
+        """As `settle`, but the error is the answer; it is logged when it is another than the last."""
         try:
-            return self.settle(uuid)
+            settled = self.settle(uuid)
         except GpuError as error:
-            log.warning("the power limit of %s is not what it should be, and is tried again: %s", uuid, error)
+            if self._told.get(uuid) != str(error):
+                log.warning("the power limit of %s is not what it should be, and is tried again: %s", uuid, error)
+                self._told[uuid] = str(error)
             return error
+        self._told.pop(uuid, None)
+        return settled
 
     def settle(self, uuid: str) -> Settled:
         """Bring a GPU to what the ledger says. Raises GpuError; then that is still to be done."""
