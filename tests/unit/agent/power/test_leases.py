@@ -132,7 +132,7 @@ def test_a_lease_that_ends_on_one_gpu_is_not_held_up_by_another(node: Node) -> N
     node.passes(301)
     assert node.watts(1) == 700
     node.driver.lose(0, lost=False)
-    node.passes(31)
+    node.passes(100)
     assert node.watts(0) == 700
 
 
