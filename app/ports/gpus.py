@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,17 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x100: "display_clocks_setting",
 }
 """Why clocks are below their most, by NVML's bit (nvml.h, nvmlClocksEventReason…)."""
+
+
+@overload
+def in_watts(milliwatts: int) -> float: ...
+@overload
+def in_watts(milliwatts: int | None) -> float | None: ...
+def in_watts(milliwatts: int | None) -> float | None:
+    """560, or 560.5, as people are told."""
+    if milliwatts is None:
+        return None
+    return milliwatts // 1000 if milliwatts % 1000 == 0 else milliwatts / 1000
 
 
 class Gpus(Protocol):

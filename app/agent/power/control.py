@@ -17,8 +17,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
+from app.agent.policy import Power
 from app.agent.power.holds import GpuPower, Hold, clamp, is_same
 from app.agent.power.ledger import PowerLedger
 from app.errors import GpuError
@@ -30,15 +31,6 @@ log = logging.getLogger(__name__)
 def since_boot() -> float:
     """Seconds that go on while the machine sleeps, and that nobody can set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the agent's policy allows: no limit below ``floor_percent`` of the card's default, no lease longer
-    than ``max_lease``."""
-
-    floor_percent: float = 50.0
-    max_lease: timedelta = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ class PowerControl:
         self,
         gpus: Gpus,
         ledger: PowerLedger,
-        bounds: Bounds,
+        bounds: Power,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         boottime: Callable[[], float] = since_boot,
     ) -> None:
@@ -131,6 +123,13 @@ class PowerControl:
         """End the caps of a command, on all its GPUs or on these of them. What a GPU that does not answer is owed
         stays in the ledger, and the keeper sees to it."""
         return {uuid: self.try_settle(uuid) for uuid in self.mark_ended(hold_id, by, uuids)}
+
+    def forget(self, hold_id: str) -> None:
+        """As if the caps of a command had never been, so that it can come again."""
+        where = [uuid for uuid, state in self.ledger.all().items() if state.hold(hold_id) is not None]
+        self.ledger.save_anyway({uuid: self.ledger.of(uuid).without(hold_id) for uuid in where})
+        for uuid in where:
+            self.try_settle(uuid)
 
     def mark_ended(self, hold_id: str, by: str, uuids: Sequence[str] | None = None) -> list[str]:
         """As `end`, in the ledger only; the GPUs that are to be settled then."""

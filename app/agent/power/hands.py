@@ -16,7 +16,7 @@ from typing import Any
 from app.agent import orders
 from app.agent.power.control import PowerControl, Settled
 from app.errors import Failed, GpuAbsent, GpuError, NoPermission, NotCarriedOut, NotSupported, Rejected, Unsupported
-from app.ports.gpus import PowerLimits
+from app.ports.gpus import PowerLimits, in_watts
 from trainmedic import envelope
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ class PowerLimit:
         return _one_or_all(told, "gpus" in command.target)
 
     def abandon(self, order: orders.Order) -> None:
-        """A cap that was begun and has expired since does not stay."""
-        self.control.end(order.command.id, "expired")
+        """A cap that was begun and has expired since does not stay; its command may come again."""
+        self.control.forget(order.command.id)
 
     # --- caps -----------------------------------------------------------------------------------------
 
@@ -92,9 +92,9 @@ class PowerLimit:
         after = settled.after
         told = {
             "gpu": uuid,
-            "requested_watts": watts(hold.requested_mw),
-            "limit_watts": watts(after.enforced_mw),
-            "previous_watts": watts(hold.previous_mw),
+            "requested_watts": in_watts(hold.requested_mw),
+            "limit_watts": in_watts(after.enforced_mw),
+            "previous_watts": in_watts(hold.previous_mw),
             **_card(after),
             "lease_until": _time(hold.lease_until),
         }
@@ -249,11 +249,6 @@ def _seconds(params: Mapping[str, Any], name: str, default: float) -> float:
 # --- what a command is told -------------------------------------------------------------------------------
 
 
-def watts(milliwatts: int) -> float:
-    """560, or 560.5."""
-    return milliwatts // 1000 if milliwatts % 1000 == 0 else milliwatts / 1000
-
-
 def _card(limits: PowerLimits) -> dict[str, Any]:
     values = {
         "default_watts": limits.default_mw,
@@ -261,32 +256,30 @@ def _card(limits: PowerLimits) -> dict[str, Any]:
         "max_watts": limits.max_mw,
         "draw_watts": limits.draw_mw,
     }
-    return {name: watts(value) for name, value in values.items() if value is not None}
+    return {name: in_watts(value) for name, value in values.items() if value is not None}
 
 
 def _note(limit_mw: int, after: PowerLimits) -> str | None:
     if after.enforced_mw + 1000 <= limit_mw:
-        return f"a lower limit of {watts(after.enforced_mw):g} W is in force already, and a cap never raises one"
+        return f"a lower limit of {in_watts(after.enforced_mw):g} W is in force already, and a cap never raises one"
     if after.enforced_mw >= limit_mw + 1000:
-        return f"the driver enforces {watts(after.enforced_mw):g} W, not the {watts(limit_mw):g} W that were set"
+        return f"the driver enforces {in_watts(after.enforced_mw):g} W, not the {in_watts(limit_mw):g} W that were set"
     if after.draw_mw is not None and after.draw_mw < after.enforced_mw - 1000:
-        return (
-            f"the GPU draws {watts(after.draw_mw):g} W, less than this limit, which cools nothing until it draws more"
-        )
+        return f"the GPU draws {in_watts(after.draw_mw):g} W, less than this limit, so for now it cools nothing"
     return None
 
 
 def _returned(uuid: str, settled: Settled) -> dict[str, Any]:
     told = {
         "gpu": uuid,
-        "limit_watts": watts(settled.after.enforced_mw),
-        "previous_watts": watts(settled.before.enforced_mw),
+        "limit_watts": in_watts(settled.after.enforced_mw),
+        "previous_watts": in_watts(settled.before.enforced_mw),
         **_card(settled.after),
     }
     if settled.is_overridden and settled.ours_mw is not None:
         told["note"] = (
-            f"the limit is left at {watts(settled.after.limit_mw):g} W: somebody else has set that since this agent "
-            f"set {watts(settled.ours_mw):g} W"
+            f"the limit is left at {in_watts(settled.after.limit_mw):g} W: somebody else has set that since this agent "
+            f"set {in_watts(settled.ours_mw):g} W"
         )
     elif settled.state.standing:
         told["note"] = f"{len(settled.state.standing)} other cap(s) on this GPU still stand"

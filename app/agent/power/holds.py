@@ -24,7 +24,7 @@ _SAME_MW = 1000
 @dataclass(frozen=True, slots=True)
 class Hold:
     """A cap: ``id`` is that of the command that made it. ``ended_by`` says why it no longer stands:
-    ``lease``, ``overridden``, ``failed: <why>``, ``expired``, or ``undo <command id>``."""
+    ``lease``, ``overridden``, ``failed: <why>``, or ``undo <command id>``."""
 
     id: str
     limit_mw: int
@@ -114,6 +114,10 @@ class GpuPower:
             for hold in self.holds
         )
         return replace(self, holds=_kept(tuple(holds)))
+
+    def without(self, hold_id: str) -> GpuPower:
+        """As if there had never been such a hold; what the GPU had before is still owed to it."""
+        return replace(self, holds=tuple(hold for hold in self.holds if hold.id != hold_id))
 
     def overridden(self, at: float) -> GpuPower:
         """Somebody else decides now: no cap stands, and nothing is to be given back."""

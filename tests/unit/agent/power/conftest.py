@@ -13,7 +13,8 @@ import pytest
 from app.adapters.nvml_gpus import NvmlGpus
 from app.agent import orders
 from app.agent.journal import Journal
-from app.agent.power.control import Bounds, PowerControl
+from app.agent.policy import Power
+from app.agent.power.control import PowerControl
 from app.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
 from app.agent.power.ledger import PowerLedger
 from tests.driver.driver import Driver
@@ -25,7 +26,7 @@ START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 class Node:
     """What a test does with the node. ``restart`` is what SIGKILL and a new process come to."""
 
-    def __init__(self, driver: Driver, directory: Path, bounds: Bounds) -> None:
+    def __init__(self, driver: Driver, directory: Path, bounds: Power) -> None:
         self.driver = driver
         self.directory = directory
         self.bounds = bounds
@@ -130,7 +131,7 @@ def make_node(make_driver: Callable[..., Driver], tmp_path: Path) -> Iterator[Ca
     fifteen minutes."""
     made: list[Node] = []
 
-    def make(gpus: Any = 2, bounds: Bounds = Bounds()) -> Node:
+    def make(gpus: Any = 2, bounds: Power = Power()) -> Node:
         made.append(Node(make_driver(gpus), tmp_path / "state", bounds))
         return made[-1]
 

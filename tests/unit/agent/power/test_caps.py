@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from app.agent.power.control import Bounds
+from app.agent.policy import Power
 from app.errors import Failed, JournalUnavailable, Rejected, Unsupported
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, cards
@@ -66,7 +66,7 @@ def test_a_cap_is_clamped_to_the_card_and_to_the_policys_floor(
 
 def test_a_floor_under_the_cards_own_least_is_the_cards(make_node: Callable[..., Node]) -> None:
     """The driver would refuse anything lower."""
-    node = make_node(bounds=Bounds(floor_percent=5))
+    node = make_node(bounds=Power(floor_percent=5))
     output = node.cap("a", watts=50)
     assert (output["limit_watts"], output["clamped"], node.watts()) == (200, "card", 200)
 
@@ -268,13 +268,24 @@ def test_a_cap_that_is_resumed_is_set_once(node: Node) -> None:
 
 
 def test_a_cap_that_expired_before_it_was_resumed_is_taken_back(node: Node) -> None:
-    """Nothing of it stays in force."""
+    """Nothing of it stays in force. The same command can come again, with more time."""
     node.cap("a", percent=80)
     node.restart()
     node.abandon("a")
     assert node.watts() == 700
+    assert node.cap("a", percent=80)["limit_watts"] == 560
+    node.undo("a")
+    assert node.watts() == 700
+
+
+def test_a_cap_whose_lease_ended_before_it_was_resumed_has_failed(node: Node) -> None:
+    """The agent was away for longer than the cap was to stand."""
+    node.cap("a", percent=80, lease_seconds=5)
+    node.restart()
+    node.passes(6)
     with pytest.raises(Failed, match="ended while"):
-        node.cap("a", resumed=True, percent=80)
+        node.cap("a", resumed=True, percent=80, lease_seconds=5)
+    assert node.watts() == 700
 
 
 # --- somebody else -----------------------------------------------------------------------------------------------

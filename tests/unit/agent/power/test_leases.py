@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from app.agent.power.control import Bounds
+from app.agent.policy import Power
 from app.agent.power.hands import RenewLease
 from app.errors import Rejected
 from tests.driver import driver as standin
@@ -60,7 +60,7 @@ def test_a_renewal_never_shortens_a_lease(node: Node) -> None:
 
 def test_the_policy_bounds_leases(make_node: Callable[..., Node]) -> None:
     """Those of a cap and those of a renewal, also one from a clock that is ahead."""
-    node = make_node(bounds=Bounds(max_lease=timedelta(seconds=100)))
+    node = make_node(bounds=Power(max_lease=timedelta(seconds=100)))
     node.cap("a", percent=80, lease_seconds=86400)
     node.passes(90)
     node.renew("a", seconds=86400, ago=-86400)
