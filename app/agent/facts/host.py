@@ -17,6 +17,7 @@ from typing import Any
 PROC = Path("/proc")
 
 _ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3"})
+_NETWORK = re.compile(r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
 """Whatever they are made of: a container's root is an overlay, and data loaders hand batches over in shared memory."""
@@ -80,7 +81,7 @@ def disks(
     """By mount point: every local disk, the root, shared memory, and the mounts that hold `places`."""
     mounts = _mounts(proc)
     wanted = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in _ON_DISK)}
-    wanted |= {_mount_of(place, mounts) for place in places}
+    wanted |= {mount for mount in (_mount_of(place, mounts) for place in places) if not _NETWORK.match(mounts[mount])}
     found: dict[str, dict[str, Any]] = {}
     seen: set[int] = set()
     for mount in sorted(wanted & mounts.keys(), key=lambda one: (one != "/", one)):
@@ -131,7 +132,7 @@ def _mounts(proc: Path) -> dict[str, str]:
 
 def _mount_of(place: str, mounts: Mapping[str, str]) -> str:
     path = Path(place)
-    return next((str(one) for one in (path, *path.parents) if str(one) in mounts), "/")
+    return next((str(one) for one in (path, *path.parents) if str(one) in mounts), next(iter(mounts)))
 
 
 def _device(mount: str) -> int:
