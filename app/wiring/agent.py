@@ -18,6 +18,8 @@ from typing import Any
 from app import __version__
 from app.adapters.nvml_gpus import NvmlGpus
 from app.agent import policy as policies
+from app.agent.disk.cleaner import Cleaner
+from app.agent.disk.hand import DiskClean
 from app.agent.exporter import AgentCollector, Exporter
 from app.agent.facts.gpu import presence
 from app.agent.facts.hand import NodeFacts
@@ -96,7 +98,12 @@ def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: Tall
         with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
             log.info("metrics", extra={"host": settings.exporter_host, "port": exporter.port})
             yield Tools(
-                hands=[PowerLimit(control), RenewLease(control), NodeFacts(settings.node, gpus, places)],
+                hands=[
+                    PowerLimit(control),
+                    RenewLease(control),
+                    DiskClean(Cleaner(policy.cleaning)),
+                    NodeFacts(settings.node, gpus, places),
+                ],
                 keepers=[LeaseKeeper(control, since_boot)],
                 inventory=lambda: presence(gpus),
             )

@@ -51,8 +51,9 @@ class PowerLedger:
         if not changed and not unwritten:
             return
         rows = [(gpu, json.dumps(state.to_json())) for gpu, state in {**unwritten, **changed}.items()]
-        with self._journal.transaction() as connection:
-            connection.executemany("INSERT OR REPLACE INTO power VALUES (?, ?)", rows)
+        self._journal.write(
+            lambda connection: connection.executemany("INSERT OR REPLACE INTO power VALUES (?, ?)", rows)
+        )
         self._unwritten.clear()
         with self._lock:
             self._states.update(states)
