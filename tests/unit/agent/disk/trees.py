@@ -41,7 +41,12 @@ def checkpoint(path: Path, *, days: float = 30, mark: str | None = ".trainmedic-
 
 
 def cleaner(
-    rules: Mapping[str, Any], *, measure: Measure | None = None, time: Time | None = None, **bounds: Any
+    rules: Mapping[str, Any],
+    *,
+    measure: Measure | None = None,
+    time: Time | None = None,
+    proc: Path = Path("/proc"),
+    **bounds: Any,
 ) -> Cleaner:
     """A cleaner with these rules; age is by modification where a rule says nothing else, as tests set that alone."""
     written = {
@@ -52,6 +57,7 @@ def cleaner(
     return Cleaner(
         reading.read({"rules": written, **bounds}),
         time=time or Time(sleep=lambda _: None),
+        proc=str(proc),
         **({} if measure is None else {"measure": measure}),
     )
 
