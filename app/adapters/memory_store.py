@@ -380,7 +380,7 @@ def _oldest_first(runs: Iterable[Run]) -> list[Run]:
 
 def _commands(run: Run) -> set[str]:
     """The command ids by which a reply finds the run: of the last attempt of each step and each undo."""
-    duties = [attempts for step in run.steps for attempts in (step.attempts, step.undo.attempts if step.undo else ())]
+    duties = [attempts for step in run.steps for attempts in (step.attempts, step.undo_attempts)]
     return {attempts[-1].command_id for attempts in duties if attempts}
 
 

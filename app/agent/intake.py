@@ -137,4 +137,5 @@ class Intake:
     def _refuse(self, command: envelope.Command, status: str, reason: str, entry: bytes) -> None:
         output: Mapping[str, Any] = {"reason": reason}
         self._replies.answer(command.id, status, output, entry)
-        self._tally.command(command.action, status)
+        # An action's name comes from outside: only those that exist make a series of their own.
+        self._tally.command(command.action if command.action in self._hands else "", status)

@@ -168,6 +168,10 @@ class StepState:
     def key(self) -> tuple[str, int]:
         return (self.phase, self.index)
 
+    @property
+    def undo_attempts(self) -> tuple[Attempt, ...]:
+        return self.undo.attempts if self.undo else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -262,12 +262,14 @@ class Driver:
     async def _commit(self, move: Plan) -> bool:
         """Make a plan durable; then tell the action of outcomes that are, and count what closed.
 
-        False where nothing was kept, because an alert joined that a closing run had not seen.
+        False where nothing was kept, because an alert joined that a run which closes, or begins to
+        take back, had not seen.
         """
         before = self.run
         closes = before.is_open and not move.run.is_open
+        takes_back = before.is_open and any(event.kind == "undo_started" for event in move.events)
         if move.run is not before or move.events:
-            seen = len(self._signals.alerts) if closes else None
+            seen = len(self._signals.alerts) if closes or takes_back else None
             if not await self._around.recorder.record(move.run, before, move.events, seen):
                 self.touch()
                 return False

@@ -193,9 +193,7 @@ class Engine:
 
 def _is_unknown(run: Run, command_id: str) -> bool:
     """Whether nobody knows what became of the command; replies to others are repeats."""
-    attempts = [
-        attempt for step in run.steps for attempt in (*step.attempts, *(step.undo.attempts if step.undo else ()))
-    ]
+    attempts = [attempt for step in run.steps for attempt in (*step.attempts, *step.undo_attempts)]
     return any(attempt.command_id == command_id and attempt.status == "unknown" for attempt in attempts)
 
 
