@@ -6,7 +6,7 @@ implementation passes, the fakes included.
 
 from __future__ import annotations
 
-from app.ports.actions import Action, Actions, Call, Inverse, Services, TemplateChecked
+from app.ports.actions import Action, Actions, Call, Hold, Inverse, Leased, Placed, Renewal, Services, TemplateChecked
 from app.ports.limits import Limits
 from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
 from app.ports.playbooks import Book, Catalog, Match, Scope, Step
@@ -24,14 +24,18 @@ __all__ = [
     "GuardFacts",
     "History",
     "HistoryFilter",
+    "Hold",
     "HttpCaller",
     "HttpReply",
     "Inverse",
+    "Leased",
     "Limits",
     "LinkedRun",
     "Match",
     "Notifier",
+    "Placed",
     "Presence",
+    "Renewal",
     "RunRecord",
     "RunStore",
     "Scope",
