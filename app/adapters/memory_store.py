@@ -337,14 +337,12 @@ class _Unit(ports.Transaction):
     def unfinished(self) -> list[Run]:
         return _oldest_first(self._tables.runs[run_id] for run_id in self._tables.unfinished)
 
-    def runs_in_effect(self, actions: Collection[str], heard_since: datetime) -> list[Run]:
+    def runs_in_effect(self, actions: Collection[str]) -> list[str]:
         tables = self._tables
-        firing = [tables.alerts[identity] for identities in tables.firing.values() for identity in identities]
-        heard = [record.identity for record in firing if record.last_heard_at >= heard_since]
-        run_ids = {*tables.unfinished, *(run_id for identity in heard for run_id in tables.runs_of_alert[identity])}
-        return [
-            run for run in self.runs(run_ids) if any(step.action in actions and step.attempts for step in run.steps)
-        ]
+        firing = (identity for identities in tables.firing.values() for identity in identities)
+        run_ids = {*tables.unfinished, *(run_id for one in firing for run_id in tables.runs_of_alert.get(one, ()))}
+        runs = self.runs(run_ids)
+        return [run.id for run in runs if any(step.action in actions and step.attempts for step in run.steps)]
 
     def run_of_command(self, command_id: str) -> str | None:
         return self._tables.commands.get(command_id)

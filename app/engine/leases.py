@@ -21,6 +21,8 @@ from app.ports import Actions, Clock, Hold, Leased, Limits, Renewal, RunStore, T
 
 LOOK_EVERY = timedelta(seconds=15)
 """How often it looks for holds that are due; much less than a third of any sensible lease."""
+_BATCH = 200
+"""Runs that are read at a time: deliveries, which share the store's one writer, must not wait for thousands."""
 _NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 _SHOWN = 8
 
@@ -66,7 +68,11 @@ class Leases:
     async def look(self) -> None:
         """Begin to renew what is due. Does not wait for the answers: one node that is away must not hold up others."""
         now = self._clock.now()
-        standing = await self._store.transact(lambda tx: self._standing(tx, now))
+        run_ids = await self._store.transact(lambda tx: tx.runs_in_effect(self._leased))
+        standing: list[tuple[str, Hold, timedelta]] = []
+        for start in range(0, len(run_ids), _BATCH):
+            batch = run_ids[start : start + _BATCH]
+            standing += await self._store.transact(lambda tx, batch=batch: self._standing(tx, batch, now))  # type: ignore[misc]
         self._metrics.leases.set(len(standing))
         asked: dict[str, int] = {}
         due: dict[str, list[Hold]] = {}
@@ -82,10 +88,10 @@ class Leases:
             self._renewals.add(task)
             task.add_done_callback(self._renewals.discard)
 
-    def _standing(self, tx: Transaction, now: datetime) -> list[tuple[str, Hold, timedelta]]:
-        """Every hold that is wanted: with the action that it is of, and how long its lease is."""
+    def _standing(self, tx: Transaction, run_ids: Sequence[str], now: datetime) -> list[tuple[str, Hold, timedelta]]:
+        """Every hold of these runs that is wanted: with the action that it is of, and how long its lease is."""
         heard_since = now - self._patience
-        runs = tx.runs_in_effect(self._leased, heard_since)
+        runs = tx.runs(run_ids)
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
         found = []
         for run in runs:

@@ -125,9 +125,9 @@ class Transaction(Protocol):
         """Runs that are open, or closed and still owe an undo; oldest first."""
         ...
 
-    def runs_in_effect(self, actions: Collection[str], heard_since: datetime) -> list[Run]:
-        """Runs that have begun a step of one of these actions, and are open, owe an undo, or are tied to an
-        alert that has not resolved and was heard of since; oldest first."""
+    def runs_in_effect(self, actions: Collection[str]) -> list[str]:
+        """The ids of runs that have begun a step of one of these actions, and are open, owe an undo, or are
+        tied to an alert that has not resolved; in no order."""
         ...
 
     def run_of_command(self, command_id: str) -> str | None:
