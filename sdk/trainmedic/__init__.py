@@ -6,7 +6,7 @@
 
 from trainmedic.client import LIVE, RESTART, UNSUPPORTED, Medic, connect
 from trainmedic.commands import JobCommand
-from trainmedic.errors import ConfigurationError, Refusal, Rejected, TrainmedicError, Unsupported
+from trainmedic.errors import ConfigurationError, Interrupted, Refusal, Rejected, TrainmedicError, Unsupported
 from trainmedic.parameters import (
     Accumulate,
     Checkpoint,
@@ -31,6 +31,7 @@ __all__ = [
     "ConfigurationError",
     "DataloaderWorkers",
     "EmptyCache",
+    "Interrupted",
     "JobCommand",
     "Medic",
     "Parameters",

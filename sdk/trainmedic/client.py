@@ -106,6 +106,7 @@ class Medic:
         self._vitals = Vitals(progress, os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
         self.step: int | None = None
         self._capabilities = capabilities
+        self._refusals: dict[str, str] = {}
         self._handlers: dict[str, Callable[[JobCommand], Mapping[str, Any] | None]] = {}
         # Filled by the reader, emptied by the training thread.
         self._arrived: deque[JobCommand] = deque()
@@ -217,6 +218,14 @@ class Medic:
 
         return register
 
+    def cannot(self, action: str, reason: str) -> None:
+        """Tell the server that this job does not carry out `action`. The reason is the answer to each such command."""
+        self._refusals[action] = reason
+        self._capabilities[action] = UNSUPPORTED
+        self._handlers.pop(action, None)
+        if self._writer is not None:
+            self._writer.announce()
+
     def close(self) -> None:
         """Answer what is unanswered with ``failed``, say goodbye, end the threads. At most some two seconds."""
         if self._is_closed or self._pid != os.getpid():
@@ -274,6 +283,8 @@ class Medic:
     def _give_up_dropped(self, now: datetime) -> None:
         """Commands that were returned before and that the loop has let fall."""
         for command in list(self._handed.values()):
+            if command.is_deferred:
+                continue
             if self._handlers:
                 command.unsupported()
             elif now >= command.expires_at:
@@ -292,7 +303,7 @@ class Medic:
             if not command.is_answered:
                 command.failed(f"{type(error).__name__}: {error}")
         else:
-            if not command.is_answered:
+            if not command.is_answered and not command.is_deferred:
                 command.applied(output if isinstance(output, dict) else None)
 
     def _was_applied(self, command_id: str) -> bool:
@@ -331,7 +342,7 @@ class Medic:
         command = JobCommand(sent, parameters, entry, self._conclude)
         self._waiting[command.id] = command
         if self._capabilities.get(command.action) == UNSUPPORTED:
-            command.unsupported("this job does not support it")
+            command.unsupported(self._refusals.get(command.action, "this job does not support it"))
             return
         self._arrived.append(command)
 

@@ -23,8 +23,14 @@ ALERTS = {
     "GPUMemoryUsageHigh": "critical",
     "GPUUtilizationLow": "warning",
     "TrainingLossSpike": "critical",
+    "TrainingLossNaN": "critical",
     "TrainingThroughputDrop": "warning",
     "GradientExplosion": "critical",
+    "TrainingLearningRateOff": "critical",
+    "TrainingHang": "critical",
+    "TrainingMemoryPressure": "critical",
+    "TrainingMemoryLeak": "warning",
+    "TrainingStraggler": "warning",
     "DiskSpaceLow": "critical",
     "MemoryUsageHigh": "warning",
     "NodeDown": "critical",
@@ -123,8 +129,29 @@ def alertmanager_url(alertmanager: Path, tmp_path: Path) -> Iterator[str]:
 
 
 def test_what_explains_an_alert_silences_it(alertmanager_url: str) -> None:
-    """NodeDown silences its node's other alerts, heat the idleness of the same GPU; nothing else is silenced."""
+    """NodeDown silences its node's other alerts, a hot GPU its own idleness, a job's cause its effects; no more."""
+    explained = [
+        {"alertname": "TrainingLossSpike", "job_name": "llm-2"},
+        {"alertname": "TrainingLossNaN", "job_name": "llm-2"},
+        {"alertname": "GradientExplosion", "job_name": "llm-2"},
+        {"alertname": "TrainingThroughputDrop", "job_name": "llm-3"},
+        {"alertname": "GPUUtilizationLow", "node": "node-6", "gpu_id": "0"},
+        {"alertname": "TrainingThroughputDrop", "job_name": "llm-4"},
+        {"alertname": "TrainingMemoryPressure", "job_name": "llm-5", "memory": "cuda"},
+        {"alertname": "GPUMemoryUsageHigh", "job_name": "llm-6", "gpu": "3"},
+    ]
     posted = [
+        *explained,
+        {"alertname": "TrainingLearningRateOff", "job_name": "llm-2"},
+        {"alertname": "TrainingHang", "job_name": "llm-3", "node": "node-6"},
+        {"alertname": "TrainingStraggler", "job_name": "llm-4"},
+        {"alertname": "TrainingMemoryLeak", "job_name": "llm-5", "memory": "cuda"},
+        {"alertname": "TrainingMemoryPressure", "job_name": "llm-5", "memory": "host"},
+        {"alertname": "TrainingMemoryPressure", "job_name": "llm-6", "memory": "cuda"},
+        {"alertname": "TrainingMemoryPressure", "job_name": "llm-7", "memory": "host"},
+        {"alertname": "GPUMemoryUsageHigh", "job_name": "llm-7", "gpu": "3"},
+        {"alertname": "GPUMemoryUsageHigh", "node": "node-7", "gpu": "3"},
+        {"alertname": "TrainingThroughputDrop", "job_name": "llm-2"},
         {"alertname": "NodeDown", "node": "node-1"},
         {"alertname": "DiskSpaceLow", "node": "node-1"},
         {"alertname": "DiskSpaceLow", "node": "node-2"},
@@ -144,9 +171,14 @@ def test_what_explains_an_alert_silences_it(alertmanager_url: str) -> None:
     def settled() -> list[dict[str, str]]:
         listed = httpx.get(api).json()
         silenced = [alert["labels"] for alert in listed if alert["status"]["inhibitedBy"]]
-        return silenced if len(listed) == len(posted) and len(silenced) >= 3 else []
+        return silenced if len(listed) == len(posted) and len(silenced) >= 3 + len(explained) else []
 
     silenced = programs.eventually(settled, 15, "the alerts and their inhibitions")
+    by_a_node_or_gpu = [
+        {"alertname": "DiskSpaceLow", "node": "node-1"},
+        {"alertname": "GPUUtilizationLow", "node": "node-3", "gpu_id": "0"},
+        {"alertname": "GPUUtilizationLow", "node": "node-4", "UUID": "GPU-a", "gpu": "0"},
+    ]
     assert {frozenset(labels.items()) for labels in silenced} == {
-        frozenset(posted[index].items()) for index in (1, 6, 9)
+        frozenset(labels.items()) for labels in explained + by_a_node_or_gpu
     }

@@ -1,0 +1,1 @@
+"""Trainmedic in a plain PyTorch training loop."""
