@@ -151,13 +151,17 @@ class Journal:
         return _entry(row) if row else None
 
     def take(self, command: envelope.Command, now: datetime) -> Entry | None:
-        """Enter a command that is going to be carried out; None where that is new, else what it already is."""
+        """Enter a command that is going to be carried out; None where that was done, else what it already is.
+
+        One that expired was never applied, so it may be taken again when it is sent with more time.
+        """
         with self.transaction() as connection:
             known = self.look_up(command.id)
-            if known is None:
-                values = (command.id, envelope.ACCEPTED, now.timestamp(), "{}", command.encode(), 1)
-                connection.execute("INSERT INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
-            return known
+            if known is not None and known.status != envelope.EXPIRED:
+                return known
+            values = (command.id, envelope.ACCEPTED, now.timestamp(), "{}", command.encode(), 1)
+            connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
+            return None
 
     def conclude(self, entry: Entry) -> None:
         """Enter how a command ended, with its reply still to be sent."""
@@ -168,11 +172,6 @@ class Journal:
         self._put(
             Entry(command_id, envelope.REJECTED, now, {"reason": "it was taken back before it was applied"}), True
         )
-
-    def forget(self, command_id: str) -> None:
-        """It expired unapplied: the same command may come again."""
-        with self.transaction() as connection:
-            connection.execute("DELETE FROM commands WHERE id = ?", (command_id,))
 
     def open_commands(self) -> list[envelope.Command]:
         """What an earlier process took and did not finish, in the order in which it was taken."""

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 from app.errors import Failed, Interrupted, Rejected, Unsupported
 from trainmedic.envelope import Command
 
-__all__ = ["Abandoning", "Failed", "Hand", "Interrupted", "Order", "Rejected", "Unsupported"]
+__all__ = ["Abandoning", "Failed", "Hand", "Interrupted", "Keeper", "Order", "Rejected", "Unsupported"]
 
 NOTHING_TO_UNDO: Mapping[str, Any] = {"nothing_to_undo": True}
 """The output of an undo of what was never applied here."""
@@ -68,6 +68,27 @@ class Hand(Protocol):
         Failed (tried, not done; another attempt may succeed), Interrupted (see `Order`). Anything else that
         leaves it is logged, and answered as failed.
         """
+        ...
+
+
+class Keeper(Protocol):
+    """Work of the agent's own that comes due by itself, such as ending a power cap whose lease is over.
+
+    It runs in a lane, between the lane's orders, so it never meets one of them halfway.
+    """
+
+    @property
+    def lane(self) -> str: ...
+
+    def due(self) -> float | None:
+        """Seconds until it wants to run, 0 or less for now; None while nothing will come due.
+
+        Asked before each wait of the lane, so after every order.
+        """
+        ...
+
+    def run(self) -> None:
+        """Do what is due. What leaves it is logged, and it is run again a second later."""
         ...
 
 

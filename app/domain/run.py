@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from app.domain.alert import Identity
-from app.domain.playbook import Mode, UndoTrigger
+from app.domain.modes import Mode, UndoTrigger
 from app.domain.target import Target
 
 

@@ -2,6 +2,9 @@
 
 A port says what holds, not how. Each has one contract suite in ``tests/contract`` which every
 implementation passes, the fakes included.
+
+The node agent uses ports too, and its process must stay small: models are imported here for type
+checkers only (pydantic alone would be a fifth of the agent).
 """
 
 from __future__ import annotations

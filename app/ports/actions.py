@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Protocol, runtime_checkable
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from app.domain.alert import Alert
 from app.domain.target import Kind, Target
 from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 @dataclass(frozen=True, slots=True)

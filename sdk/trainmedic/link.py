@@ -1,6 +1,6 @@
 """One background thread's connection to Redis: opened when needed, opened again when it broke.
 
-Who calls it: ``reader`` and ``writer``, each with a link of its own. Never the training thread.
+Who calls it: ``following`` and ``writer``, each with a link of its own. Never the training thread.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Away(redis.RedisError):
 class Outage:
     """Whether Redis is away, shared by the threads: one line when it goes, one when it is back."""
 
-    def __init__(self, job: str) -> None:
-        self._job = job
+    def __init__(self, who: str, meanwhile: str = "training goes on") -> None:
+        self._who = who
+        self._meanwhile = meanwhile
         self._lock = threading.Lock()
         self._is_on = False
 
@@ -42,13 +43,13 @@ class Outage:
             if not self._is_on:
                 self._is_on = True
                 reason = str(error) if isinstance(error, Away) else type(error).__name__
-                log.warning("%s: no connection to Redis (%s); training goes on, trying again", self._job, reason)
+                log.warning("%s: no connection to Redis (%s); %s, trying again", self._who, reason, self._meanwhile)
 
     def end(self) -> None:
         with self._lock:
             if self._is_on:
                 self._is_on = False
-                log.info("%s: connected to Redis again", self._job)
+                log.info("%s: connected to Redis again", self._who)
 
 
 class Link:

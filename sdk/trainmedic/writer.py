@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 import redis
 
@@ -49,16 +49,31 @@ class Outgoing:
 
 
 class Writer:
-    """Sends what is put into it, in order, until it is told to stop."""
+    """Sends what is put into it, in order, until it is told to stop.
+
+    ``on_written`` is told, in this thread, which replies Redis has taken; with none of them when
+    the presence alone was written.
+    """
 
     def __init__(
-        self, link: Link, memory: Memory, stream: str, presence_key: str, describe: Callable[[], Mapping[str, Any]]
+        self,
+        link: Link,
+        memory: Memory,
+        stream: str,
+        presence_key: str,
+        describe: Callable[[], Mapping[str, Any]],
+        presence_seconds: int = PRESENCE_SECONDS,
+        presence_every: float = PRESENCE_EVERY,
+        on_written: Callable[[Sequence[Outgoing]], None] | None = None,
     ) -> None:
         self._link = link
         self._memory = memory
         self._stream = stream
         self._presence_key = presence_key
         self._describe = describe
+        self._presence_seconds = presence_seconds
+        self._presence_every = presence_every
+        self._on_written = on_written
         self._queue: queue.Queue[Outgoing | None] = queue.Queue(_QUEUE)  # None only wakes the thread up
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-writer", daemon=True)
@@ -68,12 +83,14 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, outgoing: Outgoing) -> None:
+    def put(self, outgoing: Outgoing) -> bool:
         """Never waits. Where a thousand replies wait already, this one is left out: the server asks again."""
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
             log.error("too many replies wait for Redis; that to %s is left out", outgoing.reply.command_id)
+            return False
+        return True
 
     def announce(self) -> None:
         """What the presence says has changed: write it soon."""
@@ -128,7 +145,7 @@ class Writer:
             return
         client = self._link.client()
         if is_due:
-            self._presence_due = time.monotonic() + PRESENCE_EVERY
+            self._presence_due = time.monotonic() + self._presence_every
         for one in replies:
             if one.forget:
                 self._memory.unmark(client, one.reply.command_id)
@@ -136,11 +153,13 @@ class Writer:
             for one in replies:
                 self._add(pipeline, one)
             if is_due:
-                pipeline.set(self._presence_key, self._presence(), ex=PRESENCE_SECONDS)
+                pipeline.set(self._presence_key, self._presence(), ex=self._presence_seconds)
                 pipeline.expire(self._stream, STREAM_SECONDS)
             pipeline.execute()
         self._refusals = 0
         self._link.works()
+        if self._on_written is not None:
+            self._on_written(replies)
 
     def _add(self, pipeline: Any, one: Outgoing) -> None:
         reply = one.reply

@@ -84,11 +84,12 @@ def test_a_revoked_command_is_never_taken(journal: Journal) -> None:
     assert journal.unsent(10) == []
 
 
-def test_a_forgotten_command_can_come_again(journal: Journal) -> None:
-    """What expired unapplied is as if it had never come."""
+def test_a_command_that_expired_can_come_again(journal: Journal) -> None:
+    """It was never applied, and the server may send it once more with more time; the old answer is void then."""
     journal.take(command("c1"), NOW)
-    journal.forget("c1")
+    journal.conclude(Entry("c1", envelope.EXPIRED, NOW))
     assert journal.take(command("c1"), NOW) is None
+    assert journal.unsent(10) == []
 
 
 def test_old_outcomes_are_pruned_and_nothing_else(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
