@@ -37,7 +37,8 @@ _LEFTOVER = re.compile(r"unfinished-\d+-step-\d+\Z|abandoned-\d+-step-\d+\Z")
 
 
 # What torch.load raises for files that are missing, cut off, changed, or of another time.
-_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError) + (
+_UNREADABLE = (
+    *(OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError),
     pickle.UnpicklingError,
 )
 
