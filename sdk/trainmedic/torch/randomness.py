@@ -23,7 +23,7 @@ def capture() -> dict[str, Any]:
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
         state["numpy"] = (str(name), keys.tolist(), *rest)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
