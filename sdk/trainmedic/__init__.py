@@ -4,9 +4,10 @@
 ``README.md`` for a first example, ``errors`` for what can go wrong.
 """
 
-from trainmedic.client import LIVE, RESTART, UNSUPPORTED, Medic, connect
+from trainmedic.client import LIVE, RESTART, Medic, connect
 from trainmedic.commands import JobCommand
-from trainmedic.errors import ConfigurationError, Refusal, Rejected, TrainmedicError, Unsupported
+from trainmedic.desk import UNSUPPORTED
+from trainmedic.errors import ConfigurationError, NotAgreed, Refusal, Rejected, TrainmedicError, Unsupported
 from trainmedic.parameters import (
     Accumulate,
     Checkpoint,
@@ -33,6 +34,7 @@ __all__ = [
     "EmptyCache",
     "JobCommand",
     "Medic",
+    "NotAgreed",
     "Parameters",
     "Pause",
     "Refusal",

@@ -33,19 +33,22 @@ REPLIES_KEPT = 100_000
 _QUEUE = 1000
 _BATCH = 100
 _REFUSALS = 5
-_LARGEST_OUTPUT = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A reply on its way. With it ``entry`` is taken off the command stream, the result is
-    remembered for later repeats (``remember``), or the mark of a command that expired is taken
-    away (``forget``)."""
+    """Replies to one command on their way. With them ``entry`` is taken off the command stream, the
+    outcome is remembered for later repeats (``remember``), or the mark of a command that expired is
+    taken away (``forget``)."""
 
-    reply: envelope.Reply
+    replies: tuple[envelope.Reply, ...]
     entry: bytes | None = None
-    remember: bool = False
+    remember: Known | None = None
     forget: bool = False
+
+    @property
+    def command_id(self) -> str:
+        return self.replies[0].command_id
 
 
 class Writer:
@@ -73,7 +76,7 @@ class Writer:
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
-            log.error("too many replies wait for Redis; that to %s is left out", outgoing.reply.command_id)
+            log.error("too many replies wait for Redis; that to %s is left out", outgoing.command_id)
 
     def announce(self) -> None:
         """What the presence says has changed: write it soon."""
@@ -118,7 +121,7 @@ class Writer:
         wait = 0.0 if self._stopping.is_set() else max(self._presence_due - time.monotonic(), 0.0)
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(wait > 0, wait))
-            while len(found) < _BATCH:
+            while sum(len(one.replies) for one in found if one is not None) < _BATCH:
                 found.append(self._queue.get_nowait())
         return [one for one in found if one is not None]
 
@@ -131,7 +134,7 @@ class Writer:
             self._presence_due = time.monotonic() + PRESENCE_EVERY
         for one in replies:
             if one.forget:
-                self._memory.unmark(client, one.reply.command_id)
+                self._memory.unmark(client, one.command_id)
         with client.pipeline(transaction=True) as pipeline:
             for one in replies:
                 self._add(pipeline, one)
@@ -143,16 +146,10 @@ class Writer:
         self._link.works()
 
     def _add(self, pipeline: Any, one: Outgoing) -> None:
-        reply = one.reply
-        raw = reply.encode()
-        if len(raw) > _LARGEST_OUTPUT:
-            note = {"reason": f"the output of {len(raw)} bytes is too large to be kept"}
-            reply = envelope.Reply(reply.command_id, reply.sender, reply.status, reply.rank, note, reply.at)
-            raw = reply.encode()
-        if one.remember:
-            known = Known(self._memory.owner, reply.status, reply.output)
-            pipeline.set(self._memory.key(reply.command_id), known.encode(), ex=SECONDS)
-        pipeline.xadd(envelope.REPLIES, {"reply": raw}, maxlen=REPLIES_KEPT, approximate=True)
+        if one.remember is not None:
+            pipeline.set(self._memory.key(one.command_id), one.remember.encode(), ex=SECONDS)
+        for reply in one.replies:
+            pipeline.xadd(envelope.REPLIES, {"reply": reply.encode()}, maxlen=REPLIES_KEPT, approximate=True)
         if one.entry is not None:
             pipeline.xack(self._stream, GROUP, one.entry)
             pipeline.xdel(self._stream, one.entry)
@@ -167,7 +164,7 @@ class Writer:
             return unsent
         self._refusals = 0
         for one in unsent:
-            log.error("Redis does not take the reply to %s; it is left out", one.reply.command_id)
+            log.error("Redis does not take the reply to %s; it is left out", one.command_id)
         return []
 
     def _presence(self) -> bytes:
