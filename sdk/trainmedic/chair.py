@@ -294,7 +294,9 @@ class Chair:
         """Tell the others that rank 0 ends; whether all have been heard by now."""
         if not self._goodbye:
             self._goodbye = True
-            self.board.settle(f"d/{number}", Decision(number, 0, 1, (), "rank 0 has ended").fields())
+            last = Decision(number, 0, 1, (), "rank 0 has ended").fields()
+            if self.board.settle(f"d/{number}", last) != last:  # it was decided ahead of time
+                self.board.settle(f"d/{number + 1}", last)
         return not self._open and self.board.signed("bye") >= len(self._seen)
 
     # --- sweeping -----------------------------------------------------------------------------------------
