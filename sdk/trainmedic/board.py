@@ -35,6 +35,7 @@ class Board:
     def __init__(self, store: Store, prefix: str, rank: int, world_size: int) -> None:
         self._store = store
         self._prefix = prefix
+        self.token = prefix.rstrip("/")
         self.rank = rank
         self.world_size = world_size
 

@@ -85,6 +85,11 @@ class Chair:
         self._floor = 0
         self._goodbye = False
 
+    def open(self) -> Board:
+        """Where this start of the job writes; from now on the current one."""
+        self._base.put("current", self._token)
+        return self.board
+
     # --- who is there -------------------------------------------------------------------------------------
 
     def turn(self, now: float, passed: int, about: Mapping[str, Any], stats: Mapping[str, Any]) -> float:
@@ -119,6 +124,8 @@ class Chair:
             return _GATHER
         if now < self._welcome_due:
             return self._welcome_due - now
+        if self._base.peek("current") != self._token:
+            return _GATHER  # the courier is about to find that out
         for rank in absent:
             nonce = self._base.peek(f"hello/{rank}")
             if nonce is not None and nonce != self._nonces.get(rank):

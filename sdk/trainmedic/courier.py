@@ -179,6 +179,8 @@ class Courier:
         if board is None:
             return min(delay, 0.02)
         delay = min(delay, self._beat(board, now))
+        if self._board is None:
+            return 0.0
         self._hand_over(board)
         if self._chair is not None:
             delay = min(delay, self._chair.turn(now, self.passed.number, self.about, self._measured))
@@ -187,17 +189,18 @@ class Courier:
     def _join(self) -> Board | None:
         """Find the prefix under which rank 0 of this very start of the job writes.
 
-        The store may hold what an earlier start has left. So each rank shows a number that it has drawn,
-        and rank 0 answers that.
+        The store may hold what an earlier start has left, and torchrun's count of restarts is not the
+        same on all nodes. So each rank shows a number that it has drawn, and rank 0 answers that.
         """
         if self._chair is not None:
-            self._board = self._chair.board
+            self._board = self._chair.open()
         else:
             if self._nonce is None:
                 self._nonce = envelope.new_id()
                 self._base.put(f"hello/{self._rank}", self._nonce)
             token = self._base.peek(f"welcome/{self._nonce}")
-            self._board = self._base.under(str(token)) if token is not None else None
+            if token is not None and token == self._base.peek("current"):
+                self._board = self._base.under(str(token))
         if self._board is not None:
             self._rounds = Rounds(self._board, self._chair or self)
         return self._board
@@ -228,6 +231,8 @@ class Courier:
         """Show the others that this rank lives, where it is, and its figures."""
         if now < self._beat_due:
             return self._beat_due - now
+        if not self._is_current(board):
+            return 0.0
         every = _BEAT if board.world_size <= _MANY else _BEAT_OF_MANY
         self._beat_due = now + every
         self._beats += 1
@@ -239,6 +244,15 @@ class Courier:
         said = {"beat": self._beats, "passed": self.passed.number, "calls": self.passed.calls}
         board.put(f"p/{self._rank}", {**said, "about": dict(self.about), "stats": dict(self._measured)})
         return every
+
+    def _is_current(self, board: Board) -> bool:
+        """Whether no later start of the job has taken over. Before its first look a rank follows that one."""
+        if board.token == self._base.peek("current"):
+            return True
+        if self.passed.number >= 0 or self._chair is not None:
+            raise Lost("another start of this job has taken over")
+        self._board, self._rounds, self._nonce, self.ahead = None, None, None, None
+        return False
 
     def _has_said_goodbye(self, now: float) -> bool:
         """Whether all is said and heard that is to be at the end, or there is no more time for it."""

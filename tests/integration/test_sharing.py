@@ -116,7 +116,7 @@ def test_a_rank_that_left_a_command_is_missed_at_once() -> None:
             member.hands.handlers["job.scale_lr"] = act
         sent = crew.send(command())
         crew.train(lambda: is_answered(crew, sent), within=10)
-    assert heard == dict.fromkeys((0, 1), {0: "written", 1: "written"})
+    assert heard == {rank: {0: "written", 1: "written"} for rank in (0, 1)}
 
 
 def test_ranks_meet_outside_of_commands_too() -> None:
@@ -253,9 +253,9 @@ def test_a_rank_0_that_was_only_slow_is_followed_again() -> None:
     with Crew(2, every=1, patience=0.2) as crew:
         crew.train(lambda: crew.members[0].step >= 3 and len(crew.members[0].share._chair._seen) == 1)
         # Rank 0 stands still while rank 1 goes on alone, and comes after.
-        for step in range(1, 6):
+        for _ in range(5):
             crew.members[1].call(crew.members[1].step + 1)
-        for step in range(1, 6):
+        for _ in range(5):
             crew.members[0].call(crew.members[0].step + 1)
         sent = crew.send(command())
         crew.train(lambda: is_answered(crew, sent))
