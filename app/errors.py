@@ -12,6 +12,19 @@ The tree::
     ├── Saturated               a bounded queue is full; the same request may succeed later
     ├── StoreUnavailable        the run store cannot be reached or written
     ├── BusUnavailable          Redis cannot be reached
+    ├── JournalUnavailable      the agent's journal cannot be read or written
+    ├── GpuError                the GPU or its driver does not do what is asked
+    │   ├── GpuAbsent           there is no such GPU on this node
+    │   ├── GpuLost             the GPU was there and does not answer; it may come back
+    │   ├── DriverAbsent        no driver is loaded, or it is being loaded anew
+    │   ├── NotSupported        this GPU, or this way of dividing it, does not offer that
+    │   ├── NoPermission        the agent's user may not do that
+    │   └── GpuFailure          anything else that the driver reports; another attempt may succeed
+    ├── NotCarriedOut           raised by a hand of the agent, to answer its order
+    │   ├── Rejected            the order makes no sense here, or the agent's policy does not allow it
+    │   ├── Unsupported         this node cannot carry out such an order
+    │   ├── Failed              it was tried and is not done; another attempt may succeed
+    │   └── Interrupted         the agent ends in the middle of it; resumed at the next start
     └── ActionFailure           an attempt of a step did not succeed
         ├── TemporaryFailure    another attempt may succeed
         ├── PermanentFailure    another attempt would fail alike (rejected, unsupported, bad parameters)
@@ -83,6 +96,63 @@ class StoreUnavailable(TrainmedicError):
 
 class BusUnavailable(TrainmedicError):
     """Redis cannot be reached."""
+
+
+class JournalUnavailable(TrainmedicError):
+    """The agent's journal cannot be read or written."""
+
+
+class GpuError(TrainmedicError):
+    """The GPU or its driver does not do what is asked."""
+
+
+class GpuAbsent(GpuError):
+    """There is no such GPU on this node."""
+
+
+class GpuLost(GpuError):
+    """The GPU was there and does not answer; it may come back."""
+
+
+class DriverAbsent(GpuError):
+    """No driver is loaded, or it is being loaded anew."""
+
+
+class NotSupported(GpuError):
+    """This GPU, or this way of dividing it, does not offer that."""
+
+
+class NoPermission(GpuError):
+    """The agent's user may not do that."""
+
+
+class GpuFailure(GpuError):
+    """Anything else that the driver reports."""
+
+
+class NotCarriedOut(TrainmedicError):
+    """Raised by a hand of the agent that does not carry its order out. The text is the reply's reason, and
+    ``output`` what else is known."""
+
+    def __init__(self, reason: str, output: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.output: Mapping[str, Any] = output or {}
+
+
+class Rejected(NotCarriedOut):
+    """The order makes no sense here, or the agent's policy does not allow it."""
+
+
+class Unsupported(NotCarriedOut):
+    """This node cannot carry out such an order."""
+
+
+class Failed(NotCarriedOut):
+    """It was tried and is not done; another attempt may succeed."""
+
+
+class Interrupted(NotCarriedOut):
+    """The agent ends in the middle of the order. It is not answered, and resumed at the next start."""
 
 
 class ActionFailure(TrainmedicError):

@@ -51,7 +51,7 @@ class Member:
         self.waited = 0.0
         self.hands = Hands("llm-1", {}, nullcontext)
         self.hands.handlers["job.scale_lr"] = self._note
-        desk = Desk(crew.memory, crew.answers, self.hands, self._conclude) if rank == 0 else None
+        desk = Desk(crew.memory, crew.answers, self.hands, self._conclude, lambda: None) if rank == 0 else None
         self.desk = desk
         self.share = Share(
             store, rank, crew.size, self.hands, self._conclude, lambda: {"node": f"n{rank}"}, dict, desk, **options

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app import ports
-from app.domain.duration import Duration
+from app.domain.fields import Duration
 from app.domain.target import Kind
 from app.errors import PermanentFailure
 

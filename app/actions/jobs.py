@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BaseModel, Field, model_validator
 
 from app import ports
 from app.actions.commands import CommandAction, CommandParams, Irreversible, NoParams
-from app.domain.duration import Duration
+from app.domain.fields import Duration
 from app.domain.target import Kind
 from trainmedic import envelope
 

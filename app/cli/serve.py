@@ -1,4 +1,4 @@
-"""``trainmedic serve``: the server as a process. What it is made of is in ``wiring``."""
+"""``trainmedic serve``: the server as a process. What it is made of is in ``wiring.server``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 import click
 import uvloop
 
-from app import settings, telemetry
+from app import telemetry
 from app.cli import exits
 from app.errors import ConfigurationError, TrainmedicError
-from app.wiring import Application
+from app.settings import server as settings
+from app.wiring.server import Application
 
 log = telemetry.logger(__name__)
 

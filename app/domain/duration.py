@@ -1,12 +1,9 @@
-"""Prometheus durations (``90s``, ``10m``, ``1h30m``): reading, writing, and a field type for models."""
+"""Prometheus durations (``90s``, ``10m``, ``1h30m``): reading and writing. ``fields`` has the type for models."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 # The grammar and the units of Prometheus (common/model/time.go): each unit at most once, largest
 # first; a year is 365 days.
@@ -48,19 +45,3 @@ def write(value: timedelta) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts) or "0s"
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, timedelta):
-        return value
-    if isinstance(value, str):
-        return parse(value)
-    raise ValueError(f"{value!r} is not a duration; write it with its unit: 90s, 10m, 1h30m")
-
-
-Duration = Annotated[
-    timedelta,
-    BeforeValidator(_read),
-    PlainSerializer(write, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": PATTERN, "examples": ["90s", "10m", "1h30m"]}),
-]

@@ -5,12 +5,13 @@ Not here: reading YAML, compiling expressions and templates (``catalog``).
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from app.domain.duration import Duration
+from app.domain.fields import Duration
+from app.domain.modes import Mode as Mode
+from app.domain.modes import UndoTrigger as UndoTrigger
 from app.domain.target import Kind
 
 Identifier = Annotated[
@@ -21,27 +22,6 @@ Identifier = Annotated[
     ),
 ]
 Expression = Annotated[str, Field(min_length=1, description="A Jinja2 expression, without braces.")]
-
-
-class Mode(StrEnum):
-    """What a run may do. The stricter of the server's and the playbook's is used."""
-
-    OBSERVE = "observe"
-    APPROVE = "approve"
-    ENFORCE = "enforce"
-
-    @classmethod
-    def stricter(cls, one: Mode, other: Mode) -> Mode:
-        order = list(cls)
-        return min(one, other, key=order.index)
-
-
-class UndoTrigger(StrEnum):
-    """When an applied action is taken back by itself. By hand it always can be."""
-
-    NEVER = "never"
-    ON_RESOLVE = "on_resolve"
-    ON_FAILURE = "on_failure"
 
 
 class _Model(BaseModel):

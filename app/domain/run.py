@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from app.domain.alert import Identity
-from app.domain.playbook import Mode, UndoTrigger
+from app.domain.modes import Mode, UndoTrigger
 from app.domain.target import Target
 
 
@@ -167,6 +167,10 @@ class StepState:
     @property
     def key(self) -> tuple[str, int]:
         return (self.phase, self.index)
+
+    @property
+    def undo_attempts(self) -> tuple[Attempt, ...]:
+        return self.undo.attempts if self.undo else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,8 @@ def _close(draft: Draft, status: Status, message: str, **data: str) -> None:
     unused = StepStatus.CANCELLED if status is Status.CANCELLED else StepStatus.SKIPPED
     for state in draft.run.steps:
         if not state.status.is_final:
-            draft.put(replace(state, status=unused, ended_at=draft.now if state.started_at else None))
+            ended = replace(state, status=unused, ended_at=draft.now if state.started_at else None)
+            draft.put(steps.without_needless_undo(ended))
     draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
     if status is not Status.FAILED:
         draft.run = undoing.release(draft.run)

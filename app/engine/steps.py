@@ -81,6 +81,13 @@ def proceed(draft: Draft, state: StepState) -> Act | Hold | None:
     None once it has become final, or where the run must not act (`Draft.refused`)."""
     spec = spec_of(draft.book, state)
     if held_by_pause(draft, state):
+        if draft.signals.resolved and _may_be_applied(state):
+            lose(
+                draft,
+                state,
+                "it may have been applied; nobody asked again, because the server was paused and the alert resolved",
+            )
+            return None
         return draft.hold_for_resume()
     if state.status is StepStatus.PENDING:
         try:
@@ -99,6 +106,17 @@ def proceed(draft: Draft, state: StepState) -> Act | Hold | None:
     if isinstance(spec, ApproveStep):
         return _approve(draft, state, spec)
     return _act(draft, state, spec)
+
+
+def located(draft: Draft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
+    """Put on record where the attempt that comes next is to work, which its undo has to know too."""
+    state = draft.run.step(key)
+    action = draft.context.actions.spec(state.action) if state.action else None
+    undo = state.undo
+    if undo is not None and action is not None:
+        undo = _expected_undo(action, params, undo.trigger, undo.undo_of)
+    draft.put(replace(state, params=params, undo=undo))
+    draft.note("step_located", step=state.id, action=state.action, params=dict(params))
 
 
 def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
@@ -133,10 +151,18 @@ def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
         draft.put(replace(state, status=StepStatus.UNKNOWN, ended_at=draft.now))
         draft.note("step_unknown", step=state.id, action=state.action, error=outcome.error)
         return
-    if state.undo and not any(tried.status == "unknown" for tried in state.attempts):
-        dropped = replace(state.undo, status=UndoStatus.DROPPED, because="the action was not applied")
-        state = replace(state, undo=dropped)
-    _fail(draft, state, outcome.error or outcome.status)
+    _fail(draft, without_needless_undo(state), outcome.error or outcome.status)
+
+
+def without_needless_undo(state: StepState) -> StepState:
+    """A step that ends without success: where it was certainly not applied there is nothing to take back."""
+    if state.undo is None or _may_be_applied(state):
+        return state
+    return replace(state, undo=replace(state.undo, status=UndoStatus.DROPPED, because="the action was not applied"))
+
+
+def _may_be_applied(state: StepState) -> bool:
+    return any(attempt.status in ("unknown", "running") for attempt in state.attempts)
 
 
 def attempt_again(draft: Draft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:

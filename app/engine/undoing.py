@@ -14,7 +14,7 @@ from itertools import pairwise
 from app.domain.playbook import UndoTrigger
 from app.domain.run import Attempt, Order, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from app.engine.moves import Act, Draft, Hold, Idle, Outcome
-from app.engine.steps import attempt_again, broken, interrupted
+from app.engine.steps import attempt_again, broken
 
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
@@ -24,12 +24,11 @@ _LONGEST_TURN = 3 * LONGEST_RETRY
 
 
 def due(draft: Draft) -> Act | Hold | Idle:
-    """What the run has to take back now, newest step first. An attempt in flight is left alone."""
+    """What the run has to take back now, newest step first; nothing of a step that has not ended."""
     by_hand = draft.signals.last(OrderKind.UNDO)
-    flight = interrupted(draft.run)
     later: list[datetime] = []
     for state in reversed(draft.run.steps):
-        if state.undo is None or state is flight:
+        if state.undo is None or not state.status.is_final:
             continue
         if state.undo.status is UndoStatus.RUNNING:
             then = _continue(draft, state, state.undo, by_hand)

@@ -67,10 +67,11 @@ class Workers:
     async def recover(self, down_for: timedelta) -> None:
         """Take up what an earlier process left: open runs, and undo duties whose time has come.
 
-        Runs that have begun take their targets before those that still waited for one.
+        Runs that have begun take their targets before those that still waited for one; attempts that
+        were in flight are resumed in the order in which they were begun.
         """
         unfinished = await self._store.transact(lambda tx: tx.unfinished())
-        unfinished.sort(key=lambda run: (run.waiting_on == "target", run.created_at, run.id))
+        unfinished.sort(key=lambda run: (run.waiting_on == "target", _in_flight_since(run) or run.created_at, run.id))
         snapshots = await asyncio.gather(*(self._around.recorder.snapshot(run.id) for run in unfinished))
         for snapshot in snapshots:
             if snapshot is not None:
@@ -190,3 +191,9 @@ class Workers:
 
     def _now(self) -> datetime:
         return self._around.clock.now()
+
+
+def _in_flight_since(run: Run) -> datetime | None:
+    """When the attempt that a killed server had in flight was begun; None where there was none."""
+    tried = [attempts[-1] for step in run.steps for attempts in (step.attempts, step.undo_attempts) if attempts]
+    return min((attempt.started_at for attempt in tried if attempt.status == "running"), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from app.domain.playbook import Mode
+from app.domain.modes import Mode
 
 
 @dataclass(frozen=True, slots=True)

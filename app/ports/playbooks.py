@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from app.domain.alert import Alert
-from app.domain.playbook import ActionStep, ApproveStep, Playbook, WaitStep
 from app.domain.target import Target, Unresolved
 
-Step = ActionStep | WaitStep | ApproveStep
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from app.domain.playbook import ActionStep, ApproveStep, Playbook, WaitStep
+
+Step: TypeAlias = "ActionStep | WaitStep | ApproveStep"
 Scope = Mapping[str, Any]
 
 

@@ -123,7 +123,7 @@ class _Scripted:
 def _step_of(run: Run | None, command_id: str) -> str:
     """The id of the step whose attempt, or whose undo's, has this command id."""
     for step in run.steps if run else ():
-        attempts = (*step.attempts, *(step.undo.attempts if step.undo else ()))
+        attempts = (*step.attempts, *step.undo_attempts)
         if any(attempt.command_id == command_id for attempt in attempts):
             return step.id
     return ""

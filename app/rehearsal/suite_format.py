@@ -21,7 +21,7 @@ from app.catalog.problems import Problem
 from app.catalog.yaml_text import Document
 from app.domain import duration
 from app.domain.alert import AlertStatus
-from app.domain.duration import Duration
+from app.domain.fields import Duration
 from app.domain.playbook import Mode
 from app.domain.run import Decision, Status, StepStatus, UndoStatus
 

@@ -7,7 +7,15 @@
 from trainmedic.client import LIVE, RESTART, Medic, connect
 from trainmedic.commands import JobCommand
 from trainmedic.desk import UNSUPPORTED
-from trainmedic.errors import ConfigurationError, NotAgreed, Refusal, Rejected, TrainmedicError, Unsupported
+from trainmedic.errors import (
+    ConfigurationError,
+    Interrupted,
+    NotAgreed,
+    Refusal,
+    Rejected,
+    TrainmedicError,
+    Unsupported,
+)
 from trainmedic.parameters import (
     Accumulate,
     Checkpoint,
@@ -32,6 +40,7 @@ __all__ = [
     "ConfigurationError",
     "DataloaderWorkers",
     "EmptyCache",
+    "Interrupted",
     "JobCommand",
     "Medic",
     "NotAgreed",

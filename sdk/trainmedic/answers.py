@@ -12,15 +12,15 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from trainmedic import envelope
 from trainmedic.memory import Known, Outcome
-from trainmedic.writer import Outgoing
+from trainmedic.writer import LARGEST_REPLY, Outgoing, too_large
 
-LARGEST_OUTPUT = 64 * 1024
+_LARGEST_OUTPUT = LARGEST_REPLY - 1024
 
 
 class Answers:
     """Made by rank 0; its methods may be called from any thread and wait for nothing."""
 
-    def __init__(self, job: str, host: str, owner: str, put: Callable[[Outgoing], None]) -> None:
+    def __init__(self, job: str, host: str, owner: str, put: Callable[[Outgoing], object]) -> None:
         self._job = job
         self._owner = owner
         self._put = put
@@ -65,4 +65,4 @@ class Answers:
 def fitting(output: Mapping[str, Any]) -> Mapping[str, Any]:
     """`output`, or a note in its place where it is too large to be kept."""
     size = len(json.dumps(output))
-    return output if size <= LARGEST_OUTPUT else {"reason": f"the output of {size} bytes is too large to be kept"}
+    return output if size <= _LARGEST_OUTPUT else too_large(size)

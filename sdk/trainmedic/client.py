@@ -103,6 +103,8 @@ class Medic:
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.step: int | None = None
         self.share: Share | None = None
+        # Called by the reader's thread when a command has come and waits for the loop.
+        self.on_arrival: Callable[[], None] | None = None
         self._node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
         self._host = socket.gethostname()
         self._vitals = Vitals(progress, self._node)
@@ -199,6 +201,14 @@ class Medic:
             return []
         return hands.carry_out(due) if due else []
 
+    def unanswered(self) -> list[JobCommand]:
+        """The commands that have come and are not answered; in any thread, to be looked at only.
+
+        On ranks other than 0, those that the ranks have agreed on.
+        """
+        waiting = self._desk.waiting if self._desk is not None else self._hands.handed
+        return list(waiting.values())
+
     def on(self, action: str, how: str = LIVE) -> Callable[[Handler], Handler]:
         """Register a handler: ``@medic.on("job.rollback")``.
 
@@ -218,6 +228,12 @@ class Medic:
             return handler
 
         return register
+
+    def cannot(self, action: str, reason: str) -> None:
+        """Tell the server that this job does not carry out `action`. The reason is the answer to each such command."""
+        self._hands.refuse(action, reason)
+        if self._writer is not None:
+            self._writer.announce()
 
     def share_through(
         self, store: Store, gpu: Callable[[], str | None], every: int | None, patience: float, call_patience: float
@@ -291,7 +307,7 @@ class Medic:
         writing, reading = Link(settings.find_url, outage), Link(settings.find_url, outage)
         self._writer = Writer(writing, memory, stream, envelope.job_presence(self.job), self._describe)
         answers = Answers(self.job, self._host, self._instance, self._writer.put)
-        self._desk = Desk(memory, answers, self._hands, self._conclude)
+        self._desk = Desk(memory, answers, self._hands, self._conclude, self._tell_arrival)
         self._reader = Reader(
             reading,
             memory,
@@ -304,6 +320,10 @@ class Medic:
         )
         self._writer.start()
         self._reader.start()
+
+    def _tell_arrival(self) -> None:
+        if self.on_arrival is not None:
+            self.on_arrival()
 
     def _conclude(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         if status == envelope.APPLIED and self.step is not None:

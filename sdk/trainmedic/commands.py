@@ -49,6 +49,7 @@ class JobCommand:
         self.undo_of = sent.undo_of
         self.expires_at: datetime = sent.expires_at
         self.status: str | None = None
+        self.is_deferred = False
         self.entry = entry
         # Where several ranks carry it out: agreeing on a value, and hearing from all of them.
         self.group: Group = Alone()
@@ -76,6 +77,13 @@ class JobCommand:
     def failed(self, reason: str) -> None:
         """It was tried and is not done; it may be tried again."""
         self.answer(envelope.FAILED, {"reason": reason})
+
+    def later(self) -> None:
+        """It is under way and is answered when it is done, such as after a restart of the loop.
+
+        A handler calls it before it returns; without it, returning means applied.
+        """
+        self.is_deferred = True
 
     def answer(self, status: str, output: Mapping[str, Any]) -> None:
         """The four above in one."""

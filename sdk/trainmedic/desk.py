@@ -36,8 +36,15 @@ class Hands:
         self._window = window
         self.capabilities = capabilities
         self.handlers: dict[str, CommandHandler] = {}
+        self.refusals: dict[str, str] = {}
         # Handed to the training loop and not answered.
         self.handed: dict[str, JobCommand] = {}
+
+    def refuse(self, action: str, reason: str) -> None:
+        """The rank does not carry out `action`."""
+        self.refusals[action] = reason
+        self.capabilities[action] = UNSUPPORTED
+        self.handlers.pop(action, None)
 
     def carry_out(self, commands: Iterable[JobCommand]) -> list[JobCommand]:
         """Those that have no handler are returned."""
@@ -54,6 +61,8 @@ class Hands:
     def give_up_dropped(self, now: datetime) -> None:
         """Commands that were returned before and that the loop has let fall."""
         for command in list(self.handed.values()):
+            if command.is_deferred:
+                continue
             if self.handlers:
                 command.unsupported()
             elif now >= command.expires_at:
@@ -62,7 +71,7 @@ class Hands:
     def cannot(self, action: str) -> str | None:
         """Why this rank would not carry out `action`; None where it would, or where the loop decides."""
         if self.capabilities.get(action) == UNSUPPORTED:
-            return "this job does not support it"
+            return self.refusals.get(action, "this job does not support it")
         if self.handlers and action not in self.handlers:
             return f"there is no handler of {action}"
         return None
@@ -80,17 +89,20 @@ class Hands:
             if not command.is_answered:
                 command.failed(f"{type(error).__name__}: {error}")
         else:
-            if not command.is_answered:
+            if not command.is_answered and not command.is_deferred:
                 command.applied(output if isinstance(output, dict) else None)
 
 
 class Desk:
     """Rank 0's: filled by the reader, emptied by whoever says whose turn it is (one thread)."""
 
-    def __init__(self, memory: Memory, answers: Answers, hands: Hands, conclude: Conclude) -> None:
+    def __init__(
+        self, memory: Memory, answers: Answers, hands: Hands, conclude: Conclude, arrived: Callable[[], None]
+    ) -> None:
         self._memory = memory
         self._hands = hands
         self._conclude = conclude
+        self._tell = arrived
         self.answers = answers
         self.arrived: deque[JobCommand] = deque()
         # All that are not answered, by id, for the reader.
@@ -103,11 +115,12 @@ class Desk:
         command = JobCommand(sent, parameters, entry, self._conclude)
         self.waiting[command.id] = command
         if self._hands.capabilities.get(command.action) == UNSUPPORTED:
-            command.unsupported("this job does not support it")
+            command.unsupported(self._hands.cannot(command.action) or "")
         elif self.closed_because is not None:
             command.failed(self.closed_because)
         else:
             self.arrived.append(command)
+            self._tell()
 
     def due(self, now: datetime, too_late: str = TOO_LATE) -> list[JobCommand]:
         """The commands whose turn it is, taken off the desk; those that need no loop are answered."""

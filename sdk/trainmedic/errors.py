@@ -9,6 +9,8 @@ The tree::
         ├── Rejected            the command makes no sense here and now, and why
         └── Unsupported         this job cannot carry out such a command
 
+    Interrupted (a BaseException)   ends a training step that hangs; see ``interrupt``
+
 `ConfigurationError` is raised while a job is set up, `NotAgreed` to handlers in jobs of several ranks.
 Once a job is connected this package raises nothing into the training loop: when Redis is away, it logs
 a line and goes on trying in the background. (`trainmedic.envelope.EnvelopeError`, a ValueError, is for
@@ -40,3 +42,11 @@ class Rejected(Refusal):
 
 class Unsupported(Refusal):
     """This job cannot carry out such a command."""
+
+
+class Interrupted(BaseException):
+    """Raised inside a step that hangs, when a command waits that can help it.
+
+    The integration that armed it catches it again. Not an Exception, so that no ``except Exception`` of the
+    step swallows it; code that cleans up in ``finally`` works as always.
+    """

@@ -1,6 +1,6 @@
 """One background thread's connection to Redis: opened when needed, opened again when it broke.
 
-Who calls it: ``reader`` and ``writer``, each with a link of its own. Never the training thread.
+Who calls it: ``following`` and ``writer``, each with a link of its own. Never the training thread.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ ANSWER_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _BACKOFF_FIRST = 0.1
 _BACKOFF_LAST = 5.0
+# The training's own generator must not be drawn from behind its back: its results would no longer repeat.
+_OWN_RANDOM = random.Random()  # noqa: S311
 
 
 class Away(redis.RedisError):
@@ -30,8 +32,9 @@ class Away(redis.RedisError):
 class Outage:
     """Whether Redis is away, shared by the threads: one line when it goes, one when it is back."""
 
-    def __init__(self, job: str) -> None:
-        self._job = job
+    def __init__(self, who: str, meanwhile: str = "training goes on") -> None:
+        self._who = who
+        self._meanwhile = meanwhile
         self._lock = threading.Lock()
         self._is_on = False
 
@@ -40,13 +43,13 @@ class Outage:
             if not self._is_on:
                 self._is_on = True
                 reason = str(error) if isinstance(error, Away) else type(error).__name__
-                log.warning("%s: no connection to Redis (%s); training goes on, trying again", self._job, reason)
+                log.warning("%s: no connection to Redis (%s); %s, trying again", self._who, reason, self._meanwhile)
 
     def end(self) -> None:
         with self._lock:
             if self._is_on:
                 self._is_on = False
-                log.info("%s: connected to Redis again", self._job)
+                log.info("%s: connected to Redis again", self._who)
 
 
 class Link:
@@ -81,7 +84,7 @@ class Link:
         self._outage.begin(error)
         self._failures += 1
         longest: float = min(_BACKOFF_LAST, _BACKOFF_FIRST * 2 ** min(self._failures - 1, 10))
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that thousands of jobs spread out
+        return longest * _OWN_RANDOM.uniform(0.5, 1.0)  # so that thousands of jobs spread out
 
     def cut(self) -> None:
         """From another thread: end the answer that this link's thread waits for."""

@@ -20,7 +20,8 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 _JOB = re.compile(r"^[^\s\x00-\x1f\x7f]{1,253}$")
-_SCHEMES = ("redis://", "rediss://", "unix://")
+URL_FILE = "redis.url"
+SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,15 @@ class Settings:
 
     def find_url(self) -> str | None:
         """The Redis URL: the one that was given, else what the server's state directory says by now."""
-        if self.redis_url is not None:
-            return self.redis_url
-        try:
-            return self.url_file.read_text().strip() or None
-        except (OSError, UnicodeDecodeError):
-            return None
+        return self.redis_url if self.redis_url is not None else read_url(self.url_file)
+
+
+def read_url(file: Path) -> str | None:
+    """What a server has left in its state directory, None where it has left nothing."""
+    try:
+        return file.read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def resolve(
@@ -61,7 +65,7 @@ def resolve(
             'connect(job="llm-1"), or the variable TRAINMEDIC_JOB'
         )
     url = redis_url or env.get("TRAINMEDIC_REDIS_URL") or None
-    if url is not None and not url.startswith(_SCHEMES):
+    if url is not None and not url.startswith(SCHEMES):
         raise ConfigurationError("the Redis URL begins with redis://, rediss:// or unix://")
     found_rank, found_size = _ranks(env)
     my_rank = found_rank if rank is None else rank
@@ -69,7 +73,7 @@ def resolve(
     if not 0 <= my_rank < size:
         raise ConfigurationError(f"rank {my_rank} does not exist in a world of {size}")
     state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(env.get("HOME") or Path.home()) / ".local/state/trainmedic")
-    return Settings(name, my_rank, size, _key(signing_key, env), url, state / "redis.url")
+    return Settings(name, my_rank, size, _key(signing_key, env), url, state / URL_FILE)
 
 
 def _ranks(env: Mapping[str, str]) -> tuple[int, int]:

@@ -11,9 +11,9 @@ import logging
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 import redis
 
@@ -33,6 +33,7 @@ REPLIES_KEPT = 100_000
 _QUEUE = 1000
 _BATCH = 100
 _REFUSALS = 5
+LARGEST_REPLY = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,31 @@ class Outgoing:
 
 
 class Writer:
-    """Sends what is put into it, in order, until it is told to stop."""
+    """Sends what is put into it, in order, until it is told to stop.
+
+    ``on_written`` is told, in this thread, which replies Redis has taken; with none of them when
+    the presence alone was written.
+    """
 
     def __init__(
-        self, link: Link, memory: Memory, stream: str, presence_key: str, describe: Callable[[], Mapping[str, Any]]
+        self,
+        link: Link,
+        memory: Memory,
+        stream: str,
+        presence_key: str,
+        describe: Callable[[], Mapping[str, Any]],
+        presence_seconds: int = PRESENCE_SECONDS,
+        presence_every: float = PRESENCE_EVERY,
+        on_written: Callable[[Sequence[Outgoing]], None] | None = None,
     ) -> None:
         self._link = link
         self._memory = memory
         self._stream = stream
         self._presence_key = presence_key
         self._describe = describe
+        self._presence_seconds = presence_seconds
+        self._presence_every = presence_every
+        self._on_written = on_written
         self._queue: queue.Queue[Outgoing | None] = queue.Queue(_QUEUE)  # None only wakes the thread up
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-writer", daemon=True)
@@ -71,12 +87,14 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, outgoing: Outgoing) -> None:
+    def put(self, outgoing: Outgoing) -> bool:
         """Never waits. Where a thousand replies wait already, this one is left out: the server asks again."""
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
             log.error("too many replies wait for Redis; that to %s is left out", outgoing.command_id)
+            return False
+        return True
 
     def announce(self) -> None:
         """What the presence says has changed: write it soon."""
@@ -131,7 +149,7 @@ class Writer:
             return
         client = self._link.client()
         if is_due:
-            self._presence_due = time.monotonic() + PRESENCE_EVERY
+            self._presence_due = time.monotonic() + self._presence_every
         for one in replies:
             if one.forget:
                 self._memory.unmark(client, one.command_id)
@@ -139,17 +157,22 @@ class Writer:
             for one in replies:
                 self._add(pipeline, one)
             if is_due:
-                pipeline.set(self._presence_key, self._presence(), ex=PRESENCE_SECONDS)
+                pipeline.set(self._presence_key, self._presence(), ex=self._presence_seconds)
                 pipeline.expire(self._stream, STREAM_SECONDS)
             pipeline.execute()
         self._refusals = 0
         self._link.works()
+        if self._on_written is not None:
+            self._on_written(replies)
 
     def _add(self, pipeline: Any, one: Outgoing) -> None:
         if one.remember is not None:
             pipeline.set(self._memory.key(one.command_id), one.remember.encode(), ex=SECONDS)
         for reply in one.replies:
-            pipeline.xadd(envelope.REPLIES, {"reply": reply.encode()}, maxlen=REPLIES_KEPT, approximate=True)
+            raw = reply.encode()
+            if len(raw) > LARGEST_REPLY:
+                raw = replace(reply, output=too_large(len(raw))).encode()
+            pipeline.xadd(envelope.REPLIES, {"reply": raw}, maxlen=REPLIES_KEPT, approximate=True)
         if one.entry is not None:
             pipeline.xack(self._stream, GROUP, one.entry)
             pipeline.xdel(self._stream, one.entry)
@@ -181,3 +204,8 @@ class Writer:
             return
         if isinstance(said, dict) and said.get("instance") == self._memory.owner:
             client.delete(self._presence_key)
+
+
+def too_large(size: int) -> Mapping[str, Any]:
+    """The output in place of one that is too large to be kept."""
+    return {"reason": f"the output of {size} bytes is too large to be kept"}

@@ -42,10 +42,8 @@ def main() -> None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    log = Path(f"rank-{rank}.jsonl").open("a", buffering=1)
-    log.write(json.dumps({"pid": os.getpid()}) + "\n")
-
-    with trainmedic.connect(job="llm-1") as medic:
+    with Path(f"rank-{rank}.jsonl").open("a", buffering=1) as log, trainmedic.connect(job="llm-1") as medic:
+        log.write(json.dumps({"pid": os.getpid()}) + "\n")
 
         @medic.on("job.scale_lr")
         def scale(command: trainmedic.JobCommand) -> dict[str, Any]:

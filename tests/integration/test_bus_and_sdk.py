@@ -235,6 +235,38 @@ async def test_handlers_answer_for_the_loop(redis_server: Any, bus: RedisBus, st
     }
 
 
+async def test_a_handler_may_answer_when_its_work_is_done(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """Work that outlasts the handler, such as a restart of the loop, is applied when the answer says so."""
+    job = start_job(redis_server.url, act=lambda _: None, signing_key=KEY)
+    begun: list[trainmedic.JobCommand] = []
+
+    @job.medic.on("job.rollback", how="restart")
+    def roll_back(given: trainmedic.JobCommand) -> None:
+        given.later()
+        begun.append(given)
+
+    asked = asyncio.create_task(ask(bus, command(action="job.rollback", params={})))
+    await eventually(lambda: begun)
+    await asyncio.sleep(0.05)  # many steps
+    assert not asked.done()
+    begun[0].applied(checkpoint="step-7")
+    assert ((await asked).status, (await asked).output["checkpoint"]) == ("applied", "step-7")
+
+
+async def test_what_a_job_cannot_do_it_says_beforehand(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """The capability is announced, and a command is answered with the reason without troubling the loop."""
+    job = start_job(redis_server.url, act=lambda _: None, signing_key=KEY)
+    job.medic.cannot("job.rollback", "the loop is not restarted here")
+    job.hold()
+    reply = await ask(bus, command(action="job.rollback", params={}))
+    assert (reply.status, reply.output["reason"]) == ("unsupported", "the loop is not restarted here")
+
+    async def announced() -> bool:
+        return [each.details["capabilities"] for each in await bus.jobs()] == [{"job.rollback": "unsupported"}]
+
+    await eventually(announced)
+
+
 async def test_presence_says_who_is_there_and_goes_with_the_job(
     redis_server: Any, bus: RedisBus, client: Redis, start_job: Any
 ) -> None:

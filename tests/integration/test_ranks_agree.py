@@ -134,9 +134,9 @@ async def until_present(url: str, job: Job, pids: int = 1, seconds: float = 90.0
         while True:
             raw = await client.get(envelope.job_presence("llm-1"))
             said = json.loads(raw) if raw else {}
-            if len(said.get("placement", ())) == RANKS and said["pid"] == (job.pids(0) or [None])[-1]:
-                if len(job.pids(0)) >= pids:
-                    return
+            lives = job.pids(0)
+            if len(lives) >= pids and said.get("pid") == lives[-1] and len(said.get("placement", ())) == RANKS:
+                return
             assert job.processes[0].poll() is None, job.log()
             await asyncio.sleep(0.05)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from app import settings
-from app.wiring import Application
+from app.settings import server as settings
+from app.wiring.server import Application
 from tests.programs import ROOT, Program, free_port, inherited, start_server
 
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"}

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app import settings
 from app.domain.playbook import Mode
 from app.errors import ConfigurationError
+from app.settings import agent
+from app.settings import server as settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,3 +156,68 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
     server = text.partition("<!-- settings -->")[2].partition("<!-- /settings -->")[0]
     rows = [line for line in server.splitlines() if line.startswith("| ") and "TRAINMEDIC_" in line]
     assert rows == [_row(name) for name in settings.OPTIONS]
+
+
+def _agent_row(spec: agent.Spec) -> str:
+    option = spec.option
+    flag = f"`{option.flag} {option.value}`" if option.flag else ""
+    variable = f"`{option.variable}`" + (", `_FILE`" if option.secret else "")
+    return f"| {flag} | {variable} | `{option.shown_default}` | {spec.description} |"
+
+
+def test_the_documentation_lists_every_setting_of_the_agent() -> None:
+    """The same for ``trainmedic agent``."""
+    text = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    part = text.partition("<!-- agent settings -->")[2].partition("<!-- /agent settings -->")[0]
+    rows = [line for line in part.splitlines() if line.startswith("| ") and "TRAINMEDIC_" in line]
+    assert rows == [_agent_row(spec) for spec in agent.SPECS.values()]
+
+
+def test_an_agent_needs_no_settings() -> None:
+    """Defaults are safe: the host's name, no policy, loopback."""
+    made = agent.load({}, {"HOME": "/home/x"})
+    assert (made.policy, made.redis, made.signing_key) == (None, None, None)
+    assert (made.exporter_host, made.exporter_port, made.log_level) == ("127.0.0.1", 9445, "info")
+    assert made.node
+
+
+def test_an_agents_flags_win_over_variables() -> None:
+    """And what is given reaches its field in its type; a secret is not in the settings' text."""
+    environ = {"TRAINMEDIC_NODE": "n2", "TRAINMEDIC_EXPORTER_PORT": "9999", "TRAINMEDIC_SIGNING_KEY": " hunter2\n"}
+    made = agent.load({"node": "n1", "policy": "/etc/p.yaml", "redis": "redis://:hunter2@h"}, environ)
+    assert (made.node, made.policy, made.exporter_port) == ("n1", Path("/etc/p.yaml"), 9999)
+    assert made.signing_key == b"hunter2"
+    assert made.has_short_key
+    assert "hunter2" not in repr(made)
+
+
+def test_every_wrong_setting_of_an_agent_is_told_at_once() -> None:
+    """With the flag or variable and what is allowed; a secret's value is not shown."""
+    with pytest.raises(ConfigurationError) as caught:
+        agent.load(
+            {"node": "a b", "log_level": "loud"},
+            {"TRAINMEDIC_EXPORTER_PORT": "70000", "TRAINMEDIC_REDIS_URL": "http://u:hunter2@h"},
+        )
+    lines = str(caught.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "--node",
+        "TRAINMEDIC_REDIS_URL",
+        "TRAINMEDIC_EXPORTER_PORT",
+        "--log-level",
+    ]
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_agent_finds_the_embedded_redis_of_its_user(tmp_path: Path) -> None:
+    """The URL that a server leaves in the state directory, read each time because it may come later."""
+    made = agent.load({"state_dir": str(tmp_path)}, {})
+    assert made.find_redis() is None
+    (tmp_path / "redis.url").write_text("redis://h\n")
+    assert made.find_redis() == "redis://h"
+
+
+def test_a_misspelt_variable_of_an_agent_is_noticed() -> None:
+    """Without a word the agent would only read."""
+    assert agent.misspelt({"TRAINMEDIC_POLCY": "p", "TRAINMEDIC_JOB": "j"}) == [
+        ("TRAINMEDIC_POLCY", "TRAINMEDIC_POLICY")
+    ]

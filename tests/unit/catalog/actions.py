@@ -14,7 +14,7 @@ from app.catalog import loader
 from app.catalog.book import CompiledBook
 from app.catalog.library import Library
 from app.domain.alert import Alert, AlertStatus
-from app.domain.duration import Duration
+from app.domain.fields import Duration
 from app.domain.target import IdentityLabels, Kind
 
 PLAYBOOK = """\

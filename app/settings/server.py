@@ -6,17 +6,15 @@ counts as unset, because that is how charts and compose files write "not given".
 
 Not here: whether the listening address needs tokens (``server.auth``), which takes the tokens file
 to tell. Who calls it: ``cli.serve`` makes its flags from `OPTIONS` and reads the settings with `load`;
-``wiring`` is handed the result. Nothing else reads the environment, the clients' ``--server`` and
-``--token`` aside.
+``wiring.server`` is handed the result. Nothing else reads the environment, the agent's settings and the
+clients' ``--server`` and ``--token`` aside.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -24,31 +22,12 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from app.domain import duration
-from app.domain.duration import Duration
+from app.domain.fields import Duration
 from app.domain.playbook import Mode
 from app.errors import ConfigurationError
 from app.ports import Limits
-
-PREFIX = "TRAINMEDIC_"
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """How a setting is given: its environment variable, and its flag where it has one.
-
-    A ``secret`` is never shown, and can be read from the file that ``<variable>_FILE`` names. Of
-    several values in one variable (``repeatable``) a colon stands between, as in ``PATH``. A
-    ``family`` takes every variable that begins like that.
-    """
-
-    variable: str
-    flag: str | None = None
-    value: str = "TEXT"
-    secret: bool = False
-    repeatable: bool = False
-    family: bool = False
-    shown_default: str | None = None
-
+from app.settings import options
+from app.settings.options import PREFIX, Option
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -273,7 +252,8 @@ OPTIONS: Mapping[str, Option] = {name: _option(name) for name in Settings.model_
 
 # Variables of the same family that are not the server's.
 _ELSEWHERE = frozenset(
-    PREFIX + name for name in ("URL", "TOKEN", "TOKEN_FILE", "JOB", "NODE", "POLICY", "EXPORTER_PORT", "CONFIG")
+    PREFIX + name
+    for name in ("URL", "TOKEN", "TOKEN_FILE", "JOB", "NODE", "POLICY", "EXPORTER_HOST", "EXPORTER_PORT", "CONFIG")
 )
 
 
@@ -303,7 +283,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
     given: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, option in OPTIONS.items():
-        found = _given(option, flags.get(name), environ)
+        found = options.given(option, flags.get(name), environ)
         if found is not None:
             given[name], origins[name] = found
     try:
@@ -314,46 +294,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Variables that look like a setting but are none, each with the nearest that is one."""
-    known = {option.variable for option in OPTIONS.values()} | _ELSEWHERE
-    known |= {f"{option.variable}_FILE" for option in OPTIONS.values() if option.secret}
-    families = tuple(option.variable for option in OPTIONS.values() if option.family)
-    strangers = sorted(
-        name for name in environ if name.startswith(PREFIX) and name not in known and not name.startswith(families)
-    )
-    nearest = [(name, difflib.get_close_matches(name, known, n=1, cutoff=0.85)) for name in strangers]
-    return [(name, close[0]) for name, close in nearest if close]
-
-
-def _given(option: Option, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
-    """The value and where it came from."""
-    if option.family:
-        # As they are: who uses them reads a _FILE each time, so that it can be renewed.
-        members = {name: value for name, value in environ.items() if name.startswith(option.variable) and value}
-        return (members, option.variable) if members else None
-    if flag is not None and flag != ():
-        return flag, option.flag or option.variable
-    text, file = environ.get(option.variable), environ.get(f"{option.variable}_FILE") if option.secret else None
-    if text and file:
-        raise ConfigurationError(f"{option.variable} and {option.variable}_FILE are both set; keep one of them")
-    if file:
-        return _read_secret(f"{option.variable}_FILE", file), f"{option.variable}_FILE"
-    if not text:
-        return None
-    if option.variable == "TRAINMEDIC_PORT" and text.startswith("tcp://"):
-        # Kubernetes sets this in every pod beside a Service that is called trainmedic.
-        return None
-    return (tuple(filter(None, text.split(os.pathsep))) if option.repeatable else text), option.variable
-
-
-def _read_secret(variable: str, file: str) -> str:
-    try:
-        text = Path(file).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigurationError(f"{variable}: cannot read {file}: {reason}") from error
-    if not text:
-        raise ConfigurationError(f"{variable}: {file} is empty")
-    return text
+    return options.misspelt(environ, OPTIONS.values(), _ELSEWHERE)
 
 
 def _explain(error: ValidationError, given: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The composition root: builds every part from the settings, starts them in order, and stops them.
+"""The server's composition root: builds every part from the settings, starts them in order, and stops them.
 
 The order: the run store first, for it also holds the lock that keeps a second server away; Redis
 beside it; then the playbooks, the engine, which takes up what an earlier process left, and last
@@ -34,7 +34,7 @@ from app.engine.service import Engine
 from app.errors import StoreUnavailable
 from app.server import auth, factory, listener
 from app.server.limits import ServerLimits
-from app.settings import Settings
+from app.settings.server import Settings
 
 PRUNE_EVERY = timedelta(hours=1)
 _SHORT_KEY = 16

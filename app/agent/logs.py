@@ -1,0 +1,35 @@
+"""The agent's log: one JSON object a line on standard error, as the server's, from the standard library alone.
+
+What the agent's modules give with ``extra`` stands beside the text. The SDK's lines come the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """``event``, ``level``, ``logger``, ``timestamp``, what was given beside, and ``exception`` where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {name: value for name, value in vars(record).items() if name not in _OWN}
+        line |= {"event": record.getMessage(), "level": record.levelname.lower(), "logger": record.name}
+        line["timestamp"] = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def configure(level: str, stream: TextIO | None = None) -> None:
+    """Send every log line, ours and the libraries', to `stream` (standard error)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

@@ -1,0 +1,32 @@
+"""Sizes in bytes (``500GB``, ``1.5GiB``): reading and writing."""
+
+from __future__ import annotations
+
+import re
+
+_DECIMAL = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "P": 1000**5}
+_BINARY = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4, "Pi": 1024**5}
+_UNITS = {f"{prefix}B": size for prefix, size in {**_DECIMAL, "K": 1000, **_BINARY}.items()}
+_GRAMMAR = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]*)")
+
+
+def parse(value: object) -> int:
+    """The bytes that `value` writes: a whole number, or text with a unit.
+
+    ``kB``, ``MB``, ``GB``, ``TB``, ``PB`` are powers of 1000, ``KiB``, ``MiB`` and so on of 1024.
+    Raises ValueError with an example.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    found = _GRAMMAR.fullmatch(value) if isinstance(value, str) else None
+    if found is None or (found[2] or "B") not in _UNITS:
+        raise ValueError(f"{value!r} is not a size; write bytes, or a number with its unit: 200MB, 1.5GiB")
+    return round(float(found[1]) * _UNITS[found[2] or "B"])
+
+
+def write(size: int) -> str:
+    """`size` for a person, to three digits: ``1.5GB``."""
+    for prefix in reversed(_DECIMAL):
+        if size >= _DECIMAL[prefix] and prefix:
+            return f"{size / _DECIMAL[prefix]:.3g}{prefix}B"
+    return f"{size}B"

@@ -1,0 +1,208 @@
+"""The three arms, one after the other where nothing waits, and what came of them.
+
+python -m benchmarks.unattended              about a quarter of an hour
+python -m benchmarks.unattended --short      three faults in three quarters of a minute
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.unattended import faults, phases, stack
+from tests.programs import ROOT, Program, eventually, free_port
+
+CALM, ALONE, MEDIC = "calm", "alone", "medic"
+_SETTLES = 60.0
+"""Seconds after the end for what is still waiting to see its alert resolve."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, how fast, and which faults."""
+
+    steps: int
+    pace: float
+    faster: int
+    checkpoint_every: int
+    seed: int
+    faults: Sequence[faults.Fault]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One run of the trainer."""
+
+    name: str
+    events: Sequence[Mapping[str, Any]]
+
+    def only(self, event: str) -> Mapping[str, Any] | None:
+        return next((one for one in self.events if one["event"] == event), None)
+
+    @property
+    def end(self) -> Mapping[str, Any]:
+        """The last that was heard with a validation loss: the end, or the hang that has none."""
+        return next(one for one in reversed(self.events) if "validation" in one)
+
+
+def events(program: Program) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in program.log.read_text().splitlines() if line.startswith("{")]
+
+
+def train(directory: Path, arm: str, plan: Plan, port: int = 0, state: Path | None = None) -> Arm:
+    """One arm, until it has ended or, alone, hangs."""
+    directory.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", "benchmarks.unattended.trainer"]
+    argv += ["--steps", str(plan.steps), "--seed", str(plan.seed)]
+    if arm != CALM:
+        argv += ["--faults", json.dumps(plan.faults)]
+    if arm == MEDIC:
+        argv += ["--medic", "--pace", str(plan.pace), "--metrics-port", str(port)]
+        argv += ["--checkpoints", str(directory / "checkpoints"), "--checkpoint-every", str(plan.checkpoint_every)]
+        argv += ["--hang-floor", str(60 / plan.faster)]
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"}
+    if state is not None:
+        environment["TRAINMEDIC_STATE_DIR"] = str(state)
+    with Program(argv, directory / f"{arm}.log", environment) as program:
+        patience = plan.steps * max(plan.pace, 0.05) * 2 + 120
+
+        def is_over() -> bool:
+            hangs = arm == ALONE and any(one.get("kind") == faults.HANG for one in events(program))
+            return hangs or program.process.poll() is not None
+
+        eventually(is_over, patience, f"the end of the arm {arm}", every=0.5)
+        if program.process.poll():
+            raise AssertionError(f"the arm {arm} ended with {program.process.returncode}:\n{program.tail()}")
+    return Arm(arm, events(program))
+
+
+def protected(directory: Path, plan: Plan) -> tuple[Arm, list[phases.Account]]:
+    """The arm that Trainmedic looks after, and what it did about each fault."""
+    port = free_port()
+    with stack.running(directory / "stack", port, plan.faster) as looked_after:
+        arm = train(directory, MEDIC, plan, port, looked_after.state)
+        eventually(lambda: looked_after.open_runs() == 0, _SETTLES, "the end of every repair", every=1.0)
+        runs = looked_after.runs()
+    (directory / "runs.json").write_text(json.dumps(runs, indent=1))
+    return arm, phases.accounts(arm.events, runs)
+
+
+def compare(directory: Path, plan: Plan) -> tuple[dict[str, Arm], list[phases.Account]]:
+    """All three. The first two wait for nothing and run beside the third."""
+    arms: dict[str, Arm] = {}
+    failed: list[BaseException] = []
+
+    def unprotected() -> None:
+        try:
+            for name in (CALM, ALONE):
+                arms[name] = train(directory, name, plan)
+        except BaseException as error:
+            failed.append(error)
+
+    beside = threading.Thread(target=unprotected)
+    with ExitStack() as ends:
+        ends.callback(beside.join)
+        beside.start()
+        arms[MEDIC], told = protected(directory, plan)
+    if failed:
+        raise failed[0]
+    return arms, told
+
+
+def ratio(arm: Arm, plan: Plan) -> float:
+    """The part of the time that went into steps that count.
+
+    Alone, only the steps before the first fault that nothing gets over do: before the first NaN or hang.
+    Otherwise it is the steps of the run, at their usual length, over the time that it took.
+    """
+    if arm.name == ALONE:
+        stops = [int(one["step"]) for one in arm.events if one.get("kind") in (faults.HANG, faults.NAN)]
+        return min([*stops, plan.steps]) / plan.steps
+    end = arm.end
+    return float(plan.steps * end["usual"] / end["seconds"])
+
+
+def report(arms: Mapping[str, Arm], told: Sequence[phases.Account], plan: Plan) -> str:
+    """What is printed."""
+    calm = arms[CALM].end["validation"]
+    digest = arms[CALM].events[0]["digest"]
+    lines = [
+        f"{plan.steps} steps, {len(plan.faults)} faults, a checkpoint every {plan.checkpoint_every} steps, "
+        f"text {digest}; durations of rules and playbooks divided by {plan.faster}",
+        "",
+        "arm     validation loss            steps wasted   effective training time",
+    ]
+    for name in (CALM, ALONE, MEDIC):
+        arm = arms[name]
+        end = arm.end
+        change = f"({(end['validation'] / calm - 1) * 100:+.2f} %)" if name != CALM else ""
+        wasted = end["executed"] - plan.steps if name != ALONE else "-"
+        lines.append(f"{name:7} {end['validation']:.4f} {change:19} {wasted!s:>11}   {ratio(arm, plan):22.3f}")
+    nan = arms[ALONE].only("nan")
+    stood = arms[ALONE].end
+    lines += [
+        "",
+        f"alone: no number since step {nan['step']}" if nan else "alone: always a number",
+        f"alone: stands still since step {stood['step']}" if stood["event"] == "fault" else "alone: came to its end",
+        "",
+        "fault                        step  " + "".join(f"{phase:>9}" for phase in phases.PHASES) + "  repaired by",
+    ]
+    for one in told:
+        times = "".join(f"{one.seconds[p]:9.2f}" if p in one.seconds else "        -" for p in phases.PHASES)
+        how = "; ".join(one.repairs) or "nothing"
+        note = "" if one.is_repaired else "  NOT REPAIRED"
+        lines.append(f"{one.number:3} {one.kind:22} {one.step:6}  {times}  {how}{note}")
+    medians = [statistics.median([one.seconds[p] for one in told if p in one.seconds] or [0]) for p in phases.PHASES]
+    lines.append(f"median, seconds{'':20}" + "".join(f"{median:9.2f}" for median in medians))
+    by_people = sum(one.told_people for one in told)
+    lines += ["", f"{sum(one.is_repaired for one in told)} of {len(plan.faults)} repaired, {by_people} told to people"]
+    return "\n".join(lines)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--short", action="store_true", help="three faults in three quarters of a minute")
+    parser.add_argument("--steps", type=int, default=18_000)
+    parser.add_argument("--faults", type=int, default=20, metavar="COUNT")
+    parser.add_argument("--kinds", nargs="+", default=None, metavar="KIND", help="only these, in turn")
+    parser.add_argument("--pace", type=float, default=0.05, metavar="SECONDS", help="least time of a step")
+    parser.add_argument("--faster", type=int, default=30, help="what durations of rules and playbooks are divided by")
+    parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--directory", type=Path, help="where logs are left (default: a temporary one)")
+    return parser.parse_args()
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    steps, count, kinds = options.steps, options.faults, options.kinds
+    if options.short:
+        steps, count, kinds = 600, 3, [faults.NAN, faults.RATE, faults.HANG]
+    coming = faults.plan(count, steps, options.seed)
+    if kinds:
+        coming = [fault._replace(kind=kinds[fault.number % len(kinds)]) for fault in coming]
+    return Plan(steps, options.pace, options.faster, options.checkpoint_every, options.seed, coming)
+
+
+def main() -> None:
+    options = parse()
+    plan = planned(options)
+    with tempfile.TemporaryDirectory(prefix="unattended-") as temporary:
+        directory = options.directory or Path(temporary)
+        began = time.monotonic()
+        arms, told = compare(directory, plan)
+        print(report(arms, told, plan))
+        print(f"took {(time.monotonic() - began) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""One training run, as a process: ``python -m benchmarks.unattended.trainer --steps 18000 …``.
+
+With ``--medic`` it is protected by `trainmedic.torch`, as a user's script would be. Each event is printed
+as a line of JSON, with the time: each fault when it happens, each step that is gone back to, the end. Who
+calls it: ``__main__``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from benchmarks.unattended import corpus, faults
+from benchmarks.unattended.model import BATCH, CharModel, Rows, validation_loss
+
+_PEAK_RATE = 3e-3
+_LAST_RATE = 0.0
+_SPARE = 3
+"""Times as many batches as steps: what is skipped and gone back over comes out of it."""
+
+
+class Training:
+    """The parts of a run, and one step of it."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(options.seed)
+        self.text = corpus.load()
+        self.model = CharModel(self.text.vocabulary)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=_PEAK_RATE)
+        # Works on from the present rate, as most schedulers do: a rate that was changed stays changed.
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, options.steps, eta_min=_LAST_RATE)
+        rows = Rows(self.text.training, options.steps * BATCH * _SPARE, options.seed)
+        self.loader: DataLoader[Any] = DataLoader(rows, batch_size=BATCH)
+        self.faults = faults.Faults([faults.Fault(*one) for one in json.loads(options.faults)], self._tell_fault)
+        self.executed = 0
+        self.step = 0
+        self._began: list[float] = []
+
+    def train(self, batch: tuple[torch.Tensor, torch.Tensor], step: int) -> tuple[float, float]:
+        """One step: the loss and the gradient norm before clipping."""
+        self.step = step
+        self._began.append(time.perf_counter())
+        numbers, rows = batch
+        number = int(numbers[0]) // BATCH
+        self.faults.begin(step, number, self.optimizer)
+        labels = self.faults.spoil(number, rows[:, 1:], self.text.vocabulary)
+        loss = self.faults.spoil_loss(number, self.model.loss(rows[:, :-1], labels))
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.faults.spoil_gradients(self.model)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.executed += 1
+        return loss.item(), norm.item()
+
+    def validate(self) -> float:
+        return validation_loss(self.model, self.text)
+
+    def pace(self) -> dict[str, float]:
+        """Seconds from the first step to now, and how long a step usually takes."""
+        steps = itertools.pairwise(self._began)
+        usual = statistics.median(then - since for since, then in steps)
+        return {"seconds": time.perf_counter() - self._began[0], "usual": usual}
+
+    def _tell_fault(self, fault: faults.Fault) -> None:
+        # A hang may be the last that is heard of the run.
+        result = {"validation": self.validate()} if fault.kind == faults.HANG else {}
+        tell("fault", number=fault.number, kind=fault.kind, step=self.step, executed=self.executed, **result)
+
+
+def unprotected(training: Training, options: argparse.Namespace) -> None:
+    for step, batch in enumerate(training.loader, 1):
+        began = time.perf_counter()
+        loss, _ = training.train(batch, step)
+        if loss != loss:
+            tell_once("nan", step=step)
+        if step == options.steps:
+            return
+        time.sleep(max(0.0, options.pace - (time.perf_counter() - began)))
+
+
+_told: set[str] = set()
+
+
+def tell(event: str, **details: Any) -> None:
+    print(json.dumps({"event": event, "time": time.time(), **details}), flush=True)
+
+
+def tell_once(event: str, **details: Any) -> None:
+    if event not in _told:
+        _told.add(event)
+        tell(event, **details)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pace", type=float, default=0.0, metavar="SECONDS", help="least time of a step")
+    parser.add_argument("--faults", default="[]", help="JSON: [[number, kind, step], …]")
+    parser.add_argument("--medic", action="store_true", help="let Trainmedic look after it")
+    parser.add_argument("--checkpoints", type=Path)
+    parser.add_argument("--checkpoint-every", type=int, default=50)
+    parser.add_argument("--metrics-port", type=int)
+    parser.add_argument("--hang-floor", type=float, default=60.0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    training = Training(options)
+    tell("started", digest=training.text.digest, characters=len(training.text.training))
+    unprotected(training, options)
+    pace = training.pace()
+    tell("finished", step=training.step, executed=training.executed, validation=training.validate(), **pace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Which checkpoint a rollback means, which may be deleted, and the marks that others can see on them.
+
+Neutral towards frameworks: a checkpoint is a `Found`, wherever and however it is kept. Not here: writing and
+loading one (``torch.store``, or the framework), how often one may go back to it (``budget``). Who calls it:
+the integrations.
+
+Two small files mark a checkpoint directory. ``.trainmedic-complete`` is the last thing that is written into it;
+without it a checkpoint of this package counts as half-written. ``.trainmedic-pinned`` says that it is not to be
+deleted; the cleaner of the node agent heeds it too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from trainmedic import envelope
+from trainmedic.errors import Rejected
+from trainmedic.parameters import Rollback
+
+COMPLETE = ".trainmedic-complete"
+PINNED = ".trainmedic-pinned"
+_NEVER_DELETED = 2
+_LARGEST_MARK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that is there.
+
+    ``step`` is the number of steps that were done when it was written, ``at`` (aware UTC) when it was
+    complete. ``path`` is where it is: a path, or whatever name its owner loads it by.
+    """
+
+    step: int
+    at: datetime
+    path: Any
+    complete: bool = True
+
+
+def choose(found: Sequence[Found], rollback: Rollback, step: int) -> Found:
+    """The checkpoint that `rollback` means, seen from `step`. Raises Rejected, saying what there is instead."""
+    return candidates(found, rollback, step)[0]
+
+
+def candidates(found: Sequence[Found], rollback: Rollback, step: int) -> list[Found]:
+    """All that satisfy `rollback`, the newest first: where one cannot be loaded, the next is as good as allowed.
+
+    Incomplete ones never do. Raises Rejected where there is none.
+    """
+    complete = newest_first(found)
+    fitting, wanted = complete, ""
+    if rollback.before is not None:
+        before = rollback.before
+        fitting, wanted = [one for one in complete if one.at < before], f" from before {_told(before)}"
+    elif rollback.step is not None or rollback.steps_back is not None:
+        latest = rollback.step if rollback.step is not None else step - (rollback.steps_back or 0)
+        fitting, wanted = [one for one in complete if one.step <= latest], f" of step {latest} or before"
+    if not fitting:
+        raise Rejected(f"there is no complete checkpoint{wanted}{_instead(found, complete)}")
+    return fitting
+
+
+def newest_first(found: Sequence[Found]) -> list[Found]:
+    """The complete ones. What counts is when it was written: after a rollback a step comes twice."""
+    return sorted((one for one in found if one.complete), key=lambda one: (one.at, one.step), reverse=True)
+
+
+def surplus(found: Sequence[Found], keep: int, kept: Sequence[Any] = (), reach: timedelta | None = None) -> list[Found]:
+    """Those that can go where the newest `keep` are to stay: complete ones, and never the newest two.
+
+    `kept` are paths that stay in any case. With `reach`, the newest that is older than that, seen from the
+    newest of all, stays too: an alert may have begun that long before its rollback comes.
+    """
+    complete = newest_first(found)
+    staying = {one.path for one in complete[: max(keep, _NEVER_DELETED)]} | set(kept)
+    if reach is not None and complete:
+        older = [one for one in complete if one.at <= complete[0].at - reach]
+        staying |= {one.path for one in older[:1]}
+    return [one for one in complete if one.path not in staying]
+
+
+# --- marks on a directory -----------------------------------------------------------------------------
+
+
+def mark_complete(checkpoint: Path, facts: Mapping[str, Any]) -> None:
+    """The last act of writing a checkpoint. `facts` is kept in the mark. Raises OSError."""
+    _write(checkpoint / COMPLETE, facts)
+
+
+def completion(checkpoint: Path) -> Mapping[str, Any] | None:
+    """The facts of its mark; None where it is not complete, or the mark itself is half-written."""
+    try:
+        with (checkpoint / COMPLETE).open("rb") as file:
+            facts = json.loads(file.read(_LARGEST_MARK))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def pin(checkpoint: Path, why: Mapping[str, Any]) -> None:
+    """It is not to be deleted. Raises OSError."""
+    _write(checkpoint / PINNED, why)
+
+
+def unpin(checkpoint: Path) -> None:
+    """It may be deleted again. Raises OSError."""
+    (checkpoint / PINNED).unlink(missing_ok=True)
+
+
+def is_pinned(checkpoint: Path) -> bool:
+    return (checkpoint / PINNED).exists()
+
+
+def flush_directory(directory: Path) -> None:
+    """Names that were made or changed in it are on the disk when this returns. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """The file holds either what it held or `content`, whenever the machine stops. Raises OSError."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    flush_directory(path.parent)
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    write_durably(path, json.dumps(dict(facts)).encode())
+
+
+def _told(moment: datetime) -> str:
+    return envelope.write_time(moment)
+
+
+def _instead(found: Sequence[Found], complete: Sequence[Found]) -> str:
+    """What there is, for who has to find out why none would do."""
+    if complete:
+        oldest = complete[-1]
+        return f"; the oldest of {len(complete)} is of step {oldest.step}, written {_told(oldest.at)}"
+    return f"; {len(found)} are half-written" if found else "; there is none at all"

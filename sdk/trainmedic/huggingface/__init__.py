@@ -1,0 +1,113 @@
+"""Trainmedic for the Hugging Face Trainer, and for what builds on it.
+
+- `train` runs a Trainer, and carries out everything, restarts of its loop included.
+- `protect` does so for programs that make and run the Trainer themselves, such as LLaMA-Factory.
+- `Callback` alone carries out what needs no restart.
+
+``trainmedic.huggingface.swift`` is the plugin for ms-swift. Needs transformers and torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Iterator
+
+import transformers
+
+from trainmedic.client import Medic, connect
+from trainmedic.huggingface.callback import Callback
+from trainmedic.huggingface.loop import Loop
+from trainmedic.restarts import Limits
+
+__all__ = ["Callback", "Limits", "protect", "run_by", "train"]
+
+DEFAULT = Limits()
+
+
+def train(
+    trainer: Any,
+    job: str | None = None,
+    *,
+    medic: Medic | None = None,
+    resume_from_checkpoint: str | bool | None = None,
+    limits: Limits = DEFAULT,
+    **options: Any,
+) -> Any:
+    """Instead of ``trainer.train()``: train, restarting the loop where a command or a crash makes it necessary.
+
+    Returns the last loop's ``TrainOutput``. ``job`` is the name that alerts call the job by; ``medic`` a
+    connection that you made, and close, yourself. Further ``options`` go to ``trainer.train``. Raises what the
+    Trainer raises, when it has done so too often.
+    """
+    own = None if medic is not None or _callback_of(trainer) is not None else connect(job)
+    try:
+        return _run(trainer, medic or own, trainer.train, (resume_from_checkpoint,), options, limits)
+    finally:
+        if own is not None:
+            own.close()
+
+
+@contextlib.contextmanager
+def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limits = DEFAULT) -> Iterator[Medic]:
+    """While the context lasts, each Trainer that trains does so as by `train`.
+
+    For programs that run the Trainer deep inside themselves. It stands before ``transformers.Trainer.train``
+    for that long; nothing else is touched.
+    """
+    used = medic or connect(job)
+    original = transformers.Trainer.train
+
+    def train_protected(self: Any, resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:
+        def inner(*given: Any, **named: Any) -> Any:
+            return original(self, *given, **named)
+
+        return _run(self, used, inner, (resume_from_checkpoint, *arguments), options, limits)
+
+    transformers.Trainer.train = train_protected
+    try:
+        yield used
+    finally:
+        transformers.Trainer.train = original
+        if medic is None:
+            used.close()
+
+
+def run_by(callback: Callback, trainer: Any, limits: Limits = DEFAULT) -> None:
+    """From now on ``trainer.train()``, of this one Trainer, is `train`. For plugins that are given the Trainer."""
+    original = trainer.train
+
+    def train_restarting(resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:
+        return _run(trainer, callback.medic, original, (resume_from_checkpoint, *arguments), options, limits)
+
+    trainer.train = train_restarting
+
+
+def _run(
+    trainer: Any,
+    medic: Medic | None,
+    original: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    limits: Limits,
+) -> Any:
+    present = _callback_of(trainer)
+    if present is not None and present.loop is not None:  # `train` within `protect`: one of them is enough
+        return original(*arguments, **options)
+    callback = present
+    if callback is None:
+        assert medic is not None
+        callback = Callback(medic)
+        trainer.add_callback(callback)
+    loop = Loop(trainer, callback.medic, limits)
+    callback.attach(loop)
+    try:
+        return loop.train(original, *arguments, **options)
+    finally:
+        callback.attach(None)
+        if present is None:
+            trainer.remove_callback(callback)
+
+
+def _callback_of(trainer: Any) -> Callback | None:
+    found = (one for one in trainer.callback_handler.callbacks if isinstance(one, Callback))
+    return next(found, None)

@@ -1,0 +1,180 @@
+"""The callback: a Trainer's part in the conversation with Trainmedic.
+
+It reports each step, and carries out at the end of a step what can be done while the loop runs; of the Trainer
+it changes the `TrainerControl`, and of the optimizer the learning rate. What needs the loop to start again it
+hands to `restarts` (see ``trainmedic.huggingface.train``), where there is somebody who restarts it; otherwise
+it says that it cannot do that. An error in here is logged, and never reaches the Trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+from transformers import TrainerCallback
+
+from trainmedic.client import Medic, connect
+from trainmedic.commands import JobCommand
+from trainmedic.huggingface import saved
+from trainmedic.huggingface.health import Health
+from trainmedic.huggingface.loop import Loop
+from trainmedic.torch.live import NEEDS_RESTART, Live, harmless
+
+_NEEDS_HELP = f"{NEEDS_RESTART}; see trainmedic.huggingface.train and trainmedic.huggingface.protect"
+_NO_ACCUMULATION = (
+    "the Trainer finds its place in the data by the gradient accumulation, so that cannot change alone; "
+    "job.scale_batch changes it together with the micro-batch"
+)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """The end of a step, as the Trainer shows it."""
+
+    args: Any
+    state: Any
+    control: Any
+
+
+class Callback(TrainerCallback):  # type: ignore[misc]
+    """``Trainer(callbacks=[trainmedic.huggingface.Callback(job="llm-1")])``.
+
+    The options are those of `trainmedic.connect`; or give a connected ``medic``. Without the help of
+    `trainmedic.huggingface.train` or `protect`, commands that need a restart are ``unsupported``.
+    """
+
+    def __init__(self, medic: Medic | None = None, **options: Any) -> None:
+        self.medic = medic if medic is not None else connect(**options)
+        self.health = Health(self.medic)
+        self.loop: Loop | None = None
+        self._live = Live(self.medic)
+        self._moment: _Moment | None = None
+        self._saving: list[JobCommand] = []
+        self._register()
+
+    def attach(self, loop: Loop | None) -> None:
+        """From now on `loop` carries out what needs a restart; None: nobody does."""
+        self.loop = loop
+        self._register_restarts()
+
+    # --- called by the Trainer --------------------------------------------------------------------------
+
+    @harmless
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        self._live.loop_begins(objects["optimizer"], objects["lr_scheduler"])
+
+    @harmless
+    def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        self.health.step_begins()
+
+    @harmless
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        rate, schedule = objects["optimizer"].param_groups[0]["lr"], objects["lr_scheduler"].get_last_lr()[0]
+        self.health.step_ends(state.global_step, control.should_log, samples, rate, schedule)
+        if self.loop is not None:
+            self.loop.stepped(state.global_step)
+        self._moment = _Moment(args, state, control)
+        self.medic.commands(state.global_step)
+        self._live.pause.hold(state.global_step)
+        self.health.expect(control.should_evaluate, control.should_save)
+
+    @harmless
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        self.health.step_begins()
+        if self.loop is not None and self.loop.is_ending:
+            # The strategy "epoch" takes the early end for an epoch's, and would keep what is to be thrown away.
+            control.should_save = control.should_evaluate = False
+        self.health.expect(control.should_evaluate, control.should_save)
+
+    @harmless
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        if logs and "loss" in logs:
+            self.health.logged(logs["loss"], logs.get("grad_norm"))
+
+    @harmless
+    def on_evaluate(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        self.health.evaluated(control.should_save)
+
+    @harmless
+    def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        path = saved.path_of(args.output_dir, state.global_step)
+        if args.should_save and path.is_dir():
+            saved.note(path, step=state.global_step, skipped_batches=self.loop.skipped_batches if self.loop else 0)
+        self.medic.saved(state.global_step)
+        self.health.saved()
+        waiting, self._saving = self._saving, []
+        for command in waiting:
+            command.applied(checkpoint=path.name, checkpoint_step=state.global_step)
+
+    @harmless
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        self.health.step_begins()
+        for command in self._saving:
+            command.failed("training ended before the checkpoint was written")
+        self._saving.clear()
+
+    # --- called by Medic.commands, at the end of a step -------------------------------------------------
+
+    def _register(self) -> None:
+        self.medic.on("job.checkpoint")(self._checkpoint)
+        self.medic.on("job.stop")(self._stop)
+        self.medic.cannot("job.accumulate", _NO_ACCUMULATION)
+        self._register_restarts()
+
+    def _register_restarts(self) -> None:
+        for action, handler in (
+            ("job.rollback", self._roll_back),
+            ("job.scale_batch", self._scale_batch),
+            ("job.dataloader_workers", self._set_workers),
+        ):
+            if self.loop is None:
+                self.medic.cannot(action, _NEEDS_HELP)
+            else:
+                self.medic.on(action, how="restart")(handler)
+
+    def _checkpoint(self, command: JobCommand) -> None:
+        self._now.control.should_save = True
+        self._saving.append(command)
+        command.later()  # until it is written
+
+    def _stop(self, command: JobCommand) -> Mapping[str, Any] | None:
+        now = self._now
+        now.control.should_training_stop = True
+        self._live.pause.end()
+        if self.loop is not None:
+            self.loop.restarts.stop()
+        if not command.params.get("checkpoint", True):
+            return {"checkpoint": None}
+        self._checkpoint(command)
+        return None
+
+    def _roll_back(self, command: JobCommand) -> None:
+        now, loop = self._now, self._loop
+        loop.roll_back(command, now.state.global_step)
+        now.control.should_training_stop = True
+        now.control.should_save = now.control.should_evaluate = False  # what it holds is to be thrown away
+        self._live.pause.end()
+
+    def _scale_batch(self, command: JobCommand) -> None:
+        self._restart_from_here(lambda here: self._loop.scale_batch(command, here))
+
+    def _set_workers(self, command: JobCommand) -> None:
+        self._restart_from_here(lambda here: self._loop.set_workers(command, here))
+
+    def _restart_from_here(self, ask: Callable[[Path], None]) -> None:
+        now = self._now
+        ask(saved.path_of(now.args.output_dir, now.state.global_step))
+        now.control.should_training_stop = now.control.should_save = True
+        self._live.pause.end()
+
+    @property
+    def _now(self) -> _Moment:
+        assert self._moment is not None
+        return self._moment
+
+    @property
+    def _loop(self) -> Loop:
+        assert self.loop is not None
+        return self.loop

@@ -1,0 +1,189 @@
+"""A Trainer whose training loop is restarted: by commands, and after a crash.
+
+Here is what a restart means for the Trainer: which checkpoint, which of its arguments change, which batches are
+left out. When to restart is `trainmedic.restarts`'s business. Who calls it: the `callback` for commands, and
+``trainmedic.huggingface`` to train.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+import torch.distributed
+from transformers.trainer_utils import get_last_checkpoint
+
+from trainmedic.budget import Budget
+from trainmedic.checkpoints import Found, choose
+from trainmedic.client import Medic
+from trainmedic.commands import JobCommand
+from trainmedic.errors import Rejected
+from trainmedic.huggingface import saved
+from trainmedic.huggingface.skipping import LeftOut
+from trainmedic.parameters import DataloaderWorkers, Rollback, ScaleBatch
+from trainmedic.restarts import Limits, Restart, Restarts
+
+log = logging.getLogger("trainmedic")
+
+_BATCH = "per_device_train_batch_size"
+_ACCUMULATION = "gradient_accumulation_steps"
+_WORKERS = "dataloader_num_workers"
+
+
+class Loop:
+    """The training of one Trainer, from its first step to the last, restarts included."""
+
+    def __init__(self, trainer: Any, medic: Medic, limits: Limits) -> None:
+        self._trainer = trainer
+        self._medic = medic
+        self._ranks: int = trainer.args.world_size
+        self.restarts = Restarts(medic, self._newest, limits)
+        self._budget = Budget(Path(trainer.args.output_dir), limits.rollbacks, writes=trainer.args.should_save)
+        self._left_out = LeftOut(trainer, 0)
+        self._left_out_before = 0  # by the checkpoint that the loop went on from
+
+    # --- around the Trainer's loop ----------------------------------------------------------------------
+
+    def train(self, original: Callable[..., Any], resume: Any, *arguments: Any, **options: Any) -> Any:
+        """Like ``Trainer.train``, which `original` is; what it returned last. Raises what it raises."""
+
+        def attempt(restart: Restart | None) -> Any:
+            start = self._first(resume) if restart is None else self._prepare(restart)
+            self._left_out_before = saved.skipped_batches(start) if start else 0
+            skip = self._left_out_before + (restart.skip_batches if restart else 0)
+            with LeftOut(self._trainer, skip) as self._left_out:
+                return original(start, *arguments, **options)
+
+        return self.restarts.run(attempt)
+
+    def _first(self, resume: Any) -> Any:
+        """The checkpoint that the caller of ``Trainer.train`` means, by the Trainer's own rules."""
+        if resume is True:
+            return get_last_checkpoint(self._trainer.args.output_dir) or resume
+        return resume or None
+
+    def _prepare(self, restart: Restart) -> str:
+        checkpoint = restart.checkpoint
+        if not saved.is_complete(checkpoint, self._ranks):
+            newest = self._newest()
+            if newest is None or restart.skip_batches:
+                raise FileNotFoundError(f"{checkpoint} is not complete, and there is no other to go on from")
+            checkpoint = newest
+        self._set(restart.settings)
+        if self._trainer.args.should_save:
+            aside = saved.put_aside(self._trainer.args.output_dir, saved.step_of(checkpoint))
+            if aside:
+                log.warning("%s: put aside as %s", self._medic.job, ", ".join(aside))
+        log.warning("%s: the training loop starts again from %s", self._medic.job, checkpoint)
+        return str(checkpoint)
+
+    def _set(self, settings: Mapping[str, Any]) -> None:
+        args = self._trainer.args
+        for name, value in settings.items():
+            setattr(args, name, value)
+        if _BATCH in settings:
+            self._trainer._train_batch_size = args.train_batch_size  # the Trainer's own copy
+
+    def _newest(self) -> Path | None:
+        complete = [one for one in self._found() if one.complete]
+        return complete[-1].path if complete else None
+
+    def _found(self) -> list[Found]:
+        return saved.found(self._trainer.args.output_dir, self._ranks)
+
+    # --- called by the callback -------------------------------------------------------------------------
+
+    @property
+    def is_ending(self) -> bool:
+        """The loop ends only to start again."""
+        return self.restarts.is_asked
+
+    @property
+    def skipped_batches(self) -> int:
+        """How many batches were left out since training began."""
+        return self._left_out.done
+
+    def stepped(self, step: int) -> None:
+        """A step is complete."""
+        self.restarts.stepped(step, self._finish)
+
+    def roll_back(self, command: JobCommand, step: int) -> None:
+        """Raises Rejected."""
+        rollback = command.parameters
+        assert isinstance(rollback, Rollback)
+        if rollback.skip_batches and self._trainer.args.ignore_data_skip:
+            raise Rejected("with ignore_data_skip the Trainer does not know which batches to leave out")
+        target = self._agreed(lambda: self._target(rollback, step))
+        output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": step}
+        output["saved_at"] = target.at.isoformat()
+        self.restarts.ask(Restart(target.path, command, rollback.skip_batches, output=output))
+
+    def _target(self, rollback: Rollback, step: int) -> Found:
+        target = choose(self._found(), rollback, step)
+        self._budget.check(target.step, step)
+        return target
+
+    def _finish(self, restart: Restart) -> Mapping[str, Any]:
+        """The loop runs again, and `restart` is done."""
+        if restart.command is None or restart.command.action != "job.rollback":
+            return {}
+        spent = self._budget.spend(saved.step_of(restart.checkpoint), restart.output["left_step"])
+        return {**spent, "skipped_batches": max(self._left_out.done - self._left_out_before, 0)}
+
+    def scale_batch(self, command: JobCommand, here: Path) -> None:
+        """``here`` is the checkpoint that is about to be written. Raises Rejected."""
+        scale, args = command.parameters, self._trainer.args
+        assert isinstance(scale, ScaleBatch)
+        if not scale.keep_global_batch:
+            raise Rejected("the Trainer finds its place in the data by the global batch, so that has to stay")
+        if args.auto_find_batch_size:
+            raise Rejected("the Trainer was told to find its batch size by itself (auto_find_batch_size)")
+        before = {_BATCH: getattr(args, _BATCH), _ACCUMULATION: getattr(args, _ACCUMULATION)}
+        batch, accumulation = split(before[_BATCH], before[_ACCUMULATION], scale.factor)
+        after = {_BATCH: batch, _ACCUMULATION: accumulation}
+        output = {**after, "previous": before}
+        self.restarts.ask(Restart(here, command, settings=after, previous=before, output=output))
+
+    def set_workers(self, command: JobCommand, here: Path) -> None:
+        """``here`` is the checkpoint that is about to be written."""
+        wanted, args = command.parameters, self._trainer.args
+        assert isinstance(wanted, DataloaderWorkers)
+        names = [_WORKERS]
+        after: dict[str, Any] = {_WORKERS: wanted.count}
+        if wanted.count == 0:  # torch refuses both without workers
+            after.update(dataloader_persistent_workers=False, dataloader_prefetch_factor=None)
+            names = list(after)
+        before = {name: getattr(args, name) for name in names}
+        output = {"count": wanted.count, "previous": before[_WORKERS]}
+        self.restarts.ask(Restart(here, command, settings=after, previous=before, output=output))
+
+    def _agreed(self, decide: Callable[[], Found]) -> Found:
+        """What rank 0 decides, on every rank: each might see another state of a shared directory."""
+        if self._ranks == 1 or not torch.distributed.is_initialized():
+            return decide()
+        answer: list[Any] = [None]
+        if torch.distributed.get_rank() == 0:
+            try:
+                answer = [decide()]
+            except Rejected as refusal:
+                answer = [str(refusal)]
+        torch.distributed.broadcast_object_list(answer, device=self._trainer.args.device)
+        if isinstance(answer[0], str):
+            raise Rejected(answer[0])
+        found: Found = answer[0]
+        return replace(found, path=Path(found.path))
+
+
+def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:
+    """The micro-batch nearest to ``batch * factor``, not beyond, that leaves ``batch * accumulation`` as it is.
+
+    Raises Rejected where there is none other than the present.
+    """
+    whole = batch * accumulation
+    wanted = batch * factor * (1 + 1e-9)  # 1/3 and back again
+    fitting = [size for size in range(1, whole + 1) if whole % size == 0 and size <= max(wanted, 1)]
+    if fitting[-1] == batch:
+        raise Rejected(f"the micro-batch is {batch} of {whole}; there is no other that keeps the global batch")
+    return fitting[-1], whole // fitting[-1]

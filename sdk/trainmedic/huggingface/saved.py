@@ -1,0 +1,154 @@
+"""The checkpoints of a Hugging Face Trainer: which are there, which are complete, and what is noted in them.
+
+A checkpoint is a directory ``checkpoint-<step>`` in the Trainer's output directory. It is complete when
+everything that a resumption reads is there and whole; the Trainer's last file is ``trainer_state.json``. The
+mark that this package leaves in it (`note`) tells besides what was changed in the run.
+
+Not here: which checkpoint a rollback means (``trainmedic.checkpoints``). Who calls it: ``restarts``, and
+``callback`` when the Trainer has saved.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from trainmedic import checkpoints
+from trainmedic.checkpoints import Found
+
+_NAME = re.compile(r"checkpoint-(\d{1,18})\Z")
+_STATE = "trainer_state.json"
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_WEIGHTS = (
+    *("model.safetensors", "pytorch_model.bin"),
+    *("adapter_model.safetensors", "adapter_model.bin"),  # PEFT
+    "pytorch_model_fsdp.bin",
+)
+_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_LARGEST_HEADER = 1 << 28
+
+
+def note(checkpoint: Path, **facts: Any) -> None:
+    """Mark a checkpoint as complete, and keep what the Trainer's own files do not tell. Raises OSError."""
+    checkpoints.mark_complete(checkpoint, facts)
+
+
+def skipped_batches(checkpoint: str | Path) -> int:
+    """How many batches of each rank had been left out when it was written.
+
+    The Trainer finds its place in the data by counting steps, and is that many short.
+    """
+    noted = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
+    return noted if type(noted) is int and noted > 0 else 0
+
+
+def path_of(output_dir: str | Path, step: int) -> Path:
+    """Where the Trainer puts the checkpoint of a step."""
+    return Path(output_dir) / f"checkpoint-{step}"
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """The step of a checkpoint, by its name. Raises ValueError."""
+    match = _NAME.match(Path(checkpoint).name)
+    if match is None:
+        raise ValueError(f"{checkpoint} is not named like a checkpoint of the Trainer")
+    return int(match[1])
+
+
+def found(output_dir: str | Path, ranks: int = 1) -> list[Found]:
+    """All checkpoints of a job of so many ranks, oldest step first. A directory that is not there holds none."""
+    try:
+        entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
+    except FileNotFoundError:
+        return []
+    return sorted((_looked_at(path, ranks) for path in entries), key=lambda one: one.step)
+
+
+def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
+    """Whether everything is there, and whole as far as that can be told without reading it all."""
+    try:
+        state = json.loads((checkpoint / _STATE).read_bytes())
+        names = {path.name for path in checkpoint.iterdir()}
+        return (
+            isinstance(state, dict)
+            and state.get("global_step") == step_of(checkpoint)
+            and _has_weights(checkpoint, names)
+            and _has_optimizer(checkpoint, names)
+            and (ranks == 1 or all(f"rng_state_{rank}.pth" in names for rank in range(ranks)))
+        )
+    except (OSError, ValueError, struct.error):
+        return False
+
+
+def put_aside(output_dir: str | Path, after: int) -> list[str]:
+    """Rename the checkpoints of later steps, so that neither the Trainer nor a rollback goes on from them.
+
+    The new names; none of them begins like a checkpoint's, so the Trainer's own limit does not count them.
+    """
+    renamed = []
+    for one in found(output_dir):
+        if one.step > after:
+            path = Path(one.path)
+            new = _free_name(path)
+            path.rename(new)
+            renamed.append(new.name)
+    return renamed
+
+
+def _looked_at(path: Path, ranks: int) -> Found:
+    complete = is_complete(path, ranks)
+    try:
+        at = (path / (_STATE if complete else ".")).stat().st_mtime
+    except OSError:  # it was removed just now
+        complete, at = False, 0.0
+    return Found(step_of(path), datetime.fromtimestamp(at, timezone.utc), path, complete)
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while True:
+        new = path.with_name(f"abandoned-{number}-{path.name}")
+        if not new.exists():
+            return new
+        number += 1
+
+
+def _has_weights(checkpoint: Path, names: set[str]) -> bool:
+    for index in _INDEXES:
+        if index in names:
+            shards = set(json.loads((checkpoint / index).read_bytes())["weight_map"].values())
+            return bool(shards) and all(_is_whole(checkpoint / shard) for shard in shards)
+    if any(name in names and _is_whole(checkpoint / name) for name in _WEIGHTS):
+        return True
+    return _is_deepspeed(names) or any(name.startswith("pytorch_model_fsdp_") for name in names)
+
+
+def _has_optimizer(checkpoint: Path, names: set[str]) -> bool:
+    if _is_deepspeed(names):
+        tag = (checkpoint / "latest").read_text().strip()
+        return bool(tag) and (checkpoint / tag).is_dir()
+    optimizer = any(name in names and (checkpoint / name).stat().st_size > 0 for name in _OPTIMIZERS)
+    sharded = any(name.startswith("optimizer_") and (checkpoint / name).is_dir() for name in names)
+    return (optimizer or sharded) and "scheduler.pt" in names
+
+
+def _is_deepspeed(names: set[str]) -> bool:
+    return "latest" in names and any(name.startswith("global_step") for name in names)
+
+
+def _is_whole(weights: Path) -> bool:
+    """A safetensors file begins with its own length (8 bytes, then a JSON header with the offsets of all tensors)."""
+    size = weights.stat().st_size
+    if weights.suffix != ".safetensors":
+        return size > 0
+    with weights.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(size, _LARGEST_HEADER):
+            return False
+        header: dict[str, Any] = json.loads(file.read(length))
+    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+    return bool(size == 8 + length + max(ends, default=0))

@@ -1,0 +1,74 @@
+"""Leaving out batches of data when a Trainer goes on from a checkpoint.
+
+The Trainer finds its place by itself: the batches that the checkpoint's steps were trained on. From there
+`LeftOut` reads further batches and does not train on them; over the end of an epoch too, which gets shorter by
+them. Who calls it: ``restarts``, around ``Trainer.train``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import Any, Iterator
+
+
+class LeftOut:
+    """While the context lasts, the first `batches` that the Trainer asks for are left out.
+
+    It stands before the Trainer's ``get_batch_samples``, which takes the batches of one optimizer step. Two
+    things follow from how the Trainer counts: the last step of a shortened epoch is left out where it has too
+    few batches, for its gradients would not be applied; and of an epoch that would be left out whole, the last
+    step is trained on, for the Trainer ends at an empty epoch. ``done`` counts what really was left out.
+    """
+
+    def __init__(self, trainer: Any, batches: int) -> None:
+        self._trainer = trainer
+        self._left = batches
+        self._original: Any = None
+        self._shortened: Any = None  # the iterator of the epoch in which batches were left out
+        self._has_trained = False  # on any batch of that epoch
+        self.done = 0
+
+    def __enter__(self) -> LeftOut:
+        if self._left:
+            self._original = self._trainer.get_batch_samples
+            self._trainer.get_batch_samples = self._take
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._original is not None:
+            del self._trainer.get_batch_samples
+
+    def _take(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
+        if batches is not self._shortened:
+            if not self._left:
+                return self._original(batches, count, *arguments, **options)
+            self._shortened, self._has_trained = batches, False
+        last = self._leave_out(batches, count)
+        if last is not None:
+            batches = last
+        samples, items = self._original(batches, count, *arguments, **options)
+        if self._has_trained and len(samples) < count:
+            self.done += len(samples)
+            return [], None
+        self._has_trained = True
+        return samples, items
+
+    def _leave_out(self, batches: Iterator[Any], count: int) -> Iterator[Any] | None:
+        """The epoch's last batches where it ended in here without any to train on, else None."""
+        if not self._left:
+            return None
+        last: deque[Any] = deque(maxlen=count)
+        while self._left:
+            try:
+                last.append(next(batches))
+            except StopIteration:
+                if self._has_trained:
+                    return None
+                self.done -= len(last)
+                return iter(last)
+            self._left -= 1
+            self.done += 1
+        return None

@@ -1,0 +1,137 @@
+"""Getting a training loop out of a step that hangs, so that a command can be carried out.
+
+A loop that hangs does not come to the step boundary at which commands are applied. Where a rollback or a stop
+waits for it, the main thread is sent a signal whose handler raises `Interrupted` out of the step. That frees
+what waits in Python, or in a system call that a signal ends: a lock, a sleep, a socket, a queue of a data
+loader. It does not free a thread that is stuck in a library's own loop, such as a CUDA kernel that never ends.
+
+Only the main thread can be interrupted, only inside `Interrupter.armed`, and never in this package's own code.
+Not here: what is a hang (``progress``), what is then done (the integration).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Callable, Iterator, TypeVar
+
+from trainmedic.errors import Interrupted
+
+log = logging.getLogger("trainmedic")
+
+SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""One that nobody else is likely to use. What was installed for it before is called in its turn."""
+
+_PACKAGE = str(Path(__file__).parent) + os.sep
+_LOOK_EVERY = 0.25
+
+Item = TypeVar("Item")
+
+
+def fetch(iterator: Iterator[Item]) -> Item:
+    """``next(iterator)``, from where it may be interrupted even while no other Python code runs."""
+    return next(iterator)
+
+
+class Interrupter:
+    """Watches over the main thread of one job. Made on the main thread, else it does nothing.
+
+    ``wanted`` says whether something waits that is worth interrupting a hang for, ``hangs`` whether the loop
+    hangs; both are called by a thread of this class, and only after `look`.
+    """
+
+    def __init__(self, wanted: Callable[[], bool], hangs: Callable[[], bool]) -> None:
+        self._wanted = wanted
+        self._hangs = hangs
+        self._armed = False
+        self._asked = False
+        self._previous: Any = None
+        self._woken = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._main = threading.main_thread()
+        self.works = threading.current_thread() is self._main and hasattr(signal, "pthread_kill")
+        if not self.works:
+            return
+        self._previous = signal.signal(SIGNAL, self._handle)
+        self._thread = threading.Thread(target=self._run, name="trainmedic-interrupter", daemon=True)
+        self._thread.start()
+
+    def armed(self) -> Armed:
+        """``with interrupter.armed():`` what may be interrupted. It does not nest."""
+        return Armed(self)
+
+    def arm(self) -> None:
+        self._armed = True
+
+    def disarm(self) -> None:
+        self._armed = False
+        self._asked = False
+
+    def look(self) -> None:
+        """A command has come: look, for as long as one waits, whether the loop hangs. From any thread."""
+        self._woken.set()
+
+    def interrupt(self) -> None:
+        """Interrupt the main thread now, if it is inside `armed`. From any thread."""
+        if self.works and self._armed and not self._stopping:
+            self._asked = True
+            signal.pthread_kill(self._main.ident or 0, SIGNAL)
+
+    def close(self) -> None:
+        """Put the signal's handler from before back. On the main thread."""
+        self._stopping = True
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join(2 * _LOOK_EVERY)
+        if self.works and signal.getsignal(SIGNAL) == self._handle:
+            signal.signal(SIGNAL, self._previous if self._previous is not None else signal.SIG_DFL)
+        self.works = False
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not self._stopping:
+            self._woken.wait()
+            self._woken.clear()
+            try:
+                while self._wanted() and not self._stopping:
+                    if self._hangs():
+                        self.interrupt()
+                    pause.wait(_LOOK_EVERY)
+            except Exception:
+                log.exception("looking for a hang failed")
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._asked:
+            if callable(self._previous):
+                self._previous(number, frame)
+            return
+        if not self._armed or frame is None or _is_ours(frame):
+            return  # it came to a boundary by itself, or is about to
+        self._asked = False
+        raise Interrupted("the training step hung, and a command waits")
+
+
+class Armed:
+    __slots__ = ("_interrupter",)
+
+    def __init__(self, interrupter: Interrupter) -> None:
+        self._interrupter = interrupter
+
+    def __enter__(self) -> Armed:
+        self._interrupter.arm()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._interrupter.disarm()
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether the thread is in this package's own code, which ends soon and must not be left half done."""
+    return frame.f_code is not fetch.__code__ and frame.f_code.co_filename.startswith(_PACKAGE)

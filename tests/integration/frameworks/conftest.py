@@ -1,0 +1,31 @@
+"""What the tests of the framework integrations share: nobody is asked for models, and one thread is enough."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import trainmedic
+from tests.commanding import Commander, Sent
+
+os.environ.update(TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", OMP_NUM_THREADS="1")
+
+
+@pytest.fixture
+def commander(redis_url: str) -> Iterator[Commander]:
+    made = Commander(redis_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def medic(commander: Commander) -> Iterator[trainmedic.Medic]:
+    with commander.connect() as connected:
+        yield connected
+
+
+@pytest.fixture
+def sent(commander: Commander, medic: trainmedic.Medic) -> Sent:
+    return Sent(commander, medic)

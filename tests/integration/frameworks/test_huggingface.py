@@ -1,0 +1,359 @@
+"""A real Trainer with the callback, and with the helper that restarts its loop, over a real Redis."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer
+
+import trainmedic
+from tests.commanding import Commander, Sent
+from tests.integration.frameworks.hf import Script, Windows, make_trainer
+from trainmedic import envelope, huggingface
+from trainmedic.huggingface.loop import split
+
+QUICK = huggingface.Limits(retries=2, delay=0.0)
+
+
+def weights(trainer: Any) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in trainer.model.parameters()])
+
+
+# --- rollback -----------------------------------------------------------------------------------------
+
+
+def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Back at step 20 from step 27: the same losses again, the same weights at the end, and the answer says where."""
+    plain = Script()
+    undisturbed = make_trainer(tmp_path / "plain", plain)
+    undisturbed.train()
+
+    script = Script(at_27=sent("job.rollback", step=25))
+    trainer = make_trainer(tmp_path, script)
+    result = huggingface.train(trainer, medic=medic, limits=QUICK)
+
+    assert result.global_step == 60
+    assert script.steps == [*range(1, 28), *range(21, 61)]
+    assert script.losses == plain.losses
+    assert torch.equal(weights(trainer), weights(undisturbed))
+    reply = sent.reply()
+    assert (reply.status, reply.output["checkpoint"]) == ("applied", "checkpoint-20")
+    assert (reply.output["step"], reply.output["left_step"], reply.output["skipped_batches"]) == (21, 27, 0)
+
+
+def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """A rollback skips the next batches; a later one to a checkpoint after that still knows that they are gone."""
+    order = Windows()
+    make_trainer(tmp_path / "plain", train_dataset=order).train()
+    data = Windows()
+    script = Script(at_27=sent("job.rollback", step=25, skip_batches=12))
+    trainer = make_trainer(tmp_path, script, train_dataset=data)
+    script.acts[34] = sent("job.rollback", step=30)
+    result = huggingface.train(trainer, medic=medic, limits=QUICK)
+
+    first, second = sent.replies()
+    assert (first.output["checkpoint"], first.output["skipped_batches"]) == ("checkpoint-20", 12)
+    assert (second.output["checkpoint"], second.output["skipped_batches"]) == ("checkpoint-30", 0)
+    # 60 batches in the epoch: 30 steps, 12 left out, 18 to go, and so 48 steps in all.
+    assert result.global_step == 48
+    assert script.steps == [*range(1, 28), *range(21, 35), *range(31, 49)]
+    assert data.seen[-18 * 4 :] == order.seen[-18 * 4 :]
+
+
+def test_by_default_it_goes_back_to_before_the_alert(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """The newest complete checkpoint that was written before that time; half-written ones do not count."""
+    moments: dict[int, datetime] = {}
+
+    def note_time(_: Any) -> None:
+        moments[25] = datetime.now(UTC)
+
+    def roll_back(_: Any) -> None:
+        (tmp_path / "out" / "checkpoint-20" / "optimizer.pt").unlink()
+        sent("job.rollback", before=envelope.write_time(moments[25]))(None)
+
+    script = Script(at_25=note_time, at_33=roll_back)
+    huggingface.train(make_trainer(tmp_path, script), medic=medic, limits=QUICK)
+    assert script.steps[33:] == [*range(11, 61)]
+    assert sent.reply().output["checkpoint"] == "checkpoint-10"
+
+
+def test_what_was_written_after_the_place_gone_back_to_is_put_aside(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """So that neither the Trainer nor a later rollback goes on from what was to be undone."""
+    script = Script(at_35=sent("job.rollback", step=12))
+    huggingface.train(make_trainer(tmp_path, script, max_steps=35, save_steps=10), medic=medic, limits=QUICK)
+    names = sorted(path.name for path in (tmp_path / "out").glob("*checkpoint*"))
+    assert names == [
+        *("abandoned-1-checkpoint-20", "abandoned-1-checkpoint-30"),
+        *("checkpoint-10", "checkpoint-20", "checkpoint-30", "checkpoint-35"),
+    ]
+
+
+def test_without_a_checkpoint_a_rollback_is_rejected_and_training_goes_on(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """Nothing is stopped for what cannot be done."""
+    script = Script(at_5=sent("job.rollback", step=4))
+    result = huggingface.train(make_trainer(tmp_path, script, max_steps=12), medic=medic, limits=QUICK)
+    assert (result.global_step, len(script.steps)) == (12, 12)
+    assert (sent.reply().status, "no complete checkpoint" in sent.reply().output["reason"]) == ("rejected", True)
+
+
+def test_rollbacks_to_the_same_place_are_limited(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """The one over the budget is rejected, so that the playbook escalates; training goes on."""
+    script = Script(at_12=sent("job.rollback"))
+    twice = itertools.count()
+
+    def again(_: Any) -> None:
+        if next(twice) < 2:
+            script.acts[13] = again
+        sent("job.rollback", step=10)(None)
+
+    script.acts[13] = again
+    limits = huggingface.Limits(retries=2, delay=0.0, rollbacks=2)
+    huggingface.train(make_trainer(tmp_path, script, max_steps=20), medic=medic, limits=limits)
+    assert [reply.status for reply in sent.replies()] == ["applied", "applied", "rejected"]
+    assert "budget" in sent.replies()[2].output["reason"]
+
+
+# --- live ---------------------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """Halved at step 15, and still half after a rollback to a checkpoint of before."""
+    plain = Script()
+    make_trainer(tmp_path / "plain", plain, lr_scheduler_type="cosine").train()
+    script = Script(at_15=sent("job.scale_lr", factor=0.5), at_25=sent("job.rollback", step=12))
+    huggingface.train(make_trainer(tmp_path, script, lr_scheduler_type="cosine"), medic=medic, limits=QUICK)
+    expected = [*plain.rates[:15], *(rate / 2 for rate in [*plain.rates[15:25], *plain.rates[10:]])]
+    assert script.rates == pytest.approx(expected)
+    assert [reply.status for reply in sent.replies()] == ["applied", "applied"]
+    assert sent.replies()[0].output["after"] == pytest.approx(sent.replies()[0].output["before"] / 2)
+
+
+def test_a_checkpoint_is_written_at_once_and_answered_when_it_is_there(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """By the callback alone, without the helper."""
+    script = Script(at_7=sent("job.checkpoint"))
+    make_trainer(tmp_path, script, huggingface.Callback(medic), max_steps=9).train()
+    assert (tmp_path / "out" / "checkpoint-7" / "trainer_state.json").exists()
+    assert (sent.reply().status, sent.reply().output["checkpoint"]) == ("applied", "checkpoint-7")
+
+
+def test_training_stops_in_order(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """After a checkpoint, and is not started again."""
+    script = Script(at_7=sent("job.stop", checkpoint=True))
+    result = huggingface.train(make_trainer(tmp_path, script), medic=medic, limits=QUICK)
+    assert (result.global_step, script.steps[-1]) == (7, 7)
+    assert (sent.reply().status, sent.reply().output["checkpoint"]) == ("applied", "checkpoint-7")
+
+
+def test_a_pause_ends_by_command(tmp_path: Path, commander: Commander, medic: trainmedic.Medic, sent: Sent) -> None:
+    """And training goes on."""
+    sent_later = []
+
+    def pause(_: Any) -> None:
+        sent("job.pause", max="1h")(None)
+        sent_later.append(commander.send("job.resume"))
+
+    script = Script(at_5=pause)
+    result = huggingface.train(make_trainer(tmp_path, script, max_steps=8), medic=medic, limits=QUICK)
+    assert result.global_step == 8
+    assert sent.reply().status == "applied"
+    assert commander.final(sent_later[0]).output["was_paused"] is True
+
+
+def test_a_pause_ends_by_its_time(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Nobody has to come and end it; the time is no step's."""
+    script = Script(at_5=sent("job.pause", max="100ms"))
+    assert huggingface.train(make_trainer(tmp_path, script, max_steps=8), medic=medic, limits=QUICK).global_step == 8
+    assert medic.progress.window_seconds["pause"] > 0.09
+
+
+# --- by a restart -------------------------------------------------------------------------------------
+
+
+def test_the_micro_batch_is_halved_and_the_global_batch_kept(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """Half the micro-batch, twice the accumulation, no step repeated or lost, and the losses nearly the same."""
+    plain = Script()
+    make_trainer(tmp_path / "plain", plain, dropout=0.0).train()
+    script = Script(at_15=sent("job.scale_batch", factor=0.5))
+    trainer = make_trainer(tmp_path, script, dropout=0.0)
+    huggingface.train(trainer, medic=medic, limits=QUICK)
+    assert (trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps) == (2, 2)
+    assert script.steps == [*range(1, 61)]
+    assert script.losses == pytest.approx(plain.losses, abs=1e-4)
+    reply = sent.reply()
+    assert reply.status == "applied"
+    assert reply.output["previous"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+
+
+def test_loader_workers_are_changed_and_changed_back(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """The answer says what they were, by which the server undoes it."""
+    script = Script(at_5=sent("job.dataloader_workers", count=1), at_8=sent("job.dataloader_workers", count=0))
+    trainer = make_trainer(tmp_path, script, max_steps=10)
+    huggingface.train(trainer, medic=medic, limits=QUICK)
+    assert [reply.output["previous"] for reply in sent.replies()] == [0, 1]
+    assert script.steps == [*range(1, 11)]
+    assert trainer.args.dataloader_num_workers == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "factor", "expected"),
+    [
+        (8, 1, 0.5, (4, 2)),
+        (4, 2, 2, (8, 1)),
+        (6, 1, 0.5, (3, 2)),
+        (8, 1, 0.01, (1, 8)),
+        (3, 2, 1.4, None),
+        (8, 1, 2, None),
+    ],
+)
+def test_a_micro_batch_is_found_that_keeps_the_global_batch(
+    batch: int, accumulation: int, factor: float, expected: tuple[int, int] | None
+) -> None:
+    """Or the command is rejected."""
+    if expected is None:
+        with pytest.raises(trainmedic.Rejected, match="global batch"):
+            split(batch, accumulation, factor)
+    else:
+        assert split(batch, accumulation, factor) == expected
+
+
+# --- crashes ------------------------------------------------------------------------------------------
+
+
+def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Once, when it does not come again; the run ends as if nothing had been."""
+
+    script = Script()
+    trainer = make_trainer(tmp_path, script, cls=crashing(at=[25]))
+    result = huggingface.train(trainer, medic=medic, limits=QUICK)
+    assert result.global_step == 60
+    assert script.steps == [*range(1, 25), *range(21, 61)]
+
+
+def test_a_crash_at_the_same_place_ends_it_after_some_tries(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """With the Trainer's own error."""
+    trainer = make_trainer(tmp_path, Script(), cls=crashing(at=[25] * 10))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        huggingface.train(trainer, medic=medic, limits=QUICK)
+    assert trainer.crashes == [25] * 7
+
+
+def crashing(at: list[int]) -> type[Trainer]:
+    """A Trainer that fails in the step after so many."""
+
+    class Crashing(Trainer):  # type: ignore[misc]
+        crashes = at
+
+        def training_step(self, *arguments: Any, **options: Any) -> Any:
+            if self.crashes and self.state.global_step == self.crashes[0] - 1:
+                self.crashes.pop(0)
+                raise RuntimeError("CUDA out of memory")
+            return super().training_step(*arguments, **options)
+
+    return Crashing
+
+
+def test_a_restart_that_does_not_come_up_is_answered_failed_and_taken_back(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """Training goes on with the settings from before."""
+
+    class Small(Trainer):  # type: ignore[misc]
+        def training_step(self, model: Any, inputs: Any, *arguments: Any) -> Any:
+            if len(inputs["input_ids"]) > 2:
+                raise RuntimeError("CUDA out of memory")
+            return super().training_step(model, inputs, *arguments)
+
+    script = Script(at_15=sent("job.scale_batch", factor=2))
+    trainer = make_trainer(
+        tmp_path, script, cls=Small, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=20
+    )
+    assert huggingface.train(trainer, medic=medic, limits=QUICK).global_step == 20
+    assert (sent.reply().status, "out of memory" in sent.reply().output["reason"]) == ("failed", True)
+    assert trainer.args.per_device_train_batch_size == 2
+    assert script.steps == [*range(1, 21)]
+
+
+# --- capabilities and health --------------------------------------------------------------------------
+
+
+def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """What would need a restart is unsupported, with the reason, and training goes on."""
+    script = Script(at_5=sent("job.rollback"))
+    trainer = make_trainer(tmp_path, script, huggingface.Callback(medic), max_steps=8)
+    assert trainer.train().global_step == 8
+    assert (sent.reply().status, "restart of the training loop" in sent.reply().output["reason"]) == (
+        "unsupported",
+        True,
+    )
+    assert medic._describe()["capabilities"] == {
+        "job.accumulate": "unsupported",
+        "job.checkpoint": "live",
+        "job.dataloader_workers": "unsupported",
+        "job.empty_cache": "unsupported",
+        "job.pause": "live",
+        "job.resume": "live",
+        "job.rollback": "unsupported",
+        "job.scale_batch": "unsupported",
+        "job.scale_lr": "live",
+        "job.stop": "live",
+    }
+
+
+def test_within_protect_every_trainer_restarts(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Also where a program makes and runs the Trainer itself; afterwards the Trainer is as it was."""
+    original = Trainer.train
+    script = Script(at_15=sent("job.rollback"))
+    with huggingface.protect(medic=medic, limits=QUICK):
+        result = make_trainer(tmp_path, script, max_steps=20).train()
+    assert (result.global_step, sent.reply().status) == (20, "applied")
+    assert script.steps == [*range(1, 16), *range(11, 21)]
+    assert Trainer.train is original
+
+
+def test_each_step_is_reported_once_with_its_loss(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Also where the Trainer logs seldom; saving and evaluating are windows of their own."""
+    script = Script()
+    trainer = make_trainer(
+        tmp_path,
+        script,
+        huggingface.Callback(medic),
+        max_steps=23,
+        logging_steps=5,
+        eval_strategy="steps",
+        eval_steps=10,
+        eval_dataset=Windows(8),
+    )
+    trainer.train()
+    assert (medic.progress.step, medic.progress.steps) == (23, 23)
+    values = medic.progress.values(0.0)
+    assert values["training_loss"] == pytest.approx(script.losses[20])
+    assert values["gradient_norm"] > 0
+    assert medic.progress.checkpoint is not None
+    assert medic.progress.checkpoint[0] == 23
+    assert medic.progress.window is None
+    assert medic.progress.window_seconds["checkpoint"] > 0
+    assert medic.progress.window_seconds["evaluation"] > 0
+
+
+def test_a_fault_of_the_callback_does_not_reach_the_training(
+    tmp_path: Path, medic: trainmedic.Medic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is logged, and the run goes on."""
+    callback = huggingface.Callback(medic)
+    monkeypatch.setattr(callback, "health", None)
+    assert make_trainer(tmp_path, callback, max_steps=3).train().global_step == 3

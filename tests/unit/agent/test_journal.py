@@ -1,0 +1,168 @@
+"""The agent's journal: what it remembers, and what it refuses."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from app.agent import journal as journals
+from app.agent.journal import Entry, Journal
+from app.errors import ConfigurationError, JournalUnavailable
+from trainmedic import envelope
+
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+
+
+def command(command_id: str) -> envelope.Command:
+    return envelope.Command(
+        id=command_id,
+        action="gpu.power_limit",
+        target={"kind": "gpu", "node": "n1", "gpu": "GPU-1"},
+        params={"percent": 80},
+        run_id="run",
+        playbook="hot",
+        reason="GPUTemperatureHigh",
+        issued_at=NOW,
+        expires_at=NOW + timedelta(seconds=30),
+        undo_of="earlier",
+    )
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    opened = Journal.open(tmp_path)
+    yield opened
+    opened.close()
+
+
+def reopened(journal: Journal, directory: Path) -> Journal:
+    journal.close()
+    return Journal.open(directory)
+
+
+def test_a_command_is_taken_once(journal: Journal) -> None:
+    """The second taking of an id says what became of the first."""
+    assert journal.take(command("c1"), NOW) is None
+    assert journal.take(command("c1"), NOW) == Entry("c1", envelope.ACCEPTED, NOW)
+    journal.conclude(Entry("c1", envelope.APPLIED, NOW, {"watts": 320}))
+    assert journal.take(command("c1"), NOW) == Entry("c1", envelope.APPLIED, NOW, {"watts": 320})
+
+
+def test_what_was_taken_is_found_again_after_a_restart(journal: Journal, tmp_path: Path) -> None:
+    """Unfinished commands come back whole, oldest first."""
+    journal.take(command("c2"), NOW + timedelta(seconds=1))
+    journal.take(command("c1"), NOW + timedelta(seconds=2))
+    journal.take(command("c0"), NOW)
+    journal.conclude(Entry("c0", envelope.APPLIED, NOW))
+    again = reopened(journal, tmp_path)
+    assert again.open_commands() == [command("c2"), command("c1")]
+    again.close()
+
+
+def test_a_reply_waits_until_it_was_sent(journal: Journal, tmp_path: Path) -> None:
+    """Outcomes are unsent, over a restart too, until somebody says that they were sent."""
+    journal.take(command("c1"), NOW)
+    assert journal.unsent(10) == []
+    journal.conclude(Entry("c1", envelope.FAILED, NOW, {"reason": "lost"}))
+    again = reopened(journal, tmp_path)
+    assert again.unsent(10) == [Entry("c1", envelope.FAILED, NOW, {"reason": "lost"})]
+    again.sent(["c1"])
+    assert again.unsent(10) == []
+    again.close()
+
+
+def test_a_revoked_command_is_never_taken(journal: Journal) -> None:
+    """An undo that came first bars the way for what it undoes, and nobody is told of that unasked."""
+    journal.revoke("c1", NOW)
+    known = journal.take(command("c1"), NOW)
+    assert known is not None
+    assert known.status == envelope.REJECTED
+    assert journal.unsent(10) == []
+
+
+def test_a_command_that_expired_can_come_again(journal: Journal) -> None:
+    """It was never applied, and the server may send it once more with more time; the old answer is void then."""
+    journal.take(command("c1"), NOW)
+    journal.conclude(Entry("c1", envelope.EXPIRED, NOW))
+    assert journal.take(command("c1"), NOW) is None
+    assert journal.unsent(10) == []
+
+
+def test_old_outcomes_are_pruned_and_nothing_else(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what is open nor what waits to be sent is ever forgotten."""
+    journal.take(command("open"), NOW)
+    for name in ("unsent", "old", "new"):
+        journal.take(command(name), NOW)
+        journal.conclude(Entry(name, envelope.APPLIED, NOW + timedelta(days=20 if name == "new" else 0)))
+    journal.sent(["old", "new"])
+    assert journal.prune(NOW + timedelta(days=31)) == 1
+    assert journal.look_up("old") is None
+    monkeypatch.setattr(journals, "KEPT_ENTRIES", 0)
+    assert journal.prune(NOW + timedelta(days=31)) == 1
+    assert journal.look_up("open")
+    assert journal.look_up("unsent")
+
+
+def test_a_transaction_that_raises_leaves_nothing(journal: Journal) -> None:
+    """Tables of other parts are changed wholly or not at all."""
+    journal.install("power", [["CREATE TABLE caps (gpu TEXT)"]])
+
+    def fail_within() -> None:
+        with journal.transaction() as connection:
+            connection.execute("INSERT INTO caps VALUES ('GPU-1')")
+            raise FileNotFoundError("of somebody else")
+
+    with pytest.raises(FileNotFoundError, match="of somebody else"):
+        fail_within()
+    with journal.transaction() as connection:
+        assert connection.execute("SELECT * FROM caps").fetchall() == []
+
+
+def test_a_part_is_brought_up_to_date_once(journal: Journal, tmp_path: Path) -> None:
+    """Each version's statements run once, over restarts too."""
+    first = ["CREATE TABLE caps (gpu TEXT)"]
+    journal.install("power", [first])
+    again = reopened(journal, tmp_path)
+    again.install("power", [first, ["ALTER TABLE caps ADD COLUMN watts REAL"]])
+    with again.transaction() as connection:
+        connection.execute("INSERT INTO caps VALUES ('GPU-1', 300.0)")
+    with pytest.raises(ConfigurationError, match="newer agent"):
+        again.install("power", [first])
+    again.close()
+
+
+def test_two_agents_never_share_a_memory(journal: Journal, tmp_path: Path) -> None:
+    """The second one is told which directory, and what to do."""
+    with pytest.raises(ConfigurationError, match=r"another agent.*--state-dir"):
+        Journal.open(tmp_path)
+
+
+def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
+    """The error says which file it is about."""
+    (tmp_path / "agent.db").write_text("not a database, " * 100)
+    with pytest.raises(JournalUnavailable, match=r"agent\.db"):
+        Journal.open(tmp_path)
+
+
+def test_a_journal_that_cannot_be_written_says_so(journal: Journal) -> None:
+    """Every error of SQLite is one error of ours."""
+    journal._connection.execute("PRAGMA query_only = ON")
+    with pytest.raises(JournalUnavailable, match="read-only") as caught:
+        journal.take(command("c1"), NOW)
+    assert isinstance(caught.value.__cause__, sqlite3.Error)
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """The error names the directory, and the setting that names another."""
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalUnavailable, match=r"file.*--state-dir"):
+        Journal.open(tmp_path / "file")
+
+
+def test_only_its_owner_reads_it(journal: Journal, tmp_path: Path) -> None:
+    """Outputs name files and processes of the node."""
+    assert (tmp_path / "agent.db").stat().st_mode & 0o077 == 0

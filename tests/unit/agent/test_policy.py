@@ -1,0 +1,122 @@
+"""A node's policy: what it allows, and how its mistakes are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from app.agent.policy import Policy, load, parse
+from app.errors import ConfigurationError
+from tests.unit.agent.test_journal import command
+
+WHOLE = """\
+allow: [gpu.power_limit, disk.clean]
+power:
+  floor_percent: 60
+  max_lease: 10m
+cleaning:
+  max_files: 500
+  rules:
+    old-logs: {roots: [/var/log/training], globs: ["*.log"], min_age: 7d}
+"""
+
+
+def told(text: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(text, "policy.yaml")
+    return str(caught.value).splitlines()
+
+
+def test_a_whole_policy_is_read() -> None:
+    """Its three parts, and a digest by which a presence tells which policy is in force."""
+    policy = parse(WHOLE, "policy.yaml")
+    assert policy.allow == {"gpu.power_limit", "disk.clean"}
+    assert (policy.power.floor_percent, policy.power.max_lease) == (60.0, timedelta(minutes=10))
+    assert list(policy.cleaning.rules) == ["old-logs"]
+    assert policy.cleaning.max_files == 500
+    assert policy.digest is not None
+    assert policy.digest != parse(WHOLE + "\n", "policy.yaml").digest
+
+
+def test_no_policy_allows_reading_alone() -> None:
+    """Which needs no permission, with a policy or without."""
+    assert Policy().allows("node.facts")
+    assert not Policy().allows("gpu.power_limit")
+    assert parse("allow: [disk.clean]", "p").allows("node.facts")
+
+
+def test_renewing_a_lease_belongs_to_the_limit() -> None:
+    """Who may cap may keep the cap."""
+    assert parse("allow: [gpu.power_limit]", "p").allows("gpu.renew_lease")
+    assert not parse("allow: [disk.clean]", "p").allows("gpu.renew_lease")
+
+
+def test_taking_back_is_always_allowed() -> None:
+    """A policy bounds harm, never undo."""
+    policy = parse("allow: [disk.clean]", "/etc/policy.yaml")
+    undo = command("c2")
+    cap = replace(undo, undo_of=None)
+    assert policy.refusal(undo) is None
+    assert policy.refusal(cap) == (
+        "gpu.power_limit is not allowed by this node's policy /etc/policy.yaml: it is not under allow"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alow: []", "policy.yaml:1:1: alow: is not known here; did you mean 'allow'?"),
+        (
+            "allow:\n  - gpu.powerlimit",
+            "policy.yaml:2:5: allow.0: 'gpu.powerlimit' is not one of gpu.power_limit, disk.clean; "
+            "did you mean 'gpu.power_limit'?",
+        ),
+        (
+            "allow: [node.facts]",
+            "policy.yaml:1:9: allow.0: node.facts needs no permission: it only reads; leave it out",
+        ),
+        (
+            "allow: [gpu.renew_lease]",
+            "policy.yaml:1:9: allow.0: gpu.renew_lease belongs to gpu.power_limit; allow that",
+        ),
+        (
+            "power: {floor_percent: 0}",
+            "policy.yaml:1:24: power.floor_percent: must be a number above 0 and up to 100, in percent of the default "
+            "limit, not 0",
+        ),
+        ("power: {max_lease: 2d}", "policy.yaml:1:20: power.max_lease: must be from 1m to 1d, not '2d'"),
+        ("power: 3", "policy.yaml:1:8: power: must be a mapping (name: value), not 3"),
+        ("cleaning: {rules: {tmp: {roots: [/]}}}", "policy.yaml:1:34: cleaning.rules.tmp.roots.0: / cannot be a root"),
+        ("- allow", "policy.yaml:1:1: must be a mapping (name: value), not ['allow']"),
+        ("allow: [", "policy.yaml:1:9: "),
+        ("allow: []\n---\nallow: []", "policy.yaml: a policy is one YAML document, and 2 are in the file"),
+    ],
+)
+def test_a_mistake_is_told_at_its_place(text: str, message: str) -> None:
+    """File, line, column, what is wrong, and the nearest right name."""
+    assert any(line.startswith(message) for line in told(text)), told(text)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """One reading shows all that has to be mended."""
+    assert len(told("alow: 1\npower: {floor: 2, max_lease: x}\ncleaning: {rulez: {}}")) == 4
+
+
+def test_a_policy_that_anybody_can_write_is_refused(tmp_path: Path) -> None:
+    """It bounds what commands may do, so it is worth nothing then."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(WHOLE)
+    file.chmod(0o666)
+    with pytest.raises(ConfigurationError, match="chmod o-w"):
+        load(file)
+    file.chmod(0o644)
+    assert load(file).source == str(file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """The agent does not start with less than it was told to have."""
+    with pytest.raises(ConfigurationError, match=r"none\.yaml cannot be read"):
+        load(tmp_path / "none.yaml")
