@@ -9,7 +9,7 @@ checkers only (pydantic alone would be a fifth of the agent).
 
 from __future__ import annotations
 
-from app.ports.actions import Action, Actions, Call, Inverse, Services, TemplateChecked
+from app.ports.actions import Action, Actions, Call, Hold, Inverse, Leased, Placed, Renewal, Services, TemplateChecked
 from app.ports.limits import Limits
 from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
 from app.ports.playbooks import Book, Catalog, Match, Scope, Step
@@ -27,14 +27,18 @@ __all__ = [
     "GuardFacts",
     "History",
     "HistoryFilter",
+    "Hold",
     "HttpCaller",
     "HttpReply",
     "Inverse",
+    "Leased",
     "Limits",
     "LinkedRun",
     "Match",
     "Notifier",
+    "Placed",
     "Presence",
+    "Renewal",
     "RunRecord",
     "RunStore",
     "Scope",

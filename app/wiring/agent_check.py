@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from app.adapters.nvml_gpus import NvmlGpus
 from app.agent import policy as policies
 from app.agent import privileges
 from app.agent.disk import roots
-from app.agent.disk.holders import lists_every_process
+from app.agent.disk.holders import Holders
+from app.agent.disk.pace import Pace, Time
 from app.agent.facts.gpu import presence
 from app.agent.policy import CHANGING, READING, Policy
 from app.agent.privileges import Privileges
@@ -122,7 +124,9 @@ def _cleaning(policy: Policy, mine: Privileges, report: Report) -> None:
         report.warnings.append(
             f"files of other users than {mine.user} will be left where they are: that needs {', '.join(missing)}"
         )
-    if not lists_every_process(Path("/proc")) or mine.lacks(privileges.PROCESSES_OF_OTHERS):
+    clock = Time()
+    holders = Holders(clock, Pace(clock, math.inf, lambda: False))
+    if not holders.sees_every_process() or mine.lacks(privileges.PROCESSES_OF_OTHERS):
         report.warnings.append(
             "not all processes of this machine can be seen (CAP_SYS_PTRACE, the first PID namespace, no hidepid): "
             "where the kernel does not say whether a file is open, it is left"

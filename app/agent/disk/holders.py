@@ -85,14 +85,35 @@ class Holders:
             self._at = self._clock.steady()
         return self._seen
 
+    def sees_every_process(self) -> bool:
+        """Whether the look at the processes, where it is needed, finds them all; what they have open is another
+        question, of privilege."""
+        return self._sees_all()
+
     def _look(self) -> Seen:
-        seen = Seen(complete=lists_every_process(self._proc))
+        seen = Seen(complete=self._sees_all())
         own = str(os.getpid())
         for process in self._processes():
             if process.name != own:
                 seen.complete &= self._add(seen, process)
             self._pace.goes_on()
         return seen
+
+    def _sees_all(self) -> bool:
+        """Whether every process of the machine is listed in ``/proc``."""
+        try:
+            mounts = (self._proc / "self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return False
+        options = [line.split()[3] for line in mounts if line.split()[1:3] == [str(self._proc), "proc"]]
+        hidden = any("hidepid=" in one and "hidepid=0" not in one for one in options)
+        return self._is_first_namespace() and not hidden
+
+    def _is_first_namespace(self) -> bool:
+        try:
+            return (self._proc / "self/ns/pid").stat().st_ino == _FIRST_PID_NAMESPACE
+        except OSError:
+            return False
 
     def _processes(self) -> Iterator[Path]:
         with os.scandir(self._proc) as entries:
@@ -136,17 +157,6 @@ class Holders:
                 if len(parts) == 6 and parts[4] != "0":
                     major, _, minor = parts[3].partition(":")
                     seen.open.add((os.makedev(int(major, 16), int(minor, 16)), int(parts[4])))
-
-
-def lists_every_process(proc: Path) -> bool:
-    """Whether every process of the machine is in ``/proc``."""
-    try:
-        first = (proc / "self/ns/pid").stat().st_ino == _FIRST_PID_NAMESPACE
-        mounts = (proc / "self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    options = [line.split()[3] for line in mounts if line.split()[1:3] == [str(proc), "proc"]]
-    return first and not any("hidepid=" in one and "hidepid=0" not in one for one in options)
 
 
 def _flags(path: Path) -> int:

@@ -84,7 +84,8 @@ class PowerControl:
                 requested[uuid] = asked(before[uuid])
             except GpuError as error:
                 return self._taken_back(hold_id, uuids, uuid, error)
-        hold = Hold(hold_id, 0, self.now() + min(lease, self.bounds.max_lease.total_seconds()), 0, 0)
+        granted = min(lease, self.bounds.max_lease.total_seconds())
+        hold = Hold(hold_id, 0, self.now() + granted, granted, 0, 0)
         states = {uuid: self._with_hold(uuid, hold, requested[uuid], present) for uuid, present in before.items()}
         self.ledger.save({uuid: _intending(state, before[uuid]) for uuid, state in states.items()})
         settled = {}
@@ -123,6 +124,11 @@ class PowerControl:
         """End the caps of a command, on all its GPUs or on these of them. What a GPU that does not answer is owed
         stays in the ledger, and the keeper sees to it."""
         return {uuid: self.try_settle(uuid) for uuid in self.mark_ended(hold_id, by, uuids)}
+
+    def ended_by(self, hold_id: str) -> str | None:
+        """How a command's caps have ended; None where they stand or never were."""
+        holds = [state.hold(hold_id) for state in self.ledger.all().values()]
+        return next((hold.ended_by for hold in holds if hold is not None and hold.ended_by is not None), None)
 
     def forget(self, hold_id: str) -> None:
         """As if the caps of a command had never been, so that it can come again."""

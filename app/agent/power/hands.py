@@ -45,9 +45,9 @@ class PowerLimit:
         uuids = self._uuids(command.target)
         if asked is None:
             return self._restore(command.id, uuids)
-        before = self._earlier(command.id)
+        before = self.control.ended_by(command.id)
         if before is not None:
-            raise Failed(f"this cap ended while it was being carried out: {before}")
+            raise Failed(f"the cap was begun before the agent was restarted, and it has ended since: {_told(before)}")
         outcome = self.control.cap(command.id, asked, uuids, lease)
         errors = {uuid: one for uuid, one in outcome.items() if isinstance(one, GpuError)}
         if errors:
@@ -81,11 +81,6 @@ class PowerLimit:
             raise _refusal(errors, len(named))
         return list(found)
 
-    def _earlier(self, hold_id: str) -> str | None:
-        """How a cap of this command has ended already; None where it stands or never was."""
-        holds = [state.hold(hold_id) for state in self.control.ledger.all().values()]
-        return next((hold.ended_by for hold in holds if hold is not None and hold.ended_by is not None), None)
-
     def _capped(self, uuid: str, hold_id: str, settled: Settled) -> dict[str, Any]:
         hold = settled.state.hold(hold_id)
         assert hold is not None
@@ -96,6 +91,7 @@ class PowerLimit:
             "limit_watts": in_watts(after.enforced_mw),
             "previous_watts": in_watts(hold.previous_mw),
             **_card(after),
+            "lease_seconds": hold.lease_seconds,
             "lease_until": _time(hold.lease_until),
         }
         if hold.clamped is not None:
@@ -115,10 +111,8 @@ class PowerLimit:
                 outcome[uuid] = self.control.try_settle(uuid)
         if outcome:
             return self._given_back(outcome)
-        ended = self._earlier(command.undo_of)
-        told = {"lease": "its lease had run out", "overridden": "somebody else had set the limit since"}
-        why = told.get(ended or "", "it was given back before") if ended else "no such cap stands here"
-        return {**orders.NOTHING_TO_UNDO, "note": why}
+        ended = self.control.ended_by(command.undo_of)
+        return {**orders.NOTHING_TO_UNDO, "note": _told(ended) if ended else "no such cap stands here"}
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
         """End every cap on these GPUs, whoever made it."""
@@ -151,10 +145,10 @@ class RenewLease:
             raise Rejected("holds must be a list of command ids")
         until = command.issued_at.timestamp() + _seconds(command.params, "lease_seconds", DEFAULT_LEASE)
         renewed = self.control.renew(holds, until)
-        return {
-            "renewed": [one for one in holds if one in renewed],
-            "unknown": [one for one in holds if one not in renewed],
-        }
+        unknown = [one for one in holds if one not in renewed]
+        ended = {one: _told(why) for one in unknown if (why := self.control.ended_by(one)) is not None}
+        told = {"renewed": [one for one in holds if one in renewed], "unknown": unknown}
+        return {**told, "ended": ended} if ended else told
 
 
 class LeaseKeeper:
@@ -303,6 +297,14 @@ def _refusal(errors: Mapping[str, GpuError], of: int) -> NotCarriedOut:
     if any(isinstance(error, GpuAbsent) for error in errors.values()):
         return Rejected(reason, output)
     return Failed(reason, output)
+
+
+def _told(ended_by: str) -> str:
+    """Why a cap has ended, for people."""
+    if ended_by.startswith("undo"):
+        return "it was given back before"
+    reasons = {"lease": "its lease had run out", "overridden": "somebody else had set the limit since"}
+    return reasons.get(ended_by, ended_by)
 
 
 def _time(at: float) -> str:

@@ -23,12 +23,15 @@ _SAME_MW = 1000
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A cap: ``id`` is that of the command that made it. ``ended_by`` says why it no longer stands:
-    ``lease``, ``overridden``, ``failed: <why>``, or ``undo <command id>``."""
+    """A cap. ``id`` is that of the command that made it, ``lease_seconds`` what it was granted.
+
+    ``ended_by`` says why it no longer stands: ``lease``, ``overridden``, ``failed: <why>``, or ``undo <command id>``.
+    """
 
     id: str
     limit_mw: int
     lease_until: float
+    lease_seconds: float
     previous_mw: int
     requested_mw: int
     clamped: str | None = None

@@ -142,7 +142,7 @@ def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus) -> None:
     before = scrape(collector(gpus, tally=tally))
     assert of(before, "trainmedic_agent_redis_connected") == 0
     tally.heard(time.time())
-    hold = Hold("a", 560_000, 1700000300.0, 700_000, 560_000)
+    hold = Hold("a", 560_000, 1700000300.0, 300.0, 700_000, 560_000)
     power = {
         FIRST: GpuPower(Baseline(700_000, 560_000, "s"), (hold,)),
         SECOND: GpuPower(Baseline(700_000, 560_000, "s"), ()),

@@ -29,6 +29,7 @@ def test_a_cap_says_everything_about_the_card_and_the_limit(node: Node) -> None:
         "min_watts": 200,
         "max_watts": 700,
         "draw_watts": 560,
+        "lease_seconds": 300,
         "lease_until": "2026-01-31T12:05:00.000000Z",
     }
     assert node.watts() == 560
@@ -283,7 +284,7 @@ def test_a_cap_whose_lease_ended_before_it_was_resumed_has_failed(node: Node) ->
     node.cap("a", percent=80, lease_seconds=5)
     node.restart()
     node.passes(6)
-    with pytest.raises(Failed, match="ended while"):
+    with pytest.raises(Failed, match="it has ended since: its lease had run out"):
         node.cap("a", resumed=True, percent=80, lease_seconds=5)
     assert node.watts() == 700
 
@@ -306,7 +307,11 @@ def test_the_caps_end_when_somebody_else_decides(node: Node) -> None:
     node.cap("a", percent=80)
     node.driver.set_watts(0, 300)
     node.passes(31)
-    assert node.renew("a") == {"renewed": [], "unknown": ["a"]}
+    assert node.renew("a") == {
+        "renewed": [],
+        "unknown": ["a"],
+        "ended": {"a": "somebody else had set the limit since"},
+    }
     node.passes(3600)
     assert node.watts() == 300
     assert node.undo("a")["note"] == "somebody else had set the limit since"

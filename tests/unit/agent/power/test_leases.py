@@ -46,7 +46,7 @@ def test_a_renewed_lease_runs_from_when_that_was_said(node: Node) -> None:
     assert node.watts() == 560
     node.passes(2)
     assert node.watts() == 700
-    assert node.renew("a") == {"renewed": [], "unknown": ["a"]}
+    assert node.renew("a")["ended"] == {"a": "its lease had run out"}
     assert node.watts() == 700
 
 
@@ -61,7 +61,7 @@ def test_a_renewal_never_shortens_a_lease(node: Node) -> None:
 def test_the_policy_bounds_leases(make_node: Callable[..., Node]) -> None:
     """Those of a cap and those of a renewal, also one from a clock that is ahead."""
     node = make_node(bounds=Power(max_lease=timedelta(seconds=100)))
-    node.cap("a", percent=80, lease_seconds=86400)
+    assert node.cap("a", percent=80, lease_seconds=86400)["lease_seconds"] == 100
     node.passes(90)
     node.renew("a", seconds=86400, ago=-86400)
     node.passes(99)
