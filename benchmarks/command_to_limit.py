@@ -12,10 +12,15 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+import redis
 
 from benchmarks.alert_storm import redis_server
 from tests.driver.driver import Driver, cards
 from tests.gpu_node import GpuNode
+from tests.node import KEY
+from trainmedic import envelope
 
 
 def main() -> None:
@@ -31,12 +36,15 @@ def main() -> None:
         redis_server(Path(name)) as url,
     ):
         driver = Driver(Path(name) / "gpus", cards(options.gpus))
-        with GpuNode(Path(name) / "node", url, driver) as node:
+        with GpuNode(Path(name) / "node", url, driver) as node, redis.Redis.from_url(url) as client:
+            client.ping()
             for number in range(options.rounds):
                 gpu = number % options.gpus
                 command = node.cap(str(gpu), watts=690 - number // options.gpus % 2 - gpu)
+                raw = command.encode()
+                fields: dict[Any, Any] = {"command": raw, "signature": envelope.sign(raw, KEY.encode())}
                 sent_at.append(time.time())
-                node.send(command)
+                client.xadd(envelope.node_commands(node.name), fields)
                 reply = node.final(command)
                 replied.append(reply.at.timestamp() - sent_at[-1])
                 if reply.status != "applied":
