@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Services,
         TemplateChecked,
     )
+    from app.ports.cluster import Cluster
     from app.ports.limits import Limits
     from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
     from app.ports.playbooks import Book, Catalog, Match, Scope, Step
@@ -38,6 +39,7 @@ __all__ = [
     "Call",
     "Catalog",
     "Clock",
+    "Cluster",
     "CommandBus",
     "GuardFacts",
     "History",
@@ -68,7 +70,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         """A name of `__all__` that has not been asked for yet."""
         if name in __all__:
-            for module in ("actions", "limits", "outside", "playbooks", "store"):
+            for module in ("actions", "cluster", "limits", "outside", "playbooks", "store"):
                 found = getattr(importlib.import_module(f"{__name__}.{module}"), name, None)
                 if found is not None:
                     globals()[name] = found

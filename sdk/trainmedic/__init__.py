@@ -9,12 +9,21 @@ What a job needs is loaded when it is first asked for: the node agent uses the w
 import importlib
 from typing import TYPE_CHECKING
 
-from trainmedic.errors import ConfigurationError, Interrupted, Refusal, Rejected, TrainmedicError, Unsupported
+from trainmedic.errors import (
+    ConfigurationError,
+    Interrupted,
+    NotAgreed,
+    Refusal,
+    Rejected,
+    TrainmedicError,
+    Unsupported,
+)
 from trainmedic.version import __version__
 
 if TYPE_CHECKING:
-    from trainmedic.client import LIVE, RESTART, UNSUPPORTED, Medic, connect
+    from trainmedic.client import LIVE, RESTART, Medic, connect
     from trainmedic.commands import JobCommand
+    from trainmedic.desk import UNSUPPORTED
     from trainmedic.parameters import (
         Accumulate,
         Checkpoint,
@@ -41,6 +50,7 @@ __all__ = [
     "Interrupted",
     "JobCommand",
     "Medic",
+    "NotAgreed",
     "Parameters",
     "Pause",
     "Refusal",
@@ -61,7 +71,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         """A name of `__all__` that no line above has brought here yet."""
         if name in __all__:
-            for module in ("client", "commands", "parameters"):
+            for module in ("client", "commands", "desk", "parameters"):
                 found = getattr(importlib.import_module(f"trainmedic.{module}"), name, None)
                 if found is not None:
                     globals()[name] = found
