@@ -1,6 +1,6 @@
-"""What a cleaning costs its node: time and memory for a directory of a million files, and what a reader beside it feels.
+"""What a cleaning costs its node: time and memory for a directory of a million files, and what a reader feels.
 
-The cleaning runs in a process of its own, as gently as in an agent: lowest priority, pauses. Its time is told
+The cleaning runs in a process of its own, as gently as in an agent: low priority, pauses. Its time is told
 per 100,000 files, over that of ``find -delete`` on an equal directory in the same run; its memory as what it
 adds to the process. The reader, a data loader in small, reads blocks at random places of a file that does not
 fit the page cache's mood (O_DIRECT where the filesystem has it); its reads per second while the cleaning runs
@@ -30,7 +30,7 @@ cleaning = reading.read({"rules": {"tmp": rule}, "max_files": 10_000_000})
 def resident():
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-pace.take_lowest_priority()
+pace.take_low_priority()
 peak = before = resident()
 began, used = time.monotonic(), time.process_time()
 done = threading.Event()

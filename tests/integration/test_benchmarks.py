@@ -19,6 +19,7 @@ BENCHMARKS = (
     "agents_thousand",
     "alert_storm",
     "command_to_limit",
+    "disk_clean",
     "receipt_to_handler",
     "time_to_ready",
     "webhook_throughput",

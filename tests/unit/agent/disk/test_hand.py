@@ -22,7 +22,7 @@ from trainmedic import envelope
 @pytest.fixture(autouse=True)
 def _priority_is_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lowering it cannot be taken back, and this thread has other tests to run."""
-    monkeypatch.setattr(pace, "take_lowest_priority", lambda: None)
+    monkeypatch.setattr(pace, "take_low_priority", lambda: None)
 
 
 @pytest.fixture
