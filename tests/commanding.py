@@ -49,7 +49,12 @@ class Commander:
     def send_and_wait(self, medic: trainmedic.Medic, action: str, seconds: float = 60.0, **params: Any) -> str:
         """The same, and return once it waits for the job's next look, or is answered already."""
         sent = self.send(action, seconds, **params)
-        eventually(lambda: sent in medic._waiting or self.replies(sent), 10, f"{action} arrived", every=0.002)
+        eventually(
+            lambda: any(one.id == sent for one in medic.unanswered()) or self.replies(sent),
+            10,
+            f"{action} arrived",
+            every=0.002,
+        )
         return sent
 
     def replies(self, sent: str) -> list[envelope.Reply]:
@@ -66,3 +71,25 @@ class Commander:
 
     def close(self) -> None:
         self._client.close()
+
+
+class Sent:
+    """Commands that are sent from within the training, at the end of a step; and what became of them."""
+
+    def __init__(self, commander: Commander, medic: trainmedic.Medic) -> None:
+        self.commander = commander
+        self.medic = medic
+        self.ids: list[str] = []
+
+    def __call__(self, action: str, seconds: float = 60.0, **params: Any) -> Any:
+        def act(_: Any) -> None:
+            self.ids.append(self.commander.send_and_wait(self.medic, action, seconds, **params))
+
+        return act
+
+    def replies(self) -> list[envelope.Reply]:
+        return [self.commander.final(one) for one in self.ids]
+
+    def reply(self) -> envelope.Reply:
+        (reply,) = self.replies()
+        return reply
