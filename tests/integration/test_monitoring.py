@@ -34,6 +34,8 @@ ALERTS = {
     "DiskSpaceLow": "critical",
     "MemoryUsageHigh": "warning",
     "NodeDown": "critical",
+    "GPUXidError": "critical",
+    "GPUMemoryBroken": "critical",
 }
 
 
