@@ -61,6 +61,8 @@ class LearningRate:
     def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
         self.optimizers = list(_several(optimizer))
         self._schedulers = list(_flat(_unwrapped(one) for one in _several(scheduler)))
+        known = bool(self._schedulers) and _keeps_what_is_known(self._schedulers[0])
+        self._says = self._schedulers[0] if known and getattr(self._schedulers[0], "_last_lr", None) else None
         self.scale = self._marked()  # the optimizer may have been scaled before, and loaded or handed on since
         # What was written where, and the unscaled value of it: so that a scale that is taken back leaves no trace.
         self._written: dict[Name, tuple[float, float]] = {}
@@ -73,15 +75,18 @@ class LearningRate:
     @property
     def value(self) -> float:
         """The present rate of the first group."""
-        return self.values[0]
+        return float(self.present)
 
     @property
-    def expected(self) -> float | None:
+    def present(self) -> Number:
+        """The same as the optimizer holds it: a number, or a tensor that is not waited for."""
+        return self.optimizers[0].param_groups[0]["lr"]
+
+    @property
+    def expected(self) -> Number | None:
         """What the schedule says that the first group's rate is; None where there is not one that says so."""
-        if len(self._schedulers) == 0 or not _keeps_what_is_known(self._schedulers[0]):
-            return None
-        last = getattr(self._schedulers[0], "_last_lr", None)
-        return float(last[0]) if last else None
+        scheduler = self._says
+        return scheduler._last_lr[0] if scheduler is not None else None
 
     def multiply(self, factor: float) -> None:
         """By so much more. Raises Rejected where the result is no usable number."""
