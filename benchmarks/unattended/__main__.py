@@ -146,8 +146,9 @@ def report(arms: Mapping[str, Arm], told: Sequence[phases.Account], plan: Plan) 
         arm = arms[name]
         end = arm.end
         change = f"({(end['validation'] / calm - 1) * 100:+.2f} %)" if name != CALM else ""
-        wasted = end["executed"] - plan.steps if name != ALONE else "-"
-        lines.append(f"{name:7} {end['validation']:.4f} {change:19} {wasted!s:>11}   {ratio(arm, plan):22.3f}")
+        wasted = end["executed"] - plan.steps if name == MEDIC else "-"
+        effective = f"{ratio(arm, plan):.3f}" if name != CALM else "-"
+        lines.append(f"{name:7} {end['validation']:.4f} {change:19} {wasted!s:>11}   {effective:>22}")
     nan = arms[ALONE].only("nan")
     stood = arms[ALONE].end
     lines += [
