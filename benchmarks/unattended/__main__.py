@@ -39,6 +39,21 @@ class Plan:
     faults: Sequence[faults.Fault]
 
 
+def _named(coming: Sequence[faults.Fault], kinds: Sequence[str]) -> list[faults.Fault]:
+    """The same faults, but of these kinds, in turn."""
+    return [fault._replace(kind=kinds[fault.number % len(kinds)]) for fault in coming]
+
+
+SHORT = Plan(
+    steps=600,
+    pace=0.05,
+    faster=30,
+    checkpoint_every=50,
+    seed=0,
+    faults=_named(faults.plan(3, 600, seed=0), [faults.NAN, faults.RATE, faults.HANG]),
+)
+
+
 @dataclass(frozen=True)
 class Arm:
     """One run of the trainer."""
@@ -185,13 +200,12 @@ def parse() -> argparse.Namespace:
 
 
 def planned(options: argparse.Namespace) -> Plan:
-    steps, count, kinds = options.steps, options.faults, options.kinds
     if options.short:
-        steps, count, kinds = 600, 3, [faults.NAN, faults.RATE, faults.HANG]
-    coming = faults.plan(count, steps, options.seed)
-    if kinds:
-        coming = [fault._replace(kind=kinds[fault.number % len(kinds)]) for fault in coming]
-    return Plan(steps, options.pace, options.faster, options.checkpoint_every, options.seed, coming)
+        return SHORT
+    coming = faults.plan(options.faults, options.steps, options.seed)
+    if options.kinds:
+        coming = _named(coming, options.kinds)
+    return Plan(options.steps, options.pace, options.faster, options.checkpoint_every, options.seed, coming)
 
 
 def main() -> None:
