@@ -131,6 +131,8 @@ def compare(directory: Path, plan: Plan) -> tuple[dict[str, Arm], list[phases.Ac
         arms[MEDIC], told = protected(directory, plan)
     if failed:
         raise failed[0]
+    if len({arm.events[0]["digest"] for arm in arms.values()}) > 1:
+        raise AssertionError("the checkout was changed while the arms ran, and with it the text that they learn")
     return arms, told
 
 
