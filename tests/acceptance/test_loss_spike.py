@@ -58,20 +58,22 @@ def only_run(server: str, status: str) -> dict[str, Any] | None:
 
 
 def test_a_loss_spike_is_rolled_back_and_the_history_tells_how(alertmanager: Path, server: str, tmp_path: Path) -> None:
-    """Back to a checkpoint from before the alert, half the learning rate, the loss recovered, every step told."""
+    """Back to a checkpoint from before the alert, half the learning rate until the loss recovered, all of it told."""
     environment = {"TRAINMEDIC_STATE_DIR": str(tmp_path / "server" / "state")}
     with scene.running(tmp_path / "scene", alertmanager, server, environment) as watched:
         eventually(lambda: watched.told("poisoned"), 60, "the poisoned batches")
         item = eventually(lambda: only_run(server, "succeeded"), 60, "the run's success", every=0.5)
         eventually(lambda: "TrainingLossSpike" not in watched.firing(), 5, "the alert's end in Prometheus")
+        eventually(lambda: len(watched.told("learning rate scaled")) == 2, 10, "the learning rate's return")
+        eventually(lambda: watched.newest(LEARNING_RATE) == 3e-3, 10, "the learning rate's return in Prometheus")
         run = httpx.get(f"{server}/history/{item['run_id']}").raise_for_status().json()
         the_job_went_back(watched, moment(run["alerts"][0]["starts_at"]))
     the_history_tells_how(item, run)
 
 
 def the_job_went_back(watched: scene.Scene, alert_began: datetime) -> None:
-    """To the last good checkpoint, although there was a newer one; with half the learning rate; and it helped."""
-    [rolled_back], [scaled] = watched.told("rolled back"), watched.told("learning rate scaled")
+    """To the last good checkpoint, although there was a newer one; at half the learning rate; and it helped."""
+    [rolled_back], [scaled, given_back] = watched.told("rolled back"), watched.told("learning rate scaled")
     saved = watched.told("saved")
     [good] = [checkpoint for checkpoint in saved if checkpoint["step"] == 150 and checkpoint["loss"] < 3.0]
     assert watched.highest(LOSS, 60) > good["loss"] + 1.0
@@ -82,7 +84,7 @@ def the_job_went_back(watched: scene.Scene, alert_began: datetime) -> None:
     assert rolled_back["next_batch"] == 150 + 200
 
     assert scaled["after"] == pytest.approx(scaled["before"] / 2)
-    assert watched.newest(LEARNING_RATE) == pytest.approx(scaled["after"])
+    assert (given_back["before"], given_back["after"]) == pytest.approx((scaled["after"], scaled["before"]))
     assert watched.newest(LOSS) < good["loss"] + 1.0
 
 

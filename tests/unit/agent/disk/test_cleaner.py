@@ -1,0 +1,303 @@
+"""Cleaning files by a rule: what goes, what stays and why, and what the output says of it."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from app.agent.disk.pace import Time
+from app.agent.disk.space import Space
+from tests.unit.agent.disk.trees import DAY, NEVER, aged, clean, cleaner, filled_by, left, names, put
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "scratch").mkdir()
+    return tmp_path / "scratch"
+
+
+def test_what_a_rule_names_goes_and_the_rest_stays(root: Path) -> None:
+    """Matched and old enough is deleted at any depth; not matched, excluded or young is left, and counted."""
+    for name in ("a.tmp", "b/c.tmp", "b/c/d/e.tmp"):
+        put(root / name, size=5000)
+    for name in ("a.txt", "keep/a.tmp", "b/kept.tmp"):
+        put(root / name)
+    put(root / "b/new.tmp", days=1)
+    output = clean(cleaner({"tmp": {"roots": [root], "globs": "**/*.tmp", "exclude": ["keep", "**/kept*"]}}))
+    assert names(root) == {"a.txt", "keep/a.tmp", "b/kept.tmp", "b/new.tmp"}
+    assert (output["files"], output["bytes"], output["stopped"]) == (3, 3 * 8192, None)
+    assert output["rules"]["tmp"]["left"] == {"young": {"count": 1, "examples": [f"{root}/b/new.tmp"]}}
+
+
+def test_the_oldest_go_first_until_enough_is_free(root: Path) -> None:
+    """Over all roots of the rule together; what is left then is counted."""
+    other = root.parent / "other"
+    for day in range(10, 20):
+        put((root if day % 2 else other) / f"{day}", days=day, size=4096)
+    by = cleaner({"tmp": {"roots": [root, other]}}, measure=filled_by(root.parent, 100 * 4096))
+    output = clean(by, until=94)
+    assert names(root.parent) == {"scratch/11", "scratch/13", "scratch/15", "other/10", "other/12", "other/14"}
+    assert output["stopped"] == "free_enough"
+    assert output["reached"] is True
+    assert (output["free_percent_before"], output["free_percent_after"]) == (90.0, 94.0)
+    assert left(output, "tmp") == {"free_enough": 6}
+
+
+def test_nothing_is_touched_where_enough_is_free_already(root: Path) -> None:
+    """Neither where the command's target is reached, nor where the rule's own condition does not hold."""
+    put(root / "a", size=4096)
+    by = cleaner({"low": {"roots": [root], "when_free_below": 50}}, measure=filled_by(root, 100 * 4096))
+    assert clean(by)["rules"]["low"]["free_enough_roots"] == [str(root)]
+    output = clean(cleaner({"any": {"roots": [root]}}, measure=filled_by(root, 100 * 4096)), until=99)
+    assert (output["files"], output["stopped"], names(root)) == (0, "free_enough", {"a"})
+
+
+def test_the_newest_of_each_directory_stay(root: Path) -> None:
+    """However old they are; the patterns say which are counted."""
+    for directory in ("x", "y"):
+        for day in (10, 20, 30, 40):
+            put(root / directory / f"core.{day}", days=day)
+        put(root / directory / "other", days=1)
+    output = clean(cleaner({"cores": {"roots": [root], "globs": "*/core.*", "keep_newest": 2}}))
+    assert names(root) == {f"{d}/{name}" for d in "xy" for name in ("core.10", "core.20", "other")}
+    assert left(output, "cores") == {"among_newest": 4}
+
+
+def test_age_counts_from_the_last_use_unless_the_rule_says_otherwise(root: Path) -> None:
+    """By default a file with an old date that was put there a moment ago is young, and so is one just read."""
+    put(root / "unpacked")
+    assert left(clean(cleaner({"tmp": {"roots": [root], "age_by": "used"}})), "tmp") == {"young": 1}
+    assert left(clean(cleaner({"tmp": {"roots": [root], "age_by": "changed"}})), "tmp") == {"young": 1}
+    later = Time(now=lambda: time.time() + 8 * DAY, sleep=lambda _: None)
+    os.utime(root / "unpacked", (time.time() + 5 * DAY, time.time()))
+    assert left(clean(cleaner({"tmp": {"roots": [root], "age_by": "used"}}, time=later)), "tmp") == {"young": 1}
+    assert clean(cleaner({"tmp": {"roots": [root], "age_by": "changed"}}, time=later))["files"] == 1
+
+
+def test_a_file_that_somebody_has_open_stays(root: Path) -> None:
+    """Open for reading, for writing, or only mapped; when it is closed it goes."""
+    for name in ("read", "written", "mapped", "free"):
+        put(root / name, size=5000)
+    by = cleaner({"tmp": {"roots": [root]}})
+    with (root / "mapped").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    with (root / "read").open("rb"), (root / "written").open("ab"), mapped:
+        assert left(clean(by), "tmp") == {"open": 3}
+        assert names(root) == {"read", "written", "mapped"}
+    assert clean(by)["files"] == 3
+
+
+def test_somebody_elses_lease_is_respected(root: Path) -> None:
+    """A file on which another process holds a lease is in use, and is not waited for."""
+    path = put(root / "leased")
+    with path.open("rb") as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        assert left(clean(cleaner({"tmp": {"roots": [root]}})), "tmp") == {"open": 1}
+
+
+def test_what_is_not_a_plain_file_with_one_name_stays(root: Path) -> None:
+    """Links of both kinds, pipes and sockets: deleting them frees nothing, or is not meant."""
+    put(root.parent / "outside" / "precious")
+    put(root / "one")
+    os.link(root / "one", root / "two")
+    os.symlink(root.parent / "outside", root / "directory-link")
+    os.symlink(root.parent / "outside/precious", root / "file-link")
+    os.mkfifo(root / "pipe")
+    for name in ("directory-link", "file-link", "pipe"):
+        aged(root / name, 30)
+    before = names(root.parent)
+    output = clean(cleaner({"tmp": {"roots": [root]}}))
+    assert names(root.parent) == before
+    assert left(output, "tmp") == {"hard_link": 2, "not_a_regular_file": 3}
+
+
+ODD = ["new\nline", "tab\tquote'\"", "-rf", " ", "*", "\udcff\udcfe", "\x1b[31m", "x" * 255, "ä" * 127, "a\\b"]
+
+
+def test_any_name_can_be_deleted_and_told(root: Path) -> None:
+    """Line breaks, bytes that are not UTF-8, the longest names; in the output they stand as escapes."""
+    for name in ODD:
+        put(root / name)
+        put(root / "young" / name, days=1)
+    output = clean(cleaner({"tmp": {"roots": [root]}}))
+    assert output["files"] == len(ODD)
+    assert {Path(name).parts[0] for name in names(root)} == {"young"}
+    for example in output["rules"]["tmp"]["left"]["young"]["examples"]:
+        assert example.isprintable()
+        assert len(example) <= 200
+        example.encode()
+
+
+def test_a_tree_deeper_than_any_path_is_walked_as_far_as_is_safe(root: Path) -> None:
+    """Beyond the deepest level that is entered it is left, with that reason; nothing fails by it."""
+    fd = os.open(root, os.O_RDONLY)
+    for level in range(300):
+        name = f"level-{level:0200}"
+        os.mkdir(name, dir_fd=fd)
+        below = os.open(name, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+        if level in (100, 200):
+            os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+            os.utime("file", (0, 0), dir_fd=fd)
+    os.close(fd)
+    output = clean(cleaner({"tmp": {"roots": [root]}}))
+    assert (output["files"], left(output, "tmp")) == (1, {"too_deep": 1})
+
+
+def test_sizes_are_what_is_stored(root: Path) -> None:
+    """A sparse file is as small as what is stored of it."""
+    put(root / "large", size=100_000)
+    put(root / "small", size=100)
+    with put(root / "sparse").open("r+b") as file:
+        file.truncate(10_000_000)
+    aged(root / "sparse", 30)
+    output = clean(cleaner({"tmp": {"roots": [root], "min_size": "50kB", "max_size": "1MB"}}))
+    assert names(root) == {"small", "sparse"}
+    assert left(output, "tmp") == {"size": 2}
+
+
+def test_limits_of_files_and_bytes_hold_over_all_rules(root: Path) -> None:
+    """The policy's for the command, the rule's for itself; what is too large is passed over."""
+    for day in range(10, 16):
+        put(root / "a" / f"{day}", days=day, size=4096)
+        put(root / "b" / f"{day}", days=day, size=4096)
+    put(root / "a" / "huge", days=50, size=40_960)
+    rules = {"a": {"roots": [root / "a"], "max_bytes": 12_288}, "b": {"roots": [root / "b"]}}
+    output = clean(cleaner(rules, max_files=5))
+    assert {name: entry["files"] for name, entry in output["rules"].items()} == {"a": 3, "b": 2}
+    assert left(output, "a") == {"limit_bytes": 4}
+    assert left(output, "b") == {"limit_files": 4}
+    assert output["stopped"] == "limit_files"
+    assert (root / "a" / "huge").exists()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_it_ends_between_files_when_the_agent_ends(root: Path, dry_run: bool) -> None:
+    """And tells what it did until then."""
+    for day in range(10, 20):
+        put(root / f"{day}", days=day)
+    asked = iter(range(1000))
+    output = clean(cleaner({"tmp": {"roots": [root]}}), dry_run=dry_run, stopping=lambda: next(asked) >= 4)
+    assert (output["files"], output["stopped"]) == (4, "agent_stopping")
+    assert left(output, "tmp") == {"agent_stopping": 6}
+    assert len(names(root)) == (10 if dry_run else 6)
+
+
+def test_it_ends_at_the_deadline(root: Path) -> None:
+    """Also while it is still looking."""
+    put(root / "a")
+    by = cleaner({"tmp": {"roots": [root]}}, time=Time(now=lambda: 2 * NEVER, sleep=lambda _: None))
+    output = clean(by)
+    assert (output["files"], output["stopped"], names(root)) == (0, "out_of_time", {"a"})
+
+
+def test_more_files_than_are_remembered_at_once_go_in_the_same_order(root: Path) -> None:
+    """In several rounds; the target ends it in the middle of one."""
+    for day in range(10, 40):
+        put(root / f"{day % 3}" / f"{day}", days=day, size=4096)
+    by = cleaner({"tmp": {"roots": [root]}}, measure=filled_by(root, 100 * 4096))
+    small = type(by)(by.cleaning, by.time, by.measure, batch=4)
+    output = clean(small, until=87)
+    assert {int(Path(name).name) for name in names(root)} == set(range(10, 23))
+    assert (output["files"], left(output, "tmp")) == (17, {"free_enough": 13})
+
+
+def test_a_filesystem_that_frees_late_is_given_a_moment(root: Path) -> None:
+    """What was deleted is enough, so no more is deleted although the filesystem does not show it yet."""
+    for day in range(10, 20):
+        put(root / f"{day}", days=day, size=4096)
+    moments = [0]
+    shown = filled_by(root, 100 * 4096)
+
+    def late(fd: int) -> Space:
+        return shown(fd) if moments[0] >= 5 else Space(90 * 4096, 100 * 4096)
+
+    def sleep(seconds: float) -> None:
+        moments[0] += 1
+
+    output = clean(cleaner({"tmp": {"roots": [root]}}, measure=late, time=Time(sleep=sleep)), until=93)
+    assert (output["files"], output["reached"]) == (3, True)
+
+
+def test_a_filesystem_that_others_fill_meanwhile_is_cleaned_further(root: Path) -> None:
+    """What is measured counts in the end, not what was deleted."""
+    for day in range(10, 20):
+        put(root / f"{day}", days=day, size=4096)
+    output = clean(cleaner({"tmp": {"roots": [root]}}, measure=lambda _: Space(5, 100)), until=10)
+    assert (output["files"], output["reached"], output["stopped"]) == (10, False, None)
+
+
+def test_roots_that_cannot_be_trusted_are_refused_and_the_others_cleaned(root: Path) -> None:
+    """A link, a link on the way, a missing one, a file, one in which others could exchange it, somebody else's."""
+    base = root.parent
+    put(root / "a")
+    put(base / "real" / "inner" / "b")
+    put(base / "open" / "inner" / "c")
+    (base / "link").symlink_to(base / "real")
+    (base / "open").chmod(0o777)
+    put(base / "file")
+    roots = [base / name for name in ("link", "link/inner", "missing", "file", "open/inner", "scratch")]
+    output = clean(cleaner({"link": {"roots": [roots[0]]}, "rest": {"roots": roots[1:]}}))
+    refused = {**output["rules"]["link"]["refused_roots"], **output["rules"]["rest"]["refused_roots"]}
+    assert {
+        Path(path).relative_to(base).as_posix(): reason.partition(f"{base}/")[2] for path, reason in refused.items()
+    } == {
+        "link": f"link is a symbolic link; name the real path of {base}/link",
+        "link/inner": f"link is a symbolic link; name the real path of {base}/link/inner",
+        "missing": "missing: No such file or directory",
+        "file": "file: Not a directory",
+        "open/inner": "open, on the way to it, may be written by others, who could put another directory in its place",
+    }
+    assert names(base) == {"link", "file", "real/inner/b", "open/inner/c"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
+def test_a_root_of_another_user_needs_that_user_in_the_policy(root: Path) -> None:
+    """Its owner could put into it what he likes; the policy says whom it trusts."""
+    put(root / "a")
+    os.chown(root, 12345, 12345)
+    output = clean(cleaner({"tmp": {"roots": [root]}}))
+    assert "belongs to user 12345" in output["rules"]["tmp"]["refused_roots"][str(root)]
+    assert clean(cleaner({"tmp": {"roots": [root]}}, owners=[12345]))["files"] == 1
+
+
+def test_a_checkpoint_is_not_entered_by_a_rule_about_files(root: Path) -> None:
+    """Whether it is known by its name or by what is in it: only a rule about checkpoints touches those."""
+    for name in ("run/checkpoint-100/model.pt", "run/last/.trainmedic-complete", "run/last/model.pt", "run/log"):
+        put(root / name)
+    output = clean(cleaner({"tmp": {"roots": [root]}}))
+    assert names(root) == {"run/checkpoint-100/model.pt", "run/last/.trainmedic-complete", "run/last/model.pt"}
+    assert left(output, "tmp") == {"in_checkpoint": 2}
+
+
+def test_two_rules_that_mean_the_same_file_count_it_once(root: Path) -> None:
+    """In a trial run too, where it is still there for the second."""
+    for day in (10, 20, 30):
+        put(root / f"{day}", days=day, size=4096)
+    by = cleaner({"one": {"roots": [root], "min_age": "15d"}, "two": {"roots": [root]}})
+    trial = clean(by, dry_run=True)
+    assert {name: entry["files"] for name, entry in trial["rules"].items()} == {"one": 2, "two": 1}
+    run = clean(by)
+    assert (run["rules"], run["files"], run["bytes"]) == (trial["rules"], trial["files"], trial["bytes"])
+
+
+def test_a_file_that_may_not_be_deleted_is_told_in_a_trial_run_too(root: Path) -> None:
+    """A directory that may not be written; root is held by the attribute "immutable" alone."""
+    put(root / "closed" / "a")
+    put(root / "open" / "b")
+    mode = stat.S_IMODE((root / "closed").stat().st_mode)
+    (root / "closed").chmod(0o555)
+    try:
+        by = cleaner({"tmp": {"roots": [root]}})
+        trial, run = clean(by, dry_run=True), clean(by)
+    finally:
+        (root / "closed").chmod(mode)
+    assert (trial["files"], left(trial, "tmp")) == (run["files"], left(run, "tmp"))
+    assert run["files"] == (2 if os.geteuid() == 0 else 1)
