@@ -13,6 +13,13 @@ The tree::
     ├── StoreUnavailable        the run store cannot be reached or written
     ├── BusUnavailable          Redis cannot be reached
     ├── JournalUnavailable      the agent's journal cannot be read or written
+    ├── GpuError                the GPU or its driver does not do what is asked
+    │   ├── GpuAbsent           there is no such GPU on this node
+    │   ├── GpuLost             the GPU was there and does not answer; it may come back
+    │   ├── DriverAbsent        no driver is loaded, or it is being loaded anew
+    │   ├── NotSupported        this GPU, or this way of dividing it, does not offer that
+    │   ├── NoPermission        the agent's user may not do that
+    │   └── GpuFailure          anything else that the driver reports; another attempt may succeed
     ├── NotCarriedOut           raised by a hand of the agent, to answer its order
     │   ├── Rejected            the order makes no sense here, or the agent's policy does not allow it
     │   ├── Unsupported         this node cannot carry out such an order
@@ -99,6 +106,34 @@ class BusUnavailable(TrainmedicError):
 
 class JournalUnavailable(TrainmedicError):
     """The agent's journal cannot be read or written."""
+
+
+class GpuError(TrainmedicError):
+    """The GPU or its driver does not do what is asked."""
+
+
+class GpuAbsent(GpuError):
+    """There is no such GPU on this node."""
+
+
+class GpuLost(GpuError):
+    """The GPU was there and does not answer; it may come back."""
+
+
+class DriverAbsent(GpuError):
+    """No driver is loaded, or it is being loaded anew."""
+
+
+class NotSupported(GpuError):
+    """This GPU, or this way of dividing it, does not offer that."""
+
+
+class NoPermission(GpuError):
+    """The agent's user may not do that."""
+
+
+class GpuFailure(GpuError):
+    """Anything else that the driver reports."""
 
 
 class NotCarriedOut(TrainmedicError):

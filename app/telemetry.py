@@ -55,6 +55,13 @@ class Metrics:
         self.queue_depth = Gauge("trainmedic_queue_depth", "Deliveries that wait for admission.", registry=registry)
         self.open_runs = Gauge("trainmedic_open_runs", "Runs that are open.", registry=registry)
         self.undos_owed = Gauge("trainmedic_undos_owed", "Runs that still owe an undo.", registry=registry)
+        self.leases = Gauge("trainmedic_leases", "Effects that last only while they are renewed.", registry=registry)
+        self.lease_renewals = Counter(
+            "trainmedic_lease_renewals", "Renewals of leases asked for, by outcome.", ["outcome"], registry=registry
+        )
+        self.leases_lost = Counter(
+            "trainmedic_leases_lost", "Leases that ran out while they were still wanted.", registry=registry
+        )
         self.store_errors = Counter("trainmedic_store_errors", "Failed calls of the run store.", registry=registry)
         self.bus_errors = Counter("trainmedic_bus_errors", "Failed calls of Redis.", registry=registry)
         self.loop_errors = Counter(

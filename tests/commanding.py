@@ -65,3 +65,25 @@ class Commander:
 
     def close(self) -> None:
         self._client.close()
+
+
+class Sent:
+    """Commands that are sent from within the training, at the end of a step; and what became of them."""
+
+    def __init__(self, commander: Commander, medic: trainmedic.Medic) -> None:
+        self.commander = commander
+        self.medic = medic
+        self.ids: list[str] = []
+
+    def __call__(self, action: str, seconds: float = 60.0, **params: Any) -> Any:
+        def act(_: Any) -> None:
+            self.ids.append(self.commander.send_and_wait(self.medic, action, seconds, **params))
+
+        return act
+
+    def replies(self) -> list[envelope.Reply]:
+        return [self.commander.final(one) for one in self.ids]
+
+    def reply(self) -> envelope.Reply:
+        (reply,) = self.replies()
+        return reply

@@ -1,4 +1,4 @@
-"""What tests share: a real Redis of their own, which they may kill."""
+"""What tests share: a real Redis of their own, which they may kill, and a stand-in for the GPU driver."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
+
+from tests.driver.driver import Card, Driver, cards
 
 
 class RedisServer:
@@ -102,3 +104,25 @@ def own_redis(tmp_path: Path) -> Iterator[type[RedisServer]]:
 def redis_url(redis_server: RedisServer) -> str:
     """The URL of a Redis that is running and empty."""
     return redis_server.url
+
+
+@pytest.fixture
+def make_driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """Make a stand-in for the GPU driver with so many GPUs, or with these cards; pynvml in this process finds the
+    last one."""
+    made: list[Driver] = []
+
+    def make(gpus: int | tuple[Card, ...] = 2, speed: float = 1.0) -> Driver:
+        driver = Driver(tmp_path / f"driver-{len(made)}", cards(gpus) if isinstance(gpus, int) else gpus, speed)
+        made.append(driver.enter())
+        return driver
+
+    yield make
+    for driver in reversed(made):
+        driver.leave()
+
+
+@pytest.fixture
+def driver(make_driver: Callable[..., Driver]) -> Driver:
+    """The stand-in for the GPU driver, with two GPUs."""
+    return make_driver(2)

@@ -56,7 +56,7 @@ class Node:
         allowed = ("--policy", str(self._policy)) if self._policy.exists() else ()
         self.program = Program(
             [
-                *(sys.executable, ROOT / "tests" / "noting_agent.py", self.notes_file, "agent", "--node", self.name),
+                *(*self._launcher(), sys.executable, *self._entry(), "agent", "--node", self.name),
                 *("--state-dir", self.state, "--redis", self.url, "--exporter-port", "0", *allowed, *options),
             ],
             self.directory / f"agent-{self.starts}.log",
@@ -69,6 +69,13 @@ class Node:
         if wait:
             pid = self.program.process.pid
             eventually(lambda: (self.presence() or {}).get("pid") == pid, 20, "the agent's presence", every=0.02)
+
+    def _launcher(self) -> tuple[str | Path, ...]:
+        """What starts the agent, if it is not started directly; it must become the agent's process."""
+        return ()
+
+    def _entry(self) -> tuple[str | Path, ...]:
+        return ROOT / "tests" / "noting_agent.py", self.notes_file
 
     @property
     def agent(self) -> Program:

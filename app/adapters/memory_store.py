@@ -337,6 +337,13 @@ class _Unit(ports.Transaction):
     def unfinished(self) -> list[Run]:
         return _oldest_first(self._tables.runs[run_id] for run_id in self._tables.unfinished)
 
+    def runs_in_effect(self, actions: Collection[str]) -> list[str]:
+        tables = self._tables
+        firing = (identity for identities in tables.firing.values() for identity in identities)
+        run_ids = {*tables.unfinished, *(run_id for one in firing for run_id in tables.runs_of_alert.get(one, ()))}
+        runs = self.runs(run_ids)
+        return [run.id for run in runs if any(step.action in actions and step.attempts for step in run.steps)]
+
     def run_of_command(self, command_id: str) -> str | None:
         return self._tables.commands.get(command_id)
 
@@ -354,6 +361,9 @@ class _Unit(ports.Transaction):
 
     def append(self, events: Sequence[Event]) -> None:
         self._tables.append(events)
+
+    def events_of(self, run_id: str, kind: str) -> list[Event]:
+        return [event for event in self._tables.events if (event.run_id, event.kind) == (run_id, kind)]
 
     def controls(self) -> Controls:
         return self._tables.controls.get(None, Controls())

@@ -5,7 +5,10 @@ command that stands here is never begun twice under one id; one that was interru
 reply that could not be sent waits here.
 
 Other parts of the agent keep tables of their own in the same file, through `Journal.install` and
-`Journal.transaction`, so that what belongs together is committed together.
+`Journal.write`, so that what belongs together is committed together.
+
+On a full disk it writes into the space that is kept back for it (``reserve``), so that the command that is to
+free the disk can be taken.
 
 Not here: what a command means. Every failure of the file is `JournalUnavailable`: whoever gets that does not
 act, because an agent without its memory could do a thing twice.
@@ -18,20 +21,30 @@ import fcntl
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+from app.agent.reserve import Reserve
 from app.errors import ConfigurationError, JournalUnavailable
 from trainmedic import envelope
+
+T = TypeVar("T")
 
 KEPT_SECONDS = 30 * 24 * 3600.0
 """How long an outcome is remembered. An undo comes as late as its alert resolves, which can take days."""
 KEPT_ENTRIES = 50_000
 """How many outcomes are remembered at most: some 20 MB."""
 
+_NO_SPACE = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,  # a quota that is used up
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+    sqlite3.SQLITE_CANTOPEN,  # no space for a new file's name
+)
+"""What SQLite says where there is no space, among other things: then a second try costs little."""
 _TABLES = (
     """CREATE TABLE commands (
         id TEXT PRIMARY KEY,
@@ -64,10 +77,11 @@ class Entry:
 class Journal:
     """The open file. Every method may be called from any thread."""
 
-    def __init__(self, connection: sqlite3.Connection, lock_file: IO[bytes], path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, lock_file: IO[bytes], path: Path, reserve: Reserve) -> None:
         self._connection = connection
         self._lock_file = lock_file
         self._path = path
+        self._reserve = reserve
         self._lock = threading.RLock()
 
     @classmethod
@@ -85,13 +99,13 @@ class Journal:
                 f"the state directory {directory} cannot be used: {error.strerror}; make it writable for the agent's "
                 "user, or name another with --state-dir"
             ) from error
+        reserve = Reserve(directory / "agent.reserve")
         try:
-            with _translated(path):
-                connection = _connect(path)
+            connection = _with(reserve, lambda: _connect(path))
         except BaseException:
             lock_file.close()
             raise
-        journal = cls(connection, lock_file, path)
+        journal = cls(connection, lock_file, path, reserve)
         try:
             journal.install("commands", [_TABLES])
         except BaseException:
@@ -110,7 +124,7 @@ class Journal:
         """The connection, within one transaction: committed and synced when the block ends, rolled back when it raises.
 
         Not to be nested, and nothing slow belongs in the block: the whole agent waits for it. Raises
-        JournalUnavailable for every error of SQLite.
+        JournalUnavailable for every error of SQLite. What must be written on a full disk too goes through `write`.
         """
         with self._lock, _translated(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -122,12 +136,28 @@ class Journal:
                     self._connection.execute("ROLLBACK")
                 raise
 
+    def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
+        """`change` in one transaction, which on a full disk is tried again in the space of the reserve.
+
+        Raises JournalUnavailable; then nothing of it is written.
+        """
+
+        def attempt() -> T:
+            with self.transaction() as connection:
+                return change(connection)
+
+        with self._lock:
+            result = _with(self._reserve, attempt)
+            self._reserve.fill_up()
+        return result
+
     def install(self, part: str, versions: Sequence[Sequence[str]]) -> None:
         """Bring the tables of a part of the agent up to date: ``versions[n]`` leads from version n to n + 1.
 
         Raises ConfigurationError where a newer agent has written the file.
         """
-        with self.transaction() as connection:
+
+        def bring_up_to_date(connection: sqlite3.Connection) -> None:
             connection.execute("CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
             found = connection.execute("SELECT version FROM parts WHERE name = ?", (part,)).fetchone()
             version = found[0] if found else 0
@@ -140,6 +170,8 @@ class Journal:
                 for statement in statements:
                     connection.execute(statement)
             connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?)", (part, len(versions)))
+
+        self.write(bring_up_to_date)
 
     # --- commands -------------------------------------------------------------------------------------
 
@@ -155,13 +187,16 @@ class Journal:
 
         One that expired was never applied, so it may be taken again when it is sent with more time.
         """
-        with self.transaction() as connection:
+
+        def enter(connection: sqlite3.Connection) -> Entry | None:
             known = self.look_up(command.id)
             if known is not None and known.status != envelope.EXPIRED:
                 return known
             values = (command.id, envelope.ACCEPTED, now.timestamp(), "{}", command.encode(), 1)
             connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
             return None
+
+        return self.write(enter)
 
     def conclude(self, entry: Entry) -> None:
         """Enter how a command ended, with its reply still to be sent."""
@@ -191,8 +226,8 @@ class Journal:
 
     def sent(self, command_ids: Sequence[str]) -> None:
         """Their replies are in Redis. Where this is lost they are sent again, which does no harm."""
-        with self.transaction() as connection:
-            connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", [(one,) for one in command_ids])
+        ids = [(one,) for one in command_ids]
+        self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 
     def prune(self, now: datetime) -> int:
         """Forget what is older than anything can ask for; how many that were. Open ones and unsent ones stay."""
@@ -211,8 +246,9 @@ class Journal:
 
     def _put(self, entry: Entry, is_sent: bool) -> None:
         values = (entry.id, entry.status, entry.at.timestamp(), json.dumps(dict(entry.output)), None, int(is_sent))
-        with self.transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
+        self.write(
+            lambda connection: connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
+        )
 
 
 def _entry(row: Sequence[Any]) -> Entry:
@@ -238,7 +274,12 @@ def _lock(directory: Path) -> IO[bytes]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """In autocommit mode, so that transactions are begun where the code says so."""
+    """In autocommit mode, so that transactions are begun where the code says so. Raises JournalUnavailable."""
+    with _translated(path):
+        return _opened(path)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
     try:
         with contextlib.suppress(OSError):  # somebody else's file: whether it can be written is seen below
@@ -250,6 +291,19 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _with(reserve: Reserve, attempt: Callable[[], T]) -> T:
+    """What `attempt` gives. Where it finds no space it is made again with a piece of the reserve, and another."""
+    while True:
+        try:
+            return attempt()
+        except JournalUnavailable as error:
+            cause = error.__cause__
+            if not isinstance(cause, sqlite3.Error) or getattr(cause, "sqlite_errorcode", None) not in _NO_SPACE:
+                raise
+            if not reserve.give_up():
+                raise
 
 
 @contextlib.contextmanager

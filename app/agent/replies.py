@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from app.agent.journal import Entry, Journal
+from app.agent.tally import Tally
 from app.errors import JournalUnavailable
 from trainmedic import envelope
 from trainmedic.link import Link
@@ -42,8 +43,10 @@ class Replies:
         journal: Journal,
         describe: Callable[[], Mapping[str, Any]],
         now: Callable[[], datetime],
+        tally: Tally,
     ) -> None:
         self._node = node
+        self._tally = tally
         self._journal = journal
         self._now = now
         self._lock = threading.Lock()
@@ -93,6 +96,7 @@ class Replies:
     def _written(self, sent: Sequence[Outgoing]) -> None:
         """In the writer's thread. That a reply was sent is noted with the next presence, for many at once:
         where the note is lost the reply is sent twice, which does no harm, and each note is a disk write."""
+        self._tally.heard(self._now().timestamp())
         with self._lock:
             for one in sent:
                 if one.reply.is_final and one.reply.command_id in self._on_the_way:

@@ -90,7 +90,7 @@ class Agent:
         self._actions = allowed(policy, by_action)
         tally = tally or Tally()
         outage = Outage(f"node {node}", "what is begun goes on")
-        self._replies = Replies(node, self.instance, Link(find_url, outage), journal, self._describe, now)
+        self._replies = Replies(node, self.instance, Link(find_url, outage), journal, self._describe, now, tally)
         execution = Execution(by_action, policy, journal, self._replies, self._stopping, tally, now)
         kept: list[Keeper] = [*keepers, _Pruning(journal, now)]
         self._lanes = {

@@ -13,6 +13,7 @@ class Tally:
         self._lock = threading.Lock()
         self._commands: Counter[tuple[str, str]] = Counter()
         self._faults: Counter[str] = Counter()
+        self._heard_at: float | None = None
 
     def command(self, action: str, status: str) -> None:
         """A command was answered."""
@@ -23,6 +24,14 @@ class Tally:
         """A background loop survived an unexpected error."""
         with self._lock:
             self._faults[loop] += 1
+
+    def heard(self, at: float) -> None:
+        """Redis took a message, at this Unix time."""
+        self._heard_at = at
+
+    def heard_at(self) -> float | None:
+        """When Redis last took a message; None before the first."""
+        return self._heard_at
 
     def commands(self) -> dict[tuple[str, str], int]:
         """Answered commands by action and status."""

@@ -8,22 +8,21 @@ it, and the driver is touched to read it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import structlog
+from pydantic import BaseModel
 
 from app import errors, telemetry
-from app.domain.run import Attempt, Controls, Decision, Event, OrderKind, Run, Status, StepState
-from app.engine import plan
+from app.domain.run import Controls, Decision, Event, OrderKind, Run, Status, StepState
+from app.engine import attempts, plan, steps
 from app.engine.locks import TargetLocks
-from app.engine.moves import Act, Context, Hold, Idle, Outcome, Plan, Signals
+from app.engine.moves import Act, Context, Draft, Hold, Idle, Outcome, Plan, Signals
 from app.engine.recorder import Recorder
 from app.ports import Actions, Book, Call, Clock, Limits
-
-GRACE = timedelta(seconds=5)
-"""How long after its deadline an action may still report before it is cut off."""
 
 log = telemetry.logger(__name__)
 
@@ -158,10 +157,13 @@ class Driver:
         """Make the attempt that is recorded, and say how it ended; None where it was not made after all."""
         state = self.run.step(act.key)
         name = (state.undo.action if act.undo and state.undo else state.action) or ""
-        target = self.run.target
-        assert target is not None
         claim = f"{self.run.id}/undo" if act.undo else self.run.id
-        async with self._around.locks.acting(claim, target) as waited:
+        refused = await self._locate(act, name)
+        if refused is not None:
+            return refused
+        async with self._around.locks.acting(
+            claim, *attempts.targets_of(self.run, act, self._around.actions)
+        ) as waited:
             if not act.undo and self._around.controls().paused and self._is_harmful(name):
                 return None  # paused since it was recorded; planning holds it back
             if waited:
@@ -174,18 +176,42 @@ class Driver:
                 self._around.metrics.alert_to_action_seconds.observe((self._now() - self._received_at).total_seconds())
                 self._received_at = None
             began = self._now()
-            outcome = await self._attempt(name, call)
+            outcome = await self._outcome(name, call, lambda call: self._around.actions.get(name).perform(call))
         seconds = (self._now() - began).total_seconds()
         self._around.metrics.step_seconds.labels(name, outcome.status).observe(seconds)
-        number = self._attempts(act)[-1].number
+        number = attempts.made(self.run, act)[-1].number
         log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
 
+    async def _locate(self, act: Act, name: str) -> Outcome | None:
+        """Have it on record where an action works that finds this out itself; how the attempt ended if it cannot."""
+        action = attempts.placed(self._around.actions, name) if not act.undo else None
+        if action is None:
+            return None
+        found: list[BaseModel] = []
+
+        async def ask(call: Call) -> Mapping[str, Any]:
+            found.append(await action.locate(call))
+            return {}
+
+        try:
+            call = self._call(act)
+        except (errors.ConfigurationError, ValueError) as problem:
+            return self._impossible(act, str(problem))
+        outcome = await self._outcome(name, call, ask)
+        if outcome.status != "applied":
+            return outcome
+        if found[0] is not call.params:
+            draft = Draft(self.run, self._signals, self._context, self._now())
+            steps.located(draft, act.key, found[0].model_dump(mode="json", by_alias=True, exclude_none=True))
+            await self._commit(Plan(draft.run, tuple(draft.events), act))
+        return None
+
     async def _renew_deadline(self, act: Act) -> None:
         """Give an attempt that had to wait for another one's end the time that it lost, on record."""
-        attempts = self._attempts(act)
-        last = attempts[-1]
-        later = (*attempts[:-1], replace(last, deadline=self._now() + (last.deadline - last.started_at)))
+        tried = attempts.made(self.run, act)
+        last = tried[-1]
+        later = (*tried[:-1], replace(last, deadline=self._now() + (last.deadline - last.started_at)))
         state = self.run.step(act.key)
         if act.undo and state.undo:
             state = replace(state, undo=replace(state.undo, attempts=later))
@@ -203,56 +229,13 @@ class Driver:
         action = self._around.actions.spec(name)
         return action is not None and action.harmful
 
-    def _attempts(self, act: Act) -> tuple[Attempt, ...]:
-        state = self.run.step(act.key)
-        return state.undo.attempts if act.undo and state.undo else state.attempts
-
-    async def _attempt(self, name: str, call: Call) -> Outcome:
-        """One call of the action, every way it can end made an `Outcome`."""
-        limit = max((call.deadline - self._now() + GRACE).total_seconds(), 0.0)
-        try:
-            async with asyncio.timeout(limit):
-                return Outcome("applied", await self._around.actions.get(name).perform(call))
-        except errors.TemporaryFailure as failure:
-            return Outcome("failed", failure.output, str(failure))
-        except errors.PermanentFailure as failure:
-            return Outcome("rejected", failure.output, str(failure))
-        except errors.OutcomeUnknown as failure:
-            return Outcome("unknown", failure.output, str(failure))
-        except TimeoutError:
-            return Outcome("unknown", error="the action did not end in time")
-        except Exception as failure:  # an action's bug ends its attempt, not the server
-            self._around.metrics.loop_errors.labels("action").inc()
-            log.exception("an action failed in a way that it does not declare", action=name)
-            return Outcome("unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log")
+    async def _outcome(self, name: str, call: Call, work: attempts.Work) -> Outcome:
+        return await attempts.outcome_of(name, call, work, self._now(), self._around.metrics)
 
     def _call(self, act: Act) -> Call:
-        """What is asked of the action. Raises ConfigurationError or ValueError where it cannot be asked."""
         state = self.run.step(act.key)
-        undo = state.undo if act.undo else None
-        name = undo.action if undo else state.action or ""
-        attempts = self._attempts(act)
-        attempt = attempts[-1]
-        repeated = len(attempts) > 1 and attempts[-2].command_id == attempt.command_id
-        spec = self._around.actions.spec(name)
-        assert self.run.target is not None
-        if spec is None:
-            raise errors.ConfigurationError(f"this server has no action {name!r}")
-        first = self._signals.alerts[0].alert
-        return Call(
-            command_id=attempt.command_id,
-            run_id=self.run.id,
-            playbook=self.run.playbook,
-            target=self.run.target,
-            params=spec.Params.model_validate(undo.params if undo else state.params),
-            reason=f"{first.name}: {undo.because}" if undo else first.name,
-            issued_at=attempt.started_at,
-            deadline=attempt.deadline,
-            alert=first,
-            resumed=act.resumed or repeated,
-            undo_of=undo.undo_of if undo else None,
-            tell=lambda what: self._tell(state, what),
-        )
+        alert = self._signals.alerts[0].alert
+        return attempts.call_of(self.run, act, self._around.actions, alert, lambda what: self._tell(state, what))
 
     async def _tell(self, state: StepState, what: str) -> None:
         """Note what an attempt waits for, so that nobody has to guess why nothing happens."""

@@ -5,6 +5,11 @@ everything (`Target.overlaps`). Who came first goes first: a waiter is passed ov
 whose targets overlap neither a holder's nor an earlier waiter's. Undo takes no such hold, because it
 must never be blocked by a run; it only waits until no attempt is in flight on an overlapping target.
 
+A run on a job holds the job. Where a step of it works on the job's nodes as well, its attempts and
+those of runs on the same GPUs or nodes still come one after the other; but neither run keeps the other
+from its target, for a job may be on a thousand nodes, and moves. What they do there must stand
+beside each other, as power caps do: of several on one GPU the lowest counts, and each is taken back alone.
+
 The locks live in memory; `workers` takes them again from the store's open runs after a restart.
 """
 
@@ -60,22 +65,25 @@ class TargetLocks:
                 granted.set_result(None)
 
     @asynccontextmanager
-    async def acting(self, holder: str, target: Target) -> AsyncIterator[bool]:
-        """Hold back until no attempt is in flight on an overlapping target, and be the one that is.
+    async def acting(self, holder: str, *targets: Target) -> AsyncIterator[bool]:
+        """Hold back until no attempt is in flight that overlaps one of these targets, and be the one that is.
 
-        Gives whether that took any waiting.
+        Gives whether that took any waiting. All are taken at once, so nobody waits while it holds others up.
         """
         waited = False
-        while self._acting.overlapping(target):
+        while any(map(self._acting.overlapping, targets)):
             waited = True
             turn = asyncio.get_running_loop().create_future()
             self._held_back.append(turn)
             await turn
-        self._acting.add(holder, target)
+        claims = [f"{holder}/{number}" for number in range(len(targets))]
+        for claim, target in zip(claims, targets, strict=True):
+            self._acting.add(claim, target)
         try:
             yield waited
         finally:
-            self._acting.remove(holder)
+            for claim in claims:
+                self._acting.remove(claim)
             woken, self._held_back = self._held_back, []
             for turn in woken:
                 if not turn.done():

@@ -17,6 +17,7 @@ from app.engine import undoing
 from app.engine.admission import Changes
 from app.engine.driver import Surroundings
 from app.engine.intake import Intake
+from app.engine.leases import Leases
 from app.engine.locks import TargetLocks
 from app.engine.recorder import Recorder
 from app.engine.sweeper import Sweeper
@@ -62,6 +63,7 @@ class Engine:
         self._workers = Workers(store, catalog, around)
         self._intake = Intake(store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted)
         self._sweeper = Sweeper(store, clock, limits, metrics, alert_source, self._workers.touch)
+        self._leases = Leases(store, actions, clock, limits, metrics)
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)
         self._id_lock = threading.Lock()
@@ -78,7 +80,8 @@ class Engine:
         down_for = now - self._controls.alive_at if self._controls.alive_at else timedelta(0)
         await self._change(lambda controls: replace(controls, alive_at=now), Event("server_started", now))
         await self._workers.recover(down_for)
-        self._loops = [asyncio.create_task(self._beat()), asyncio.create_task(self._sweeper.run())]
+        loops = (self._beat(), self._sweeper.run(), self._leases.run())
+        self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
         """Stop where everything stands; nothing is lost, the next start goes on."""

@@ -108,6 +108,17 @@ def proceed(draft: Draft, state: StepState) -> Act | Hold | None:
     return _act(draft, state, spec)
 
 
+def located(draft: Draft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
+    """Put on record where the attempt that comes next is to work, which its undo has to know too."""
+    state = draft.run.step(key)
+    action = draft.context.actions.spec(state.action) if state.action else None
+    undo = state.undo
+    if undo is not None and action is not None:
+        undo = _expected_undo(action, params, undo.trigger, undo.undo_of)
+    draft.put(replace(state, params=params, undo=undo))
+    draft.note("step_located", step=state.id, action=state.action, params=dict(params))
+
+
 def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
     """Take in how the last attempt of an action step ended."""
     # While it is open a run says what it last met with: that it waits, or why an attempt failed.

@@ -94,6 +94,70 @@ class Action(Protocol):
 
 
 @runtime_checkable
+class Placed(Protocol):
+    """An action that may work in other places than the run's target: on the nodes of a job."""
+
+    async def locate(self, call: Call) -> BaseModel:
+        """The parameters, with the places put in if they are not there yet.
+
+        Asked before an attempt, and on record before the attempt is made. Changes nothing; raises as `perform` does.
+        """
+        ...
+
+    @classmethod
+    def places(cls, params: BaseModel) -> Sequence[Target]:
+        """Where else than on its target an attempt with these parameters works."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """An effect that ends by itself unless it is renewed in time: what a command of a run brought about.
+
+    ``params`` are those of the step. ``is_certain`` is False where it may not have been applied.
+    """
+
+    command_id: str
+    run_id: str
+    step_id: str
+    target: Target
+    params: Mapping[str, Any]
+    is_certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What became of a hold at one of its places; ``place`` is a node's name.
+
+    ``outcome`` is ``renewed``; ``lost``: there is no such hold there, because its lease has run out;
+    ``refused``; or ``unanswered``.
+    """
+
+    hold: Hold
+    place: str
+    outcome: str
+    why: str = ""
+
+
+@runtime_checkable
+class Leased(Protocol):
+    """An action whose effect is a lease. It is renewed in a third of its time, for as long as it is wanted."""
+
+    lease: ClassVar[timedelta]
+    """How long the effect lasts if nobody renews it."""
+
+    @classmethod
+    def granted(cls, output: Mapping[str, Any]) -> timedelta:
+        """How long the effect of a step with this output lasts: at most ``lease``, for a receiver may grant less."""
+        ...
+
+    async def renew(self, holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+        """Have these holds last for ``lease`` from now on. Returns by `until` or soon after, and never raises
+        for what is away."""
+        ...
+
+
+@runtime_checkable
 class TemplateChecked(Protocol):
     """An action class that also wants to see its parameters as the playbook's author wrote them."""
 

@@ -16,10 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from app import __version__
+from app.adapters.nvml_gpus import NvmlGpus
 from app.agent import policy as policies
+from app.agent.disk.cleaner import Cleaner
+from app.agent.disk.hand import DiskClean
+from app.agent.exporter import AgentCollector, Exporter
+from app.agent.facts.gpu import presence
+from app.agent.facts.hand import NodeFacts
 from app.agent.journal import Journal
 from app.agent.orders import Hand, Keeper
 from app.agent.policy import Policy
+from app.agent.power.control import PowerControl, since_boot
+from app.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
+from app.agent.power.ledger import PowerLedger
 from app.agent.service import Agent
 from app.agent.tally import Tally
 from app.settings.agent import AgentSettings
@@ -78,5 +87,23 @@ def load_policy(settings: AgentSettings) -> Policy:
 
 @contextlib.contextmanager
 def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: Tally) -> Iterator[Tools]:
-    """The node's own, for as long as the block lasts."""
-    yield Tools()
+    """The node's own, for as long as the block lasts. Raises ConfigurationError where the exporter cannot listen."""
+    gpus = NvmlGpus()
+    with contextlib.closing(gpus):
+        ledger = PowerLedger(journal)
+        control = PowerControl(gpus, ledger, policy.power)
+        places = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})
+        about = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
+        collector = AgentCollector(gpus, ledger.all, tally, about)
+        with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
+            log.info("metrics", extra={"host": settings.exporter_host, "port": exporter.port})
+            yield Tools(
+                hands=[
+                    PowerLimit(control),
+                    RenewLease(control),
+                    DiskClean(Cleaner(policy.cleaning)),
+                    NodeFacts(settings.node, gpus, places),
+                ],
+                keepers=[LeaseKeeper(control, since_boot)],
+                inventory=lambda: presence(gpus),
+            )

@@ -103,6 +103,8 @@ class Medic:
         self.progress = progress
         # The figures of all ranks, where something gathers them; else those of this one.
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
+        # Called by the reader's thread when a command has come and waits for the loop.
+        self.on_arrival: Callable[[], None] | None = None
         self._vitals = Vitals(progress, os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
         self.step: int | None = None
         self._capabilities = capabilities
@@ -197,6 +199,10 @@ class Medic:
         if not self._arrived and not self._handed:
             return []
         return self._take()
+
+    def unanswered(self) -> list[JobCommand]:
+        """The commands that have come and are not answered; in any thread, to be looked at only."""
+        return list(self._waiting.values())
 
     def on(self, action: str, how: str = LIVE) -> Callable[[Handler], Handler]:
         """Register a handler: ``@medic.on("job.rollback")``.
@@ -345,6 +351,8 @@ class Medic:
             command.unsupported(self._refusals.get(command.action, "this job does not support it"))
             return
         self._arrived.append(command)
+        if self.on_arrival is not None:
+            self.on_arrival()
 
     def _conclude(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         if status == envelope.APPLIED and self.step is not None:

@@ -83,12 +83,35 @@ _ALERT_COUNTS = Lookup(
     sa.select(run_alerts.c.run_id, sa.func.count()).where(run_alerts.c.run_id.in_(KEYS)).group_by(run_alerts.c.run_id)
 )
 _UNFINISHED = sa.select(runs).where(runs.c.unfinished).order_by(runs.c.created_at, runs.c.id)
+_FIRES = (
+    sa.select(run_alerts.c.run_id)
+    .join(alerts, _SAME_ALERT)
+    .where(
+        # Said twice, so that SQLite begins with the few alerts that fire and not with all ties.
+        run_alerts.c.fingerprint.in_(sa.select(alerts.c.fingerprint).where(alerts.c.resolved_at.is_(None))),
+        alerts.c.resolved_at.is_(None),
+    )
+)
+_IN_EFFECT = (
+    sa.select(steps.c.run_id)
+    .where(
+        steps.c.run_id.in_(sa.select(runs.c.id).where(runs.c.unfinished).union(_FIRES)),
+        steps.c.action.in_(sa.bindparam("actions", expanding=True)),
+        steps.c.command_id.is_not(None),
+    )
+    .distinct()
+)
 _COMMAND: sa.BindParameter[str] = sa.bindparam("command")
 _RUN_OF_COMMAND = (
     sa.select(steps.c.run_id)
     .where(steps.c.command_id == _COMMAND)
     .union_all(sa.select(steps.c.run_id).where(steps.c.undo_command_id == _COMMAND))
     .limit(1)
+)
+_EVENTS_OF = (
+    sa.select(*schema.events.columns)
+    .where(schema.events.c.run_id == sa.bindparam("run"), schema.events.c.kind == sa.bindparam("kind"))
+    .order_by(schema.events.c.seq)
 )
 _NODES = sa.select(schema.nodes)
 _CONTROLS = sa.select(schema.controls)
@@ -276,6 +299,10 @@ class SqlTransaction(ports.Transaction):
         connection = self._see_runs()
         return queries.with_steps(connection, connection.execute(_UNFINISHED).all())
 
+    def runs_in_effect(self, actions: Collection[str]) -> list[str]:
+        connection = self._see(lambda pending: pending.targets or pending.fingerprints)
+        return list(connection.execute(_IN_EFFECT, {"actions": list(actions)}).scalars())
+
     def run_of_command(self, command_id: str) -> str | None:
         found: str | None = self._see_runs().execute(_RUN_OF_COMMAND, {"command": command_id}).scalar()
         return found
@@ -290,6 +317,10 @@ class SqlTransaction(ports.Transaction):
 
     def append(self, events: Sequence[Event]) -> None:
         self._own.events += events
+
+    def events_of(self, run_id: str, kind: str) -> list[Event]:
+        connection = self._see(lambda pending: pending.events)
+        return [mapping.event_of(row) for row in connection.execute(_EVENTS_OF, {"run": run_id, "kind": kind})]
 
     def controls(self) -> Controls:
         row = self._see(lambda pending: pending.controls).execute(_CONTROLS).one_or_none()

@@ -97,12 +97,18 @@ class Holders:
     def _sees_all(self) -> bool:
         """Whether every process of the machine is listed in ``/proc``."""
         try:
-            first = (self._proc / "self/ns/pid").stat().st_ino == _FIRST_PID_NAMESPACE
             mounts = (self._proc / "self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return False
         options = [line.split()[3] for line in mounts if line.split()[1:3] == [str(self._proc), "proc"]]
-        return first and not any("hidepid=" in one and "hidepid=0" not in one for one in options)
+        hidden = any("hidepid=" in one and "hidepid=0" not in one for one in options)
+        return self._is_first_namespace() and not hidden
+
+    def _is_first_namespace(self) -> bool:
+        try:
+            return (self._proc / "self/ns/pid").stat().st_ino == _FIRST_PID_NAMESPACE
+        except OSError:
+            return False
 
     def _processes(self) -> Iterator[Path]:
         with os.scandir(self._proc) as entries:

@@ -8,14 +8,10 @@ it says that it cannot do that. An error in here is logged, and never reaches th
 
 from __future__ import annotations
 
-import functools
-import gc
-import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Mapping, TypeVar
+from typing import Any, Callable, Mapping
 
-import torch
 from transformers import TrainerCallback
 
 from trainmedic.client import Medic, connect
@@ -23,34 +19,13 @@ from trainmedic.commands import JobCommand
 from trainmedic.huggingface import saved
 from trainmedic.huggingface.health import Health
 from trainmedic.huggingface.loop import Loop
-from trainmedic.pausing import Pause
-from trainmedic.torch.learning_rate import LearningRate, output
+from trainmedic.torch.live import NEEDS_RESTART, Live, harmless
 
-log = logging.getLogger("trainmedic")
-
-Hook = TypeVar("Hook", bound=Callable[..., None])
-
-_NEEDS_RESTART = (
-    "it needs a restart of the training loop, and nobody restarts this one; "
-    "see trainmedic.huggingface.train and trainmedic.huggingface.protect"
-)
+_NEEDS_HELP = f"{NEEDS_RESTART}; see trainmedic.huggingface.train and trainmedic.huggingface.protect"
 _NO_ACCUMULATION = (
     "the Trainer finds its place in the data by the gradient accumulation, so that cannot change alone; "
     "job.scale_batch changes it together with the micro-batch"
 )
-
-
-def _harmless(hook: Hook) -> Hook:
-    """A fault of ours costs the repair, not the training."""
-
-    @functools.wraps(hook)
-    def guarded(self: Any, *arguments: Any, **options: Any) -> None:
-        try:
-            hook(self, *arguments, **options)
-        except Exception:
-            log.exception("%s failed; training goes on", hook.__name__)
-
-    return guarded  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -72,9 +47,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, medic: Medic | None = None, **options: Any) -> None:
         self.medic = medic if medic is not None else connect(**options)
         self.health = Health(self.medic)
-        self._rate: LearningRate | None = None
         self.loop: Loop | None = None
-        self._pause = Pause(self.medic)
+        self._live = Live(self.medic)
         self._moment: _Moment | None = None
         self._saving: list[JobCommand] = []
         self._register()
@@ -86,17 +60,15 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     # --- called by the Trainer --------------------------------------------------------------------------
 
-    @_harmless
+    @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        before, self._rate = self._rate, LearningRate(objects["optimizer"], objects["lr_scheduler"])
-        if before is not None:  # what was scaled stays scaled, whatever the checkpoint says
-            self._rate.set_scale(before.scale)
+        self._live.loop_begins(objects["optimizer"], objects["lr_scheduler"])
 
-    @_harmless
+    @harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.health.step_begins()
 
-    @_harmless
+    @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         rate, schedule = objects["optimizer"].param_groups[0]["lr"], objects["lr_scheduler"].get_last_lr()[0]
@@ -105,10 +77,10 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             self.loop.stepped(state.global_step)
         self._moment = _Moment(args, state, control)
         self.medic.commands(state.global_step)
-        self._pause.hold(state.global_step)
+        self._live.pause.hold(state.global_step)
         self.health.expect(control.should_evaluate, control.should_save)
 
-    @_harmless
+    @harmless
     def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.health.step_begins()
         if self.loop is not None and self.loop.is_ending:
@@ -116,16 +88,16 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_evaluate = False
         self.health.expect(control.should_evaluate, control.should_save)
 
-    @_harmless
+    @harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         if logs and "loss" in logs:
             self.health.logged(logs["loss"], logs.get("grad_norm"))
 
-    @_harmless
+    @harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.health.evaluated(control.should_save)
 
-    @_harmless
+    @harmless
     def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         path = saved.path_of(args.output_dir, state.global_step)
         if args.should_save and path.is_dir():
@@ -136,7 +108,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         for command in waiting:
             command.applied(checkpoint=path.name, checkpoint_step=state.global_step)
 
-    @_harmless
+    @harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.health.step_begins()
         for command in self._saving:
@@ -146,16 +118,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     # --- called by Medic.commands, at the end of a step -------------------------------------------------
 
     def _register(self) -> None:
-        on = self.medic.on
-        on("job.checkpoint")(self._checkpoint)
-        on("job.scale_lr")(self._scale_lr)
-        on("job.pause")(lambda command: self._pause.start(command.parameters.max))
-        on("job.resume")(lambda command: self._pause.end())
-        on("job.stop")(self._stop)
-        if torch.cuda.is_available():
-            on("job.empty_cache")(_empty_cache)
-        else:
-            self.medic.cannot("job.empty_cache", "there is no GPU whose memory is cached")
+        self.medic.on("job.checkpoint")(self._checkpoint)
+        self.medic.on("job.stop")(self._stop)
         self.medic.cannot("job.accumulate", _NO_ACCUMULATION)
         self._register_restarts()
 
@@ -166,7 +130,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             ("job.dataloader_workers", self._set_workers),
         ):
             if self.loop is None:
-                self.medic.cannot(action, _NEEDS_RESTART)
+                self.medic.cannot(action, _NEEDS_HELP)
             else:
                 self.medic.on(action, how="restart")(handler)
 
@@ -175,16 +139,10 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         self._saving.append(command)
         command.later()  # until it is written
 
-    def _scale_lr(self, command: JobCommand) -> Mapping[str, Any]:
-        assert self._rate is not None
-        before = self._rate.values
-        self._rate.multiply(command.params["factor"])
-        return output(before, self._rate.values, self._rate.scale)
-
     def _stop(self, command: JobCommand) -> Mapping[str, Any] | None:
         now = self._now
         now.control.should_training_stop = True
-        self._pause.end()
+        self._live.pause.end()
         if self.loop is not None:
             self.loop.restarts.stop()
         if not command.params.get("checkpoint", True):
@@ -197,7 +155,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         loop.roll_back(command, now.state.global_step)
         now.control.should_training_stop = True
         now.control.should_save = now.control.should_evaluate = False  # what it holds is to be thrown away
-        self._pause.end()
+        self._live.pause.end()
 
     def _scale_batch(self, command: JobCommand) -> None:
         self._restart_from_here(lambda here: self._loop.scale_batch(command, here))
@@ -209,7 +167,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         now = self._now
         ask(saved.path_of(now.args.output_dir, now.state.global_step))
         now.control.should_training_stop = now.control.should_save = True
-        self._pause.end()
+        self._live.pause.end()
 
     @property
     def _now(self) -> _Moment:
@@ -220,10 +178,3 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def _loop(self) -> Loop:
         assert self.loop is not None
         return self.loop
-
-
-def _empty_cache(command: JobCommand) -> Mapping[str, Any]:
-    before = torch.cuda.memory_reserved()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return {"freed_bytes": before - torch.cuda.memory_reserved()}

@@ -151,4 +151,4 @@ def _is_whole(weights: Path) -> bool:
             return False
         header: dict[str, Any] = json.loads(file.read(length))
     ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    return size == 8 + length + max(ends, default=0)
+    return bool(size == 8 + length + max(ends, default=0))

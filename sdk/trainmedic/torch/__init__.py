@@ -1,1 +1,24 @@
-"""Trainmedic in a plain PyTorch training loop."""
+"""Trainmedic in a plain PyTorch training loop: `attach` it, and write the loop with the `Run` that it returns::
+
+    run = trainmedic.torch.attach(
+        medic, model=model, optimizer=optimizer, loader=loader, checkpoints="checkpoints", checkpoint_every=100
+    )
+    run.resume()
+    for batch in run.batches(epochs=3):
+        with run.step() as step:
+            loss = loss_of(model, batch)
+            step.backward(loss)
+            norm = step.update(max_norm=1.0)
+            step.report(loss=loss, grad_norm=norm)
+
+Needs torch, which the package ``trainmedic`` itself does not.
+"""
+
+from trainmedic.torch.attaching import attach
+from trainmedic.torch.learning_rate import LearningRate
+from trainmedic.torch.own_checkpoints import OwnCheckpoints
+from trainmedic.torch.run import Run
+from trainmedic.torch.steps import Step
+from trainmedic.torch.storage import Directory
+
+__all__ = ["Directory", "LearningRate", "OwnCheckpoints", "Run", "Step", "attach"]

@@ -75,6 +75,14 @@ class LearningRate:
         """The present rate of the first group."""
         return self.values[0]
 
+    @property
+    def expected(self) -> float | None:
+        """What the schedule says that the first group's rate is; None where there is not one that says so."""
+        if len(self._schedulers) == 0 or not _keeps_what_is_known(self._schedulers[0]):
+            return None
+        last = getattr(self._schedulers[0], "_last_lr", None)
+        return float(last[0]) if last else None
+
     def multiply(self, factor: float) -> None:
         """By so much more. Raises Rejected where the result is no usable number."""
         self.set_scale(self.scale * factor)
@@ -87,16 +95,20 @@ class LearningRate:
         self._follow_unknown()
         self._rescale(self.scale, scale)
 
-    def loaded(self, held: float | None = None) -> None:
+    def loaded(self, held: float | None = None, scale: float | None = None) -> None:
         """The state of optimizer and scheduler was replaced by one that is scaled by ``held``: scale it as before.
 
-        None reads it from the state itself, where it says so; else it counts as not scaled.
+        Without ``held`` the state itself is asked; one that does not say counts as not scaled. ``scale`` sets
+        another one at the same time.
         """
         if held is None:
             held = self._marked()
+        if scale is None:
+            scale = self.scale
         self._written.clear()
-        if held != self.scale:
-            self._rescale(held, self.scale)
+        if held != scale:
+            self._rescale(held, scale)
+        self.scale = scale
         self._mark()
         if self.scale != 1.0:
             self._follow_unknown()

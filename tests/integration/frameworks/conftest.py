@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.commanding import Commander
+import trainmedic
+from tests.commanding import Commander, Sent
 
 os.environ.update(TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", OMP_NUM_THREADS="1")
 
@@ -17,3 +18,14 @@ def commander(redis_url: str) -> Iterator[Commander]:
     made = Commander(redis_url)
     yield made
     made.close()
+
+
+@pytest.fixture
+def medic(commander: Commander) -> Iterator[trainmedic.Medic]:
+    with commander.connect() as connected:
+        yield connected
+
+
+@pytest.fixture
+def sent(commander: Commander, medic: trainmedic.Medic) -> Sent:
+    return Sent(commander, medic)

@@ -73,9 +73,10 @@ def make_trainer(
 
 
 class Script(TrainerCallback):
-    """Does something when a step ends, once for each entry; and keeps the learning rate and loss of each step."""
+    """Does something when a step ends, ``each`` or once for each entry; keeps the rate and loss of each step."""
 
-    def __init__(self, **acts: Callable[[Any], None]) -> None:
+    def __init__(self, each: Callable[[Any], None] | None = None, **acts: Callable[[Any], None]) -> None:
+        self.each = each
         self.acts = {int(name.removeprefix("at_")): act for name, act in acts.items()}
         self.steps: list[int] = []
         self.rates: list[float] = []
@@ -84,7 +85,7 @@ class Script(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.steps.append(state.global_step)
         self.rates.append(objects["optimizer"].param_groups[0]["lr"])
-        act = self.acts.pop(state.global_step, None)
+        act = self.acts.pop(state.global_step, self.each)
         if act is not None:
             act(control)
 

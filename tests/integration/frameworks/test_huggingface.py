@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,45 +12,12 @@ import torch
 from transformers import Trainer
 
 import trainmedic
-from tests.commanding import Commander
+from tests.commanding import Commander, Sent
 from tests.integration.frameworks.hf import Script, Windows, make_trainer
 from trainmedic import envelope, huggingface
 from trainmedic.huggingface.loop import split
 
 QUICK = huggingface.Limits(retries=2, delay=0.0)
-
-
-@pytest.fixture
-def medic(commander: Commander) -> Iterator[trainmedic.Medic]:
-    with commander.connect() as connected:
-        yield connected
-
-
-class Sent:
-    """Commands that are sent from within the training, at the end of a step; and what became of them."""
-
-    def __init__(self, commander: Commander, medic: trainmedic.Medic) -> None:
-        self.commander = commander
-        self.medic = medic
-        self.ids: list[str] = []
-
-    def __call__(self, action: str, seconds: float = 60.0, **params: Any) -> Any:
-        def act(_: Any) -> None:
-            self.ids.append(self.commander.send_and_wait(self.medic, action, seconds, **params))
-
-        return act
-
-    def replies(self) -> list[envelope.Reply]:
-        return [self.commander.final(one) for one in self.ids]
-
-    def reply(self) -> envelope.Reply:
-        (reply,) = self.replies()
-        return reply
-
-
-@pytest.fixture
-def sent(commander: Commander, medic: trainmedic.Medic) -> Sent:
-    return Sent(commander, medic)
 
 
 def weights(trainer: Any) -> torch.Tensor:

@@ -310,8 +310,8 @@ def test_the_inverse_is_what_takes_it_back(
 
 @pytest.mark.parametrize("kind", [*jobs.ACTIONS, *nodes.ACTIONS], ids=lambda kind: kind.name)
 def test_every_action_works_on_its_own_kind_of_target(kind: type[ports.Action]) -> None:
-    """Job commands on jobs, node commands on nodes and their GPUs."""
-    allowed = {Kind.JOB} if kind.name.startswith("job.") else {Kind.NODE, Kind.GPU}
+    """Job commands on jobs, node commands on nodes and their GPUs, and some on all those of a job."""
+    allowed = {Kind.JOB} if kind.name.startswith("job.") else {Kind.NODE, Kind.GPU, Kind.JOB}
     assert kind.targets
     assert kind.targets <= allowed
     assert kind.summary

@@ -320,6 +320,8 @@ class Life:
             if run.is_open and run.waiting_on != "resume":
                 continue
             for step in run.steps:
+                if all(attempt.status in ("failed", "rejected") for attempt in step.attempts):
+                    continue  # there is nothing to take back, at least not yet
                 if step.undo and step.undo.trigger is UndoTrigger.ON_RESOLVE and step.undo.status is UndoStatus.ARMED:
                     self.receivers.broken.append(f"the undo of {run.playbook}.{step.id} is held back")
 

@@ -99,10 +99,10 @@ class Tell(Scripted):
 
 
 class ScriptedActions:
-    """`ports.Actions` over the classes above."""
+    """`ports.Actions` over the classes above, and `more`."""
 
-    def __init__(self) -> None:
-        self._instances: dict[str, Scripted] = {kind.name: kind() for kind in (Cap, Uncap, Other, Look, Tell)}
+    def __init__(self, *more: type[Scripted]) -> None:
+        self._instances: dict[str, Scripted] = {kind.name: kind() for kind in (Cap, Uncap, Other, Look, Tell, *more)}
 
     def names(self) -> Sequence[str]:
         return sorted(self._instances)
@@ -162,11 +162,12 @@ class World:
         source: Source | None = None,
         inventory: Mapping[str, str] | None = None,
         store: MemoryStore | None = None,
+        more: Sequence[type[Scripted]] = (),
         **limits: Any,
     ) -> None:
         self.store = store or MemoryStore()
         self.clock = UnsteadyClock()
-        self.actions = ScriptedActions()
+        self.actions = ScriptedActions(*more)
         self.metrics = telemetry.Metrics()
         self.limits = _limits(limits)
         self.source = source

@@ -126,7 +126,7 @@ def meant(base: Path, raw: dict[str, Any], began: float) -> list[tuple[float, st
                 continue
             facts = os.lstat(base / root / name)
             if stat.S_ISREG(facts.st_mode) and any(one.fullmatch(name) for one in patterns):
-                matched.setdefault(os.path.dirname(name), []).append((facts.st_mtime, f"{root}/{name}", facts))
+                matched.setdefault(str(Path(name).parent), []).append((facts.st_mtime, f"{root}/{name}", facts))
         for siblings in matched.values():
             siblings.sort(reverse=True)
             for modified, path, facts in siblings[raw.get("keep_newest", 0) :]:

@@ -106,8 +106,8 @@ def test_what_is_not_a_plain_file_with_one_name_stays(root: Path) -> None:
     put(root.parent / "outside" / "precious")
     put(root / "one")
     os.link(root / "one", root / "two")
-    os.symlink(root.parent / "outside", root / "directory-link")
-    os.symlink(root.parent / "outside/precious", root / "file-link")
+    (root / "directory-link").symlink_to(root.parent / "outside")
+    (root / "file-link").symlink_to(root.parent / "outside/precious")
     os.mkfifo(root / "pipe")
     for name in ("directory-link", "file-link", "pipe"):
         aged(root / name, 30)

@@ -41,7 +41,12 @@ def checkpoint(path: Path, *, days: float = 30, mark: str | None = ".trainmedic-
 
 
 def cleaner(
-    rules: Mapping[str, Any], *, measure: Measure | None = None, time: Time | None = None, **bounds: Any
+    rules: Mapping[str, Any],
+    *,
+    measure: Measure | None = None,
+    time: Time | None = None,
+    proc: Path = Path("/proc"),
+    **bounds: Any,
 ) -> Cleaner:
     """A cleaner with these rules; age is by modification where a rule says nothing else, as tests set that alone."""
     written = {
@@ -52,6 +57,7 @@ def cleaner(
     return Cleaner(
         reading.read({"rules": written, **bounds}),
         time=time or Time(sleep=lambda _: None),
+        proc=str(proc),
         **({} if measure is None else {"measure": measure}),
     )
 
@@ -81,7 +87,7 @@ def stored_below(root: Path) -> int:
     seen: dict[int, int] = {}
     for directory, _, names in os.walk(root):
         for name in names:
-            facts = os.lstat(os.path.join(directory, name))
+            facts = Path(directory, name).lstat()
             seen[facts.st_ino] = facts.st_blocks * 512
     return sum(seen.values())
 
@@ -94,7 +100,7 @@ def left(output: Mapping[str, Any], rule: str) -> dict[str, int]:
 def names(root: Path) -> set[str]:
     """What is below a directory that is not a directory, as paths from there."""
     return {
-        os.path.relpath(os.path.join(directory, name), root)
+        str(Path(directory, name).relative_to(root))
         for directory, directories, files in os.walk(root)
-        for name in [*files, *(one for one in directories if os.path.islink(os.path.join(directory, one)))]
+        for name in [*files, *(one for one in directories if Path(directory, one).is_symlink())]
     }

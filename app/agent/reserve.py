@@ -1,0 +1,97 @@
+"""Space that is kept back for the agent's journal: one file of random bytes beside it.
+
+A node whose disk is completely full is just the one that ``disk.clean`` is for, and an agent that cannot write
+down what it does does nothing. So where the journal finds no space, the reserve gives up a piece and the
+journal tries again: a piece at a time, for whatever filled the disk may take what is freed first. Once there is
+room again the reserve is filled up.
+
+Random bytes, because a file system that compresses or leaves out zeros would keep nothing back for them.
+
+Who calls it: ``journal``, within its lock. Nothing here raises: a node without a reserve is worse off, not broken.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+PIECE = 128 * 1024
+"""Bytes that are given up at once: some ten transactions."""
+PIECES = 8
+_AGAIN = 30.0
+"""Seconds after which filling up is tried again where it failed."""
+_ROOM = 8
+"""The reserve is filled up only where this many times its size is available beside it."""
+
+
+class Reserve:
+    """The file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = self._measured()
+        self._not_before = 0.0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether some of it has been given up."""
+        return self._size < PIECES * PIECE
+
+    def give_up(self) -> bool:
+        """Free a piece; whether there was one."""
+        if self._size <= 0:
+            return False
+        left = max(self._size - PIECE, 0) // PIECE * PIECE
+        try:
+            if left:
+                os.truncate(self._path, left)
+            else:
+                self._path.unlink()
+        except OSError as error:
+            log.error("the reserve %s cannot be given up: %s", self._path, error.strerror)
+            return False
+        if not self.is_short:
+            log.warning("the disk of %s is full; the agent works from its reserve there", self._path.parent)
+        self._size = left
+        return True
+
+    def fill_up(self) -> None:
+        """Make it whole again where there is room for it."""
+        if not self.is_short or time.monotonic() < self._not_before or not self._has_room():
+            return
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.lseek(descriptor, self._size, os.SEEK_SET)
+                for _ in range(self._size, PIECES * PIECE, PIECE):
+                    _write(descriptor, secrets.token_bytes(PIECE))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.warning("the reserve %s cannot be filled up, and is tried again: %s", self._path, error.strerror)
+            self._not_before = time.monotonic() + _AGAIN
+        self._size = self._measured()
+
+    def _measured(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def _has_room(self) -> bool:
+        try:
+            told = os.statvfs(self._path.parent)
+        except OSError:
+            return False
+        return told.f_bavail * told.f_frsize >= _ROOM * PIECES * PIECE
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

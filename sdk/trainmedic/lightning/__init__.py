@@ -1,0 +1,72 @@
+"""Trainmedic for the Lightning Trainer.
+
+- `fit` fits a model, and carries out everything that Lightning permits, rollbacks included.
+- `Callback` alone carries out what needs no restart.
+
+Needs lightning (or pytorch-lightning) and torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from trainmedic.client import Medic, connect
+from trainmedic.lightning.callback import Callback
+from trainmedic.lightning.loop import Loop
+from trainmedic.lightning.replay import Replay
+from trainmedic.restarts import Limits
+
+__all__ = ["Callback", "Limits", "fit"]
+
+_DEFAULT = Limits()
+
+
+def fit(
+    trainer: Any,
+    model: Any,
+    train_dataloaders: Any = None,
+    *,
+    job: str | None = None,
+    medic: Medic | None = None,
+    ckpt_path: Any = None,
+    limits: Limits = _DEFAULT,
+    **options: Any,
+) -> None:
+    """Instead of ``trainer.fit()``: fit, starting again where a command or a crash makes it necessary.
+
+    ``job`` is the name that alerts call the job by; ``medic`` a connection that you made, and close, yourself.
+    A `DataLoader` given here goes back to its place with a checkpoint, in jobs of one rank; else that is as
+    Lightning has it. Further ``options`` go to ``trainer.fit``. Raises what Lightning raises, when it has done
+    so too often.
+    """
+    present = next((one for one in trainer.callbacks if isinstance(one, Callback)), None)
+    own = connect(job) if present is None and medic is None else None
+    callback = present or Callback(medic or own)
+    replay = _replay(trainer, train_dataloaders)
+    loop = Loop(trainer, callback.medic, limits, replay)
+    if present is None:
+        # Lightning has those that write checkpoints at the end; ours may have to prevent that before.
+        trainer.callbacks.insert(len(trainer.callbacks) - len(trainer.checkpoint_callbacks), callback)
+    callback.attach(loop)
+
+    def call(path: Any) -> None:
+        trainer.fit(model, replay or train_dataloaders, ckpt_path=path, **options)
+
+    try:
+        loop.fit(call, ckpt_path)
+    finally:
+        callback.attach(None)
+        if present is None:
+            trainer.callbacks.remove(callback)
+        if own is not None:
+            own.close()
+
+
+def _replay(trainer: Any, loader: Any) -> Replay | None:
+    if trainer.world_size > 1 or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    replay = Replay(loader)
+    replay.group = trainer.accumulate_grad_batches
+    return replay

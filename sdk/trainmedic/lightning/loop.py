@@ -1,0 +1,142 @@
+"""A Lightning fit that is restarted: by a rollback, and after a crash.
+
+Here is what a restart means for Lightning: ``trainer.fit`` once more, from another checkpoint. When to restart is
+`trainmedic.restarts`'s business. Who calls it: the `callback` for commands, ``trainmedic.lightning`` to train.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+from trainmedic.budget import Budget
+from trainmedic.checkpoints import Found, choose, newest_first
+from trainmedic.client import Medic
+from trainmedic.commands import JobCommand
+from trainmedic.errors import Rejected
+from trainmedic.lightning import saved
+from trainmedic.lightning.replay import Replay
+from trainmedic.parameters import Rollback
+from trainmedic.restarts import Limits, Restart, Restarts
+
+log = logging.getLogger("trainmedic")
+
+
+class Loop:
+    """One fit, from its first step to the last, restarts included. ``replay`` where there is one."""
+
+    def __init__(self, trainer: Any, medic: Medic, limits: Limits, replay: Replay | None) -> None:
+        self._trainer = trainer
+        self._medic = medic
+        self._limits = limits
+        self.replay = replay
+        self.restarts = Restarts(medic, self._newest, limits)
+        self._budget: Budget | None = None
+
+    # --- around the fit ---------------------------------------------------------------------------------
+
+    def fit(self, call: Callable[[Any], None], ckpt_path: Any) -> None:
+        """`call` is ``trainer.fit`` from the checkpoint that it is given. Raises what that raises."""
+        fit_loop = self._trainer.fit_loop
+        least = (fit_loop.min_epochs, fit_loop.epoch_loop.min_steps)
+
+        def attempt(restart: Restart | None) -> None:
+            fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least
+            if restart is not None:
+                self._prepare(restart)
+            call(ckpt_path if restart is None else str(restart.checkpoint))
+
+        try:
+            self.restarts.run(attempt)
+        finally:
+            fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least
+
+    def _prepare(self, restart: Restart) -> None:
+        if self._trainer.is_global_zero:
+            aside = saved.put_aside(self.directories(), saved.step_of(restart.checkpoint) or 0)
+            if aside:
+                log.warning("%s: put aside as %s", self._medic.job, ", ".join(aside))
+        for callback in self._trainer.checkpoint_callbacks:
+            if hasattr(callback, "_last_global_step_saved"):
+                # Else the step that it saved last is not saved when the loop comes to it again.
+                callback._last_global_step_saved = 0
+        log.warning("%s: the training loop starts again from %s", self._medic.job, restart.checkpoint)
+        if self.replay is not None:
+            self.replay.to_leave_out, self.replay.left_out = restart.skip_batches, 0
+
+    def _newest(self) -> Path | None:
+        complete = newest_first(saved.found(self.directories()))
+        return complete[0].path if complete else None
+
+    def directories(self) -> list[Path]:
+        """Where checkpoints are; the first is where those go that a command asks for."""
+        named = [callback.dirpath for callback in self._trainer.checkpoint_callbacks]
+        return [Path(path) for path in named if path] or [directory_of(self._trainer)]
+
+    # --- called by the callback -------------------------------------------------------------------------
+
+    def stepped(self, step: int) -> None:
+        """A step is complete."""
+        self.restarts.stepped(step, self._finish)
+
+    def roll_back(self, command: JobCommand, step: int) -> None:
+        """Raises Rejected."""
+        rollback = command.parameters
+        assert isinstance(rollback, Rollback)
+        if rollback.skip_batches and self.replay is None:
+            raise Rejected(
+                "batches can be left out only of a DataLoader that was given to trainmedic.lightning.fit, and has a "
+                "length, in a job of one rank; ask with skip_batches: 0"
+            )
+        target = self._agreed(lambda: self._target(rollback, step))
+        output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": step}
+        output["saved_at"] = target.at.isoformat()
+        self.restarts.ask(Restart(target.path, command, rollback.skip_batches, output=output))
+
+    def end(self) -> None:
+        """Let the fit end at the next opportunity; the least numbers of steps and epochs do not count."""
+        self._trainer.fit_loop.min_epochs = 0
+        self._trainer.fit_loop.epoch_loop.min_steps = None
+        self._trainer.should_stop = True
+
+    def _target(self, rollback: Rollback, step: int) -> Found:
+        target = choose(saved.found(self.directories()), rollback, step)
+        self._counted().check(target.step, step)
+        return target
+
+    def _finish(self, restart: Restart) -> Mapping[str, Any]:
+        """The loop runs again, and `restart` is done."""
+        if restart.command is None:
+            return {}
+        spent = self._counted().spend(restart.output["checkpoint_step"], restart.output["left_step"])
+        return {**spent, "skipped_batches": self.replay.left_out if self.replay else 0}
+
+    def _counted(self) -> Budget:
+        """The directory of the checkpoints is known only while the Trainer fits."""
+        if self._budget is None:
+            writes = self._trainer.is_global_zero
+            self._budget = Budget(self.directories()[0], self._limits.rollbacks, writes=writes)
+        return self._budget
+
+    def _agreed(self, decide: Callable[[], Found]) -> Found:
+        """What rank 0 decides, on every rank: each might see another state of a shared directory."""
+        if self._trainer.world_size == 1:
+            return decide()
+        answer: Any = None
+        if self._trainer.is_global_zero:
+            try:
+                answer = decide()
+            except Rejected as refusal:
+                answer = str(refusal)
+        answer = self._trainer.strategy.broadcast(answer)
+        if isinstance(answer, str):
+            raise Rejected(answer)
+        found: Found = answer
+        return replace(found, path=Path(found.path))
+
+
+def directory_of(trainer: Any) -> Path:
+    """Where checkpoints go in a Trainer that has no ``ModelCheckpoint``."""
+    return Path(trainer.default_root_dir) / "trainmedic"

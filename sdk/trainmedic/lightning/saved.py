@@ -1,0 +1,77 @@
+"""The checkpoints of a Lightning Trainer: which are there, and which are complete.
+
+They are files, or directories where each rank writes its part, in the directories of the Trainer's
+``ModelCheckpoint`` callbacks. Their step is in their name, as ``step=<n>``, or is read from the file. Not here:
+which one a rollback means (``trainmedic.checkpoints``). Who calls it: `loop`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Iterable
+
+import torch
+
+from trainmedic.checkpoints import Found
+
+SUFFIX = ".ckpt"
+_STEP = re.compile(r"step=(\d{1,18})")
+
+
+def path_of(directory: Path, step: int) -> Path:
+    """Where a checkpoint goes that is written because a command said so."""
+    return directory / f"trainmedic-step={step}{SUFFIX}"
+
+
+def found(directories: Iterable[Path]) -> list[Found]:
+    """All checkpoints whose step is known, oldest step first. A directory that is not there holds none."""
+    seen = {path for directory in directories for path in directory.glob(f"*{SUFFIX}") if not path.is_symlink()}
+    checkpoints = []
+    for path in seen:
+        complete = is_complete(path)
+        step = step_of(path) if complete else None
+        try:
+            at = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+        except OSError:  # it was removed just now
+            continue
+        if step is not None:
+            checkpoints.append(Found(step, at, path, complete))
+    return sorted(checkpoints, key=lambda one: (one.step, one.at))
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """A file is whole when its end is there: the table of contents. In a directory, what is written last is."""
+    if checkpoint.is_dir():
+        return (checkpoint / ".metadata").is_file() or (checkpoint / "latest").is_file()
+    return zipfile.is_zipfile(checkpoint)
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """By its name, or else what it says itself; None where neither is to be had."""
+    match = _STEP.search(checkpoint.name)
+    if match is not None:
+        return int(match[1])
+    if checkpoint.is_dir():
+        return None
+    try:
+        content: Any = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
+        return int(content["global_step"])
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):
+        return None
+
+
+def put_aside(directories: Iterable[Path], after: int) -> list[str]:
+    """Rename the checkpoints of later steps, so that nothing goes on from them. The new names."""
+    renamed = []
+    for one in found(directories):
+        if one.step > after:
+            number = 1
+            while (new := one.path.with_name(f"{one.path.name}.abandoned-{number}")).exists():
+                number += 1
+            one.path.rename(new)
+            renamed.append(new.name)
+    return renamed

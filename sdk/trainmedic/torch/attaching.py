@@ -1,0 +1,90 @@
+"""Making a `Run` out of what the user's training loop has.
+
+Not here: the loop itself (``run``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Mapping
+
+import torch
+
+from trainmedic.budget import LIMIT, Budget
+from trainmedic.changes import Changes
+from trainmedic.client import Medic
+from trainmedic.errors import ConfigurationError
+from trainmedic.torch.feeds import REREAD
+from trainmedic.torch.handlers import Handlers
+from trainmedic.torch.learning_rate import LearningRate
+from trainmedic.torch.parts import Parts
+from trainmedic.torch.run import Run
+from trainmedic.torch.sources import feed_for
+from trainmedic.torch.storage import Directory, Storage
+
+
+def attach(
+    medic: Medic,
+    *,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any = None,
+    scaler: Any = None,
+    ema: Any = None,
+    loader: Any = None,
+    checkpoints: str | Path | Storage | None = None,
+    checkpoint_every: int | None = None,
+    keep: int | None = 3,
+    also: Mapping[str, Any] | None = None,
+    accumulation: int | None = None,
+    rollbacks: int | None = LIMIT,
+    seed: int | None = None,
+    reread: int = REREAD,
+) -> Run:
+    """Let Trainmedic's commands be carried out in a plain PyTorch loop, at its step boundaries.
+
+    ``model``, ``optimizer``, ``scheduler``, ``scaler`` and ``ema`` are what a checkpoint holds, with whatever
+    else has ``state_dict`` and ``load_state_dict`` in ``also``; each may be one object, or a list or dict of
+    several. ``loader`` is where `Run.batches` come from: a ``DataLoader``, or anything that gives batches.
+
+    ``checkpoints`` is a directory, of which the newest ``keep`` complete ones stay (None: all), or the user's
+    own way, see `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, and when one is ordered.
+
+    ``accumulation``: how many batches make an optimizer step, in a loop that heeds ``Step.is_update``. Without
+    it the loop is taken not to, and cannot change how many.
+
+    ``rollbacks`` is how often training may go back without getting further, None for any number. ``seed`` makes
+    the order of the data; the default is PyTorch's own. ``reread`` is how many batches may be read again to come
+    back to a place in data that cannot be gone to.
+
+    Raises ConfigurationError.
+    """
+    _check("checkpoint_every", checkpoint_every)
+    _check("keep", keep)
+    _check("accumulation", accumulation)
+    if also and set(also) & {"model", "optimizer", "scheduler", "scaler", "ema"}:
+        raise ConfigurationError("also: the names model, optimizer, scheduler, scaler and ema are taken")
+    parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema, **(also or {}))
+    storage = Directory(checkpoints, keep) if isinstance(checkpoints, (str, Path)) else checkpoints
+    directory = storage.directory if storage is not None else None
+    writes = medic.rank == 0
+    run = Run(
+        medic,
+        parts,
+        LearningRate(optimizer, scheduler),
+        None
+        if loader is None
+        else feed_for(loader, torch.initial_seed() if seed is None else seed, medic.rank, reread),
+        storage,
+        Budget(directory, rollbacks, writes),
+        Changes(directory, writes),
+        accumulation or 1,
+        checkpoint_every,
+    )
+    Handlers(run, accumulation is not None).register(medic)
+    return run
+
+
+def _check(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigurationError(f"{name} is {value!r}; it is a whole number of 1 or more, or None")

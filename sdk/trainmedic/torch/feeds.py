@@ -1,0 +1,235 @@
+"""Where batches come from, and how each source goes back to a place in them.
+
+Not here: which of them serves a loader (``sources``), the one for ordinary data loaders (``loading``), and what
+is done between batches (``run``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+from trainmedic.errors import Unsupported
+from trainmedic.interrupt import fetch
+from trainmedic.torch import randomness
+from trainmedic.torch.order import LeftOut, Place
+
+REPLAYED = "the same batches again"
+NOT_REPLAYED = "not the same batches"
+REREAD = 1000
+"""Batches that are read again, at most, to come to a place in a source that can only be begun anew."""
+
+
+class Feed:
+    """Batches, epoch after epoch, and the place in them.
+
+    ``place`` says how much of the present epoch was delivered; in batches, unless the feed says otherwise.
+    ``left_out`` are places that are not delivered; they stay left out however often the feed comes by.
+    """
+
+    batch_size: int | None = None
+    workers: int | None = None
+    passes_over = False
+    """Whether `fetch` knows by itself what is left out."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.place: Place = 0
+        self.left_out = LeftOut()
+        self._leaving_out = 0  # so many of the next batches, where it is not known yet which those are
+
+    def next(self) -> Any:
+        """The next batch. Raises StopIteration at the end of an epoch; the next call begins the next one."""
+        while True:
+            before = self.place
+            try:
+                batch = self.fetch()
+            except StopIteration:
+                self.epoch, self.place = self.epoch + 1, 0
+                raise
+            if self.passes_over:
+                return batch
+            if self.left_out.holds(self.epoch, before):
+                continue
+            if not self._leaving_out:
+                return batch
+            self._leaving_out -= 1
+            self.left_out.add(self.epoch, before, self.place)
+
+    def fetch(self) -> Any:
+        """One batch from the source, left out or not; ``place`` is moved. Raises StopIteration."""
+        raise StopIteration
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to come back here."""
+        return {
+            "epoch": self.epoch,
+            "place": self.place,
+            "left_out": [list(one) for one in self.left_out.ranges],
+            "leaving_out": self._leaving_out,
+        }
+
+    def restore(self, state: dict[str, Any]) -> str:
+        """Go to where `state` was taken. What has been left out since stays so. Says what comes next."""
+        self.epoch, self.place = state["epoch"], state["place"]
+        self.left_out = LeftOut([*self.left_out.ranges, *state["left_out"]])
+        self._leaving_out = state["leaving_out"]
+        return REPLAYED
+
+    def leave_out(self, batches: int) -> None:
+        """Do not deliver the next so many."""
+        self._leaving_out += batches
+
+    def stop_loading(self) -> None:
+        """Loading was interrupted, or is to be begun anew."""
+
+    def set_workers(self, count: int) -> None:
+        raise Unsupported("only the workers of a plain DataLoader over an indexed data set can be changed")
+
+    def set_batch_size(self, size: int) -> None:
+        raise Unsupported("only the batch size of a plain DataLoader over an indexed data set can be changed")
+
+
+class Numbered(Feed):
+    """Feeds from what gives batch number n; it ends an epoch by its length or an IndexError, or never."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self._source = source
+
+    def fetch(self) -> Any:
+        if hasattr(self._source, "__len__") and self.place >= len(self._source):
+            raise StopIteration
+        try:
+            batch = self._source[self.place]
+        except IndexError:
+            raise StopIteration from None
+        self.place += 1
+        return batch
+
+
+class Stateful(Feed):
+    """Feeds from a loader that keeps its own place, or one whose data set does (``keeper``)."""
+
+    def __init__(self, loader: Any, keeper: Any) -> None:
+        super().__init__()
+        self._loader = loader
+        self._keeper = keeper
+        # A data set that keeps its place may be at its end, between two epochs, and would stay there.
+        self._fresh = keeper.state_dict() if keeper is not loader else None
+        self._iterator: Iterator[Any] | None = None
+
+    def fetch(self) -> Any:
+        if self._iterator is None:
+            if hasattr(self._keeper, "set_epoch"):
+                self._keeper.set_epoch(self.epoch)
+            self._iterator = iter(self._loader)
+        try:
+            batch = fetch(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            raise
+        self.place += 1
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "loader": self._keeper.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> str:
+        super().restore(state)
+        self.stop_loading()
+        if hasattr(self._keeper, "set_epoch"):
+            self._keeper.set_epoch(self.epoch)
+        fresh = self._fresh is not None and self.place == 0
+        self._keeper.load_state_dict(self._fresh if fresh else state["loader"])
+        return REPLAYED
+
+    def stop_loading(self) -> None:
+        _shut_down(self._iterator)
+        self._iterator = None
+
+
+class Reread(Feed):
+    """Feeds from what can be iterated over anew. It comes to a place by reading the epoch up to there."""
+
+    def __init__(self, source: Any, most: int) -> None:
+        super().__init__()
+        self._source = source
+        self._most = most
+        self._iterator: Iterator[Any] | None = None
+        self._at_start: dict[str, Any] | None = None
+
+    def fetch(self) -> Any:
+        if self._iterator is None:
+            self._begin()
+        try:
+            batch = fetch(self._iterator)  # type: ignore[arg-type]
+        except StopIteration:
+            self._iterator = None
+            raise
+        self.place += 1
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        at_start = self._at_start if self._iterator is not None else None
+        return {**super().state(), "at_start": at_start}
+
+    def restore(self, state: dict[str, Any]) -> str:
+        place = state["place"]
+        if place > self._most:
+            return f"{NOT_REPLAYED}: it goes on, for more than {self._most} would have to be read again"
+        super().restore(state)
+        self.stop_loading()
+        at_start = state["at_start"]
+        if at_start is None:  # between two epochs
+            return REPLAYED
+        randomness.restore(at_start["random"])
+        generator = getattr(self._source, "generator", None)
+        if generator is not None and at_start["generator"] is not None:
+            generator.set_state(at_start["generator"])
+        self._begin()
+        for read in range(place):
+            try:
+                next(self._iterator)  # type: ignore[arg-type]
+            except StopIteration:
+                self._iterator = None
+                return f"{NOT_REPLAYED}: the source has only {read} batches this time"
+        return f"{REPLAYED}, if the source repeats itself: {place} were read again"
+
+    def stop_loading(self) -> None:
+        _shut_down(self._iterator)
+        self._iterator = None
+
+    def _begin(self) -> None:
+        generator = getattr(self._source, "generator", None)
+        state = generator.get_state() if generator is not None else None
+        self._at_start = {"random": randomness.capture(), "generator": state}
+        for one in (self._source, getattr(self._source, "dataset", None)):
+            set_epoch = getattr(one, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(self.epoch)
+        self._iterator = iter(self._source)
+
+
+class Stream(Feed):
+    """Feeds from an iterator: what is past is gone. One epoch, however long."""
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        super().__init__()
+        self._source = source
+
+    def fetch(self) -> Any:
+        batch = fetch(self._source)
+        self.place += 1
+        return batch
+
+    def restore(self, state: dict[str, Any]) -> str:
+        passed = self.place - state["place"]
+        self._leaving_out = max(state["leaving_out"] - max(passed, 0), 0)
+        return f"{NOT_REPLAYED}: a stream only goes on; {max(passed, 0)} batches since then are left out"
+
+
+def _shut_down(iterator: Any) -> None:
+    """End the worker processes of a loader's iterator, where it has any."""
+    shut_down = getattr(iterator, "_shutdown_workers", None)
+    if shut_down is not None:
+        shut_down()

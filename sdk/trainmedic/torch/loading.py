@@ -1,0 +1,217 @@
+"""The feed for an ordinary `DataLoader`: any place of any epoch can be gone to, to the batch.
+
+The user's loader serves as the pattern; batches come from one of our own with the same data set, workers and
+collation, whose sampler begins where it is told to. In worker processes the random generators are seeded for
+each batch by its place, so that random augmentations come again as well; in the main process they are the
+run's, which a checkpoint holds. Not here: the order itself (``order``), other sources (``feeds``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import Any, Callable, Iterator
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from trainmedic.errors import Rejected
+from trainmedic.interrupt import fetch
+from trainmedic.torch import randomness
+from trainmedic.torch.feeds import NOT_REPLAYED, REPLAYED, Feed
+from trainmedic.torch.order import Order, Place
+
+
+class Indexed(Feed):
+    """Feeds from a `DataLoader` with an indexed data set. ``rank`` makes the workers' seeds differ.
+
+    ``place`` counts the entries of the epoch's order: samples, or batches of a custom batch sampler.
+    """
+
+    passes_over = True
+
+    def __init__(self, loader: DataLoader[Any], seed: int, rank: int) -> None:
+        super().__init__()
+        self._pattern = loader
+        self._seed = seed
+        self._rank = rank
+        self._order = Order(loader, seed)
+        self.batch_size = self._order.batch_size
+        self.workers: int | None = loader.num_workers
+        self._loader: DataLoader[Any] | None = None
+        self._iterator: Iterator[Any] | None = None
+        # Where each batch that the loader has asked for ends: it asks ahead, and delivers in order.
+        self._ends: deque[Place] = deque()
+
+    # --- a feed's ---------------------------------------------------------------------------------------
+
+    def fetch(self) -> Any:
+        iterator = self._begin() if self._iterator is None else self._iterator
+        try:
+            batch = fetch(iterator)
+        except StopIteration:
+            self._iterator = None
+            raise
+        self.place = self._ends.popleft()
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "seed": self._seed, "fingerprint": self._order.fingerprint(self.epoch)}
+
+    def restore(self, state: dict[str, Any]) -> str:
+        self.stop_loading()
+        if state.get("seed", self._seed) != self._seed:
+            self._seed = int(state["seed"])
+            self._order = Order(self._pattern, self._seed)
+        super().restore(state)
+        if self._order.fingerprint(self.epoch) != state.get("fingerprint"):
+            return f"{NOT_REPLAYED}: the sampler or the data set gives another order than before"
+        return REPLAYED
+
+    def leave_out(self, batches: int) -> None:
+        """The next so many, over the end of the epoch too."""
+        epoch, place = self.epoch, self.place
+        while batches:
+            end = len(self._order.entries(epoch))
+            if end == 0:
+                break
+            start = place
+            remaining = self.left_out.remaining(epoch, place, end)
+            while batches:
+                taken = list(islice(remaining, self.batch_size or 1))
+                if len(taken) < (self.batch_size or 1):  # the epoch's end
+                    batches -= bool(taken) and not self._order.drop_last
+                    place = end
+                    break
+                batches -= 1
+                place = taken[-1] + 1
+            self.left_out.add(epoch, start, place)
+            epoch, place = epoch + 1, 0
+        self.stop_loading()
+
+    def stop_loading(self) -> None:
+        """Give up what was loaded ahead, workers and all; the next fetch begins at the place."""
+        iterator, self._iterator = self._iterator, None
+        self._loader = None
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
+    def set_workers(self, count: int) -> None:
+        self.stop_loading()
+        self.workers = count
+        self._begin()  # now, while a failure is still the command's and not the training's
+
+    def set_batch_size(self, size: int) -> None:
+        if self.batch_size is None:
+            raise Rejected("the data loader's own batch sampler decides on the size of its batches")
+        self.stop_loading()
+        self.batch_size = size
+        self._begin()
+
+    # --- the loader -------------------------------------------------------------------------------------
+
+    def _begin(self) -> Iterator[Any]:
+        self._ends.clear()
+        if self._loader is None:
+            self._loader = self._build()
+        self._iterator = iter(self._loader)
+        return self._iterator
+
+    def _build(self) -> DataLoader[Any]:
+        pattern = self._pattern
+        options: dict[str, Any] = {
+            "dataset": _Placed(pattern.dataset, self._seed, self._rank),
+            "num_workers": self.workers,
+            "collate_fn": pattern.collate_fn,
+            "pin_memory": pattern.pin_memory,
+            "worker_init_fn": pattern.worker_init_fn,
+            # Of our own: iterating must not draw from the generator that the training draws from.
+            "generator": torch.Generator().manual_seed(randomness.mixed(self._seed, self._rank)),
+        }
+        if self.workers:
+            options["prefetch_factor"] = pattern.prefetch_factor or 2
+            options["persistent_workers"] = pattern.persistent_workers
+            options["multiprocessing_context"] = pattern.multiprocessing_context
+            options["timeout"] = pattern.timeout
+        entries = _Entries(self._upcoming)
+        if self._order.batches:
+            return DataLoader(batch_sampler=entries, **options)
+        return DataLoader(batch_size=None, sampler=entries, **options)
+
+    def _upcoming(self) -> Iterator[Any]:
+        """What the loader is to fetch, from the present place to the end of the epoch."""
+        order, size, epoch = self._order, self.batch_size, self.epoch
+        entries = order.entries(epoch)
+        batch: list[Any] = []
+        place = begin = self.place
+        for place in self.left_out.remaining(epoch, self.place, len(entries)):
+            if size is None:
+                yield self._asked(epoch, place, place + 1, entries[place])
+                continue
+            if not batch:
+                begin = place
+            batch.append(entries[place])
+            if len(batch) == size:
+                yield self._asked(epoch, begin, place + 1, batch)
+                batch = []
+        if batch and not order.drop_last:
+            yield self._asked(epoch, begin, place + 1, batch)
+
+    def _asked(self, epoch: int, begin: Place, end: Place, entry: Any) -> Any:
+        self._ends.append(end)
+        place = (epoch, begin)
+        return [place, *entry] if self._order.batches else (place, entry)
+
+
+class _Entries:
+    """A sampler, as far as `DataLoader` asks for one: something to iterate over."""
+
+    def __init__(self, upcoming: Callable[[], Iterator[Any]]) -> None:
+        self._upcoming = upcoming
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._upcoming()
+
+
+class _Placed:
+    """The user's data set, which is told with each batch the place of it in the epoch.
+
+    Workers get it in place of the data set; what it does not have itself is looked up there.
+    """
+
+    def __init__(self, dataset: Any, seed: int, rank: int) -> None:
+        self.__dict__.update(dataset=dataset, seeds=(seed, rank))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # not there yet: it is being unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.dataset, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, asked: Any) -> Any:
+        place, index = asked
+        self._seed(place)
+        return self.dataset[index]
+
+    def __getitems__(self, asked: list[Any]) -> Any:
+        place, *indices = asked
+        self._seed(place)
+        dataset = self.dataset
+        several = getattr(dataset, "__getitems__", None)
+        return several(indices) if several else [dataset[index] for index in indices]
+
+    def _seed(self, place: tuple[int, Place]) -> None:
+        if get_worker_info() is not None:
+            randomness.seed(randomness.mixed(*self.seeds, *place))

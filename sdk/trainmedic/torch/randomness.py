@@ -1,0 +1,82 @@
+"""The random number generators of a process: keeping their states, and seeding by place.
+
+Python's, NumPy's where it is loaded, PyTorch's on the CPU and on each CUDA device that is in use. The states are
+kept as plain numbers and tensors, so that a checkpoint can hold them. Who calls it: ``run`` and ``feeds``.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping
+
+import torch
+
+_BITS = (1 << 64) - 1
+
+
+def capture() -> dict[str, Any]:
+    """The states, to be given to `restore`."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy = _numpy()
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state()
+        state["numpy"] = (str(name), keys.tolist(), *rest)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """As it was at `capture`. What is not used any more, or not yet, is left out."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(state["torch"])
+    numpy = _numpy()
+    if numpy is not None and "numpy" in state:
+        name, keys, *rest = state["numpy"]
+        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+    held = state.get("cuda", [])
+    if held and torch.cuda.is_available() and len(held) <= torch.cuda.device_count():
+        for device, one in enumerate(held):
+            torch.cuda.set_rng_state(one, device)
+
+
+def seed(value: int) -> None:
+    """Seed those of the CPU. In a worker process, or inside `kept`."""
+    random.seed(value)
+    torch.default_generator.manual_seed(value)
+    numpy = _numpy()
+    if numpy is not None:
+        numpy.random.seed(value & 0xFFFFFFFF)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """What happens inside leaves the generators of the CPU as they were."""
+    python, cpu, numpy = random.getstate(), torch.get_rng_state(), _numpy()
+    state = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(cpu)
+        if numpy is not None:
+            numpy.random.set_state(state)
+
+
+def mixed(*numbers: int) -> int:
+    """One seed out of several numbers: 63 bits, by the finaliser of SplitMix64 (Steele et al., 2014)."""
+    value = 0
+    for number in numbers:
+        value = (value + (number & _BITS) + 0x9E3779B97F4A7C15) & _BITS
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _BITS
+        value ^= value >> 31
+    return value >> 1
+
+
+def _numpy() -> Any:
+    """The module, where something has loaded it; loading it is not our business."""
+    return sys.modules.get("numpy")

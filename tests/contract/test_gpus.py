@@ -1,0 +1,348 @@
+"""The port of the GPUs, on NVML: the real pynvml, and the stand-in for the driver that it loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from app.adapters.nvml_gpus import NvmlGpus
+from app.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
+from app.ports.gpus import EccErrors, GpuReading
+from tests.driver import driver as standin
+from tests.driver.driver import SET_LIMIT, Card, Driver, cards
+from tests.programs import ROOT
+
+FIRST, SECOND = (card.uuid for card in cards(2))
+
+
+@pytest.fixture
+def gpus(driver: Driver) -> Iterator[NvmlGpus]:
+    opened = NvmlGpus()
+    yield opened
+    opened.close()
+
+
+# --- who is there -----------------------------------------------------------------------------------------
+
+
+def test_the_gpus_are_listed_with_what_identifies_them(gpus: NvmlGpus) -> None:
+    """Index, UUID, name and PCI address, and the driver's version."""
+    inventory = gpus.inventory()
+    assert [(one.index, one.uuid, one.pci_address) for one in inventory.gpus] == [
+        (0, FIRST, "0000:18:00.0"),
+        (1, SECOND, "0000:20:00.0"),
+    ]
+    assert (inventory.gpus[0].name, inventory.driver, inventory.problems) == ("NVIDIA H100 80GB HBM3", "570.86.15", ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1",
+        SECOND,
+        SECOND.upper(),
+        SECOND.removeprefix("GPU-"),
+        "00000000:20:00.0",
+        "0000:20:00.0",
+        "0000:20:00",
+        "20:00.0",
+        f" {SECOND} ",
+    ],
+)
+def test_a_gpu_is_found_by_every_name_that_exporters_give_it(gpus: NvmlGpus, name: str) -> None:
+    """UUID in any case and without its prefix, PCI address with a domain of four digits, of eight or none, index."""
+    assert gpus.find(name).uuid == SECOND
+
+
+def test_a_pci_address_in_capitals_is_the_same(make_driver: Callable[..., Driver]) -> None:
+    """As lspci writes it, and as NVML does."""
+    make_driver((Card(uuid="GPU-a", pci="0001:af:00.0"),))
+    gpus = NvmlGpus()
+    assert [gpus.find(name).uuid for name in ("0001:AF:00.0", "00000001:af:00.0")] == ["GPU-a", "GPU-a"]
+    with pytest.raises(GpuAbsent):
+        gpus.find("0000:af:00.0")
+    gpus.close()
+
+
+@pytest.mark.parametrize("name", ["2", "-1", "GPU-ffffffff", "0000:99:00.0", "0000:zz:00.0", "", "²"])
+def test_a_name_that_no_gpu_has_is_refused_with_those_that_there_are(gpus: NvmlGpus, name: str) -> None:
+    """Nothing is ever guessed."""
+    with pytest.raises(GpuAbsent, match=f"0 .{FIRST}., 1 .{SECOND}."):
+        gpus.find(name)
+
+
+def test_a_mig_instance_has_no_limit_of_its_own(gpus: NvmlGpus) -> None:
+    """Its UUID is refused with what to do; capping its GPU would cap the other instances too."""
+    with pytest.raises(NotSupported, match="MIG instance"):
+        gpus.find("MIG-0c757cd7-e942-5726-a0b8-0e8fb7067135")
+
+
+# --- power --------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_is_set_is_read_back_with_what_bounds_it(driver: Driver, gpus: NvmlGpus) -> None:
+    """In milliwatts; the other GPU keeps its own."""
+    driver.load(1, 1.0)
+    gpus.set_power_limit(SECOND, 420_000)
+    power = gpus.power(SECOND)
+    assert (power.limit_mw, power.enforced_mw, power.draw_mw) == (420_000, 420_000, 420_000)
+    assert (power.default_mw, power.min_mw, power.max_mw) == (700_000, 200_000, 700_000)
+    assert gpus.power(FIRST).limit_mw == 700_000
+    assert [(call.gpu, call.watts) for call in driver.sets()] == [(1, 420)]
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [
+        (standin.NOT_SUPPORTED, NotSupported, "does not offer that"),
+        (standin.NO_PERMISSION, NoPermission, "root"),
+        (standin.GPU_IS_LOST, GpuLost, "does not answer any more"),
+        (standin.DRIVER_NOT_LOADED, DriverAbsent, "not loaded"),
+        (standin.TIMEOUT, GpuFailure, "Timeout"),
+        (standin.UNKNOWN, GpuFailure, "999"),
+        (12345, GpuFailure, "12345"),
+    ],
+)
+def test_every_error_of_the_driver_is_one_of_ours(
+    driver: Driver, gpus: NvmlGpus, code: int, error: type[GpuError], says: str
+) -> None:
+    """Each says which GPU and what is the matter, codes that nobody knows yet included."""
+    driver.fail(SET_LIMIT, code, times=1)
+    with pytest.raises(error, match=says):
+        gpus.set_power_limit(FIRST, 420_000)
+    gpus.set_power_limit(FIRST, 420_000)
+
+
+def test_a_card_without_power_management_says_so(make_driver: Callable[..., Driver]) -> None:
+    """As vGPUs and some workstation cards do; its other readings are there."""
+    make_driver((Card(uuid="GPU-a", min_watts=0),))
+    gpus = NvmlGpus()
+    with pytest.raises(NotSupported):
+        gpus.power("GPU-a")
+    reading = gpus.read("GPU-a")
+    assert (reading.power_limit_mw, reading.power_default_mw, reading.temperature_celsius) == (None, None, 38)
+    assert reading.unread == {}
+    gpus.close()
+
+
+# --- readings -----------------------------------------------------------------------------------------------
+
+
+def test_a_reading_has_everything_that_the_card_reports(driver: Driver, gpus: NvmlGpus) -> None:
+    """Power, heat, memory, clocks, why it is slow, and its errors."""
+    gpus.inventory()
+    driver.load(0, 0.9)
+    driver.fill(0, 40 << 30)
+    driver.set_watts(0, 560)
+    driver.heat(0, 91)
+    driver.ecc(0, 3, 1)
+    driver.xid(0, 79)
+    driver.xid(0, 48)
+    driver.throttle(0, 0x80)
+    reading = gpus.read(FIRST)
+    assert (reading.utilization_percent, reading.memory_utilization_percent) == (90, 45)
+    assert (reading.memory_used_bytes, reading.memory_total_bytes) == (40 << 30, 80 << 30)
+    assert (reading.temperature_celsius, reading.memory_temperature_celsius, reading.slowdown_celsius) == (91, 97, 89)
+    assert (reading.power_draw_mw, reading.power_limit_mw, reading.power_default_mw) == (560_000, 560_000, 700_000)
+    assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.is_mig) == (1980, 2619, False)
+    assert reading.throttle_reasons == (
+        "sw_power_cap",
+        "hw_slowdown",
+        "sw_thermal_slowdown",
+        "hw_thermal_slowdown",
+        "hw_power_brake_slowdown",
+    )
+    assert reading.ecc == EccErrors(3, 1, 3, 1)
+    assert (reading.xids, reading.last_xid, reading.unread) == ({79: 1, 48: 1}, 48, {})
+    assert gpus.read(SECOND).xids == {}
+
+
+def test_a_reading_that_fails_leaves_the_others_alone(driver: Driver, gpus: NvmlGpus) -> None:
+    """It is left out and named; what a card does not offer is only left out."""
+    driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=0)
+    driver.fail("nvmlDeviceGetTotalEccErrors", standin.NOT_SUPPORTED, gpu=0)
+    driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.TIMEOUT, gpu=0)
+    reading = gpus.read(FIRST)
+    assert reading.unread == {"utilization": "Unknown Error", "power_default": "Timeout"}
+    assert (reading.utilization_percent, reading.ecc, reading.power_default_mw) == (None, None, None)
+    assert reading.temperature_celsius == 38
+    assert gpus.read(SECOND).unread == {}
+
+
+def test_what_failed_once_is_asked_again(driver: Driver, gpus: NvmlGpus) -> None:
+    """Also what does not change while the driver is loaded, and is remembered once it was told."""
+    driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.TIMEOUT, times=1)
+    assert gpus.read(FIRST).power_default_mw is None
+    assert gpus.read(FIRST).power_default_mw == 700_000
+
+
+def test_a_gpu_in_mig_mode_reports_what_it_can(make_driver: Callable[..., Driver]) -> None:
+    """No utilisation, as the driver has none for it; power and heat are those of the whole GPU."""
+    make_driver((Card(uuid="GPU-a", mig=True),))
+    gpus = NvmlGpus()
+    reading = gpus.read("GPU-a")
+    assert (reading.is_mig, reading.utilization_percent, reading.power_limit_mw) == (True, None, 700_000)
+    gpus.close()
+
+
+@pytest.mark.parametrize(
+    "renamed", ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetFieldValues"]
+)
+def test_an_older_driver_is_asked_in_its_own_way(driver: Driver, gpus: NvmlGpus, renamed: str) -> None:
+    """Functions that it does not have yet are replaced by those that it has, or the reading is left out."""
+    driver.fail(renamed, 13)  # NVML_ERROR_FUNCTION_NOT_FOUND
+    reading = gpus.read(FIRST)
+    assert (reading.temperature_celsius, reading.memory_total_bytes, reading.unread) == (38, 80 << 30, {})
+
+
+# --- what goes away and comes back ----------------------------------------------------------------------------
+
+
+def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: NvmlGpus) -> None:
+    """Calls of it say that it is lost, until it answers again."""
+    gpus.inventory()
+    driver.lose(0)
+    for ask in (gpus.power, gpus.read):
+        with pytest.raises(GpuLost, match=FIRST):
+            ask(FIRST)
+    assert isinstance(gpus.read(SECOND), GpuReading)
+    assert [one.index for one in gpus.inventory().gpus] == [1]
+    assert FIRST in " ".join(gpus.inventory().problems)
+    driver.lose(0, lost=False)
+    assert gpus.power(FIRST).limit_mw == 700_000
+    assert [one.index for one in gpus.inventory().gpus] == [0, 1]
+
+
+def test_a_gpu_that_is_lost_when_the_agent_starts_is_found_when_it_is_back(make_driver: Callable[..., Driver]) -> None:
+    """NVML is opened anew to look for it, at most once a minute."""
+    driver = make_driver(2)
+    driver.lose(1)
+    clock = [0.0]
+    gpus = NvmlGpus(lambda: clock[0])
+    assert [one.uuid for one in gpus.inventory().gpus] == [FIRST]
+    assert gpus.inventory().problems == ("GPU 1 does not answer: GPU is lost",)
+    driver.lose(1, lost=False)
+    assert len(gpus.inventory().gpus) == 1
+    clock[0] = 61
+    assert len(gpus.inventory().gpus) == 2
+    gpus.close()
+
+
+def test_a_gpu_keeps_its_name_when_the_one_before_it_is_gone(driver: Driver, gpus: NvmlGpus) -> None:
+    """Indices move up when the driver is loaded anew; a limit never reaches another GPU."""
+    assert gpus.find("1").uuid == SECOND
+    driver.remove(0)
+    driver.reload()
+    assert gpus.find("0").uuid == SECOND
+    gpus.set_power_limit(SECOND, 300_000)
+    assert (driver.watts(0), driver.watts(1)) == (700, 300)
+    with pytest.raises(GpuLost):
+        gpus.find(FIRST)
+
+
+def test_a_driver_that_was_loaded_anew_is_opened_anew(driver: Driver, gpus: NvmlGpus) -> None:
+    """Questions are answered at once; the session tells that what was set may be forgotten."""
+    gpus.set_power_limit(FIRST, 420_000)
+    before = gpus.power(FIRST)
+    driver.reload()
+    after = gpus.power(FIRST)
+    assert (before.limit_mw, after.limit_mw) == (420_000, 700_000)
+    assert before.session != after.session
+    assert gpus.power(FIRST).session == after.session
+
+
+def test_a_limit_is_not_set_twice_when_the_driver_goes_away(driver: Driver, gpus: NvmlGpus) -> None:
+    """Setting says that the driver was loaded anew; whether to set is then decided again by who asked."""
+    gpus.inventory()
+    driver.reload()
+    with pytest.raises(DriverAbsent):
+        gpus.set_power_limit(FIRST, 420_000)
+    assert driver.sets() == []
+    gpus.set_power_limit(FIRST, 420_000)
+    assert driver.watts(0) == 420
+
+
+def test_the_session_of_a_gpu_changes_when_it_was_away(driver: Driver, gpus: NvmlGpus) -> None:
+    """It may have been reset; the others' stays."""
+    first, second = gpus.power(FIRST).session, gpus.power(SECOND).session
+    driver.lose(0)
+    with pytest.raises(GpuLost):
+        gpus.power(FIRST)
+    driver.lose(0, lost=False)
+    assert gpus.power(FIRST).session != first
+    assert gpus.power(SECOND).session == second
+
+
+def test_without_a_driver_everything_says_so(driver: Driver, gpus: NvmlGpus) -> None:
+    """And works once it is loaded."""
+    driver.unload()
+    assert gpus.inventory().gpus == ()
+    assert "not loaded" in gpus.inventory().problems[0]
+    for ask in (gpus.find, gpus.power, gpus.read):
+        with pytest.raises(DriverAbsent):
+            ask(FIRST)
+    driver.reload()
+    assert gpus.find("0").uuid == FIRST
+
+
+def test_without_nvml_on_the_machine_everything_says_so(tmp_path) -> None:
+    """No driver was ever installed: the library cannot be loaded."""
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
+    program = "from app.adapters.nvml_gpus import NvmlGpus; print(NvmlGpus().inventory().problems)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert "driver is not installed" in done.stdout
+
+
+def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Driver, gpus: NvmlGpus) -> None:
+    """Each call answers or raises one of our errors, and afterwards everything works."""
+    unexpected: list[BaseException] = []
+
+    def ask(call: Callable[[], object]) -> None:
+        for _ in range(150):
+            try:
+                call()
+            except GpuError:
+                pass
+            except BaseException as error:
+                unexpected.append(error)
+                return
+
+    calls: list[Callable[[], object]] = [
+        lambda: gpus.read(FIRST),
+        lambda: gpus.power(SECOND),
+        lambda: gpus.set_power_limit(SECOND, 500_000),
+        driver.reload,
+        gpus.inventory,
+    ]
+    threads = [threading.Thread(target=ask, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert unexpected == []
+    gpus.set_power_limit(SECOND, 400_000)
+    assert gpus.power(SECOND).limit_mw == 400_000
+
+
+def test_a_slow_reading_does_not_hold_up_a_limit(driver: Driver, gpus: NvmlGpus) -> None:
+    """The driver takes its time over one GPU; the limit of another is set meanwhile."""
+    gpus.inventory()
+    driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=0.5)
+    reading = threading.Thread(target=gpus.read, args=(FIRST,))
+    reading.start()
+    while not driver.is_tripped("nvmlDeviceGetUtilizationRates"):
+        pass
+    gpus.set_power_limit(SECOND, 400_000)
+    assert reading.is_alive()
+    reading.join(10)

@@ -1,0 +1,92 @@
+"""`ports.Transaction`: which runs may have something in effect that has to be kept up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app import ports
+from app.adapters.memory_store import MemoryStore
+from app.adapters.sql_store.store import SqlStore
+from app.domain.run import Run, StepStatus, UndoStatus
+from tests.contract.run_store_values import at, attempt, closed, event, gpu, heard, run, step, undo
+
+Store = MemoryStore | SqlStore
+Tx = ports.Transaction
+
+CAP = "gpu.power_limit"
+BEGUN = step(status=StepStatus.SUCCEEDED, attempts=(attempt("c1", status="applied"),))
+
+
+async def found(store: Store, *actions: str) -> set[str]:
+    def work(tx: Tx) -> set[str]:
+        return {one.playbook for one in tx.runs(tx.runs_in_effect(actions or (CAP,)))}
+
+    return await store.transact(work)
+
+
+async def test_runs_in_effect_are_open_owe_an_undo_or_have_an_alert_that_fires(store: Store) -> None:
+    """One that is closed, owes nothing, and whose alerts have resolved, is not among them."""
+    kept = {
+        "open": (run(0, gpu(1), steps=(BEGUN,)), heard("a", resolved_at=at(1))),
+        "owing": (
+            closed(1, gpu(2), steps=(step(undo=undo(), attempts=(attempt("c2"),)),)),
+            heard("b", resolved_at=at(1)),
+        ),
+        "firing": (closed(2, gpu(3), steps=(BEGUN,)), heard("c", last_heard_at=at(30))),
+        "resolved": (closed(4, gpu(5), steps=(BEGUN,)), heard("e", last_heard_at=at(30), resolved_at=at(31))),
+    }
+
+    def work(tx: Tx) -> None:
+        for name, (one, record) in kept.items():
+            tx.save_alerts([record])
+            tx.add_runs([_named(one, name)])
+            tx.link([(one.id, record.identity)])
+
+    await store.transact(work)
+    assert await found(store) == {"open", "owing", "firing"}
+
+
+async def test_runs_in_effect_have_begun_a_step_of_such_an_action(store: Store) -> None:
+    """Steps of other actions do not count, nor those that have not been tried."""
+    undone = step(1, attempts=(attempt("c3"),), undo=undo(UndoStatus.DONE))
+    runs = [
+        _named(run(0, gpu(1), steps=(step(),)), "pending"),
+        _named(run(1, gpu(2), steps=(step(action="disk.clean", attempts=(attempt("c2"),)),)), "another"),
+        _named(run(2, gpu(3), steps=(step(), undone)), "second"),
+    ]
+    await store.transact(lambda tx: tx.add_runs(runs))
+    assert await found(store) == {"second"}
+    assert await found(store, "disk.clean", CAP) == {"another", "second"}
+
+
+async def test_runs_in_effect_sees_what_its_own_unit_wrote(store: Store) -> None:
+    """Of runs, of alerts and of their tying."""
+
+    def work(tx: Tx) -> tuple[int, int]:
+        one, two = closed(0, gpu(1), steps=(BEGUN,)), run(1, gpu(2), steps=(BEGUN,))
+        tx.add_runs([one, two])
+        tx.save_alerts([heard()])
+        first = len(tx.runs_in_effect([CAP]))
+        tx.link([(one.id, heard().identity)])
+        return first, len(tx.runs_in_effect([CAP]))
+
+    assert await store.transact(work) == (1, 2)
+
+
+async def test_events_of_a_run_are_found_by_their_kind(store: Store) -> None:
+    """In order; also those that the unit itself has just written, and none of another run."""
+    one, other = run(0, gpu(1)), run(1, gpu(2))
+
+    def work(tx: Tx) -> list[object]:
+        tx.add_runs([one, other])
+        tx.append([event("lease_lost", one.id, place="n1"), event("started", one.id), event("lease_lost", other.id)])
+        return [kept.data for kept in tx.events_of(one.id, "lease_lost")]
+
+    assert await store.transact(work) == [{"place": "n1"}]
+    await store.transact(lambda tx: tx.append([event("lease_lost", one.id, place="n2")]))
+    kept = await store.transact(lambda tx: tx.events_of(one.id, "lease_lost"))
+    assert [event.data["place"] for event in kept] == ["n1", "n2"]
+
+
+def _named(one: Run, name: str) -> Run:
+    return replace(one, playbook=name)

@@ -1,0 +1,175 @@
+"""The agent and Redis are killed while power limits are set and given back: nothing happens twice, and no cap
+outlives its lease.
+
+``TRIALS`` in the environment says how many random moments are tried.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.conftest import RedisServer
+from tests.driver.driver import SET_LIMIT, Driver
+from tests.gpu_node import GpuNode
+from tests.programs import eventually
+from trainmedic import envelope
+from trainmedic.envelope import Command
+
+TRIALS = int(os.environ.get("TRIALS", "8"))
+GPUS = 8
+LEASE = 1.2
+ALIVE = 0.7
+"""Seconds that an agent which lives may take to end a cap whose lease is over."""
+
+
+@pytest.fixture
+def node(tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]) -> Iterator[GpuNode]:
+    with GpuNode(tmp_path / "node", redis_url, make_driver(2)) as running:
+        yield running
+
+
+def die(node: GpuNode) -> None:
+    """Wait for the kill that the driver was told to give; then the next process."""
+    node.agent.process.wait(10)
+    node.start(wait=False)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the limit is set", "after the limit is set"])
+def test_an_agent_that_is_killed_as_it_sets_a_limit_sets_it_once(node: GpuNode, after: bool) -> None:
+    """The next process finishes the command, from its intent: it is answered as applied, with what was there
+    before it. So with its undo."""
+    node.driver.fail(SET_LIMIT, times=1, kill=True, after=after)
+    cap = node.send(node.cap("0", percent=80))
+    die(node)
+    reply = node.final(cap)
+    assert (reply.status, reply.output["previous_watts"], reply.output["limit_watts"]) == (envelope.APPLIED, 700, 560)
+    node.driver.fail(SET_LIMIT, times=1, kill=True, after=after)
+    undo = node.send(node.cap("0", undo_of=cap.id))
+    die(node)
+    reply = node.final(undo)
+    assert (reply.status, reply.output["limit_watts"]) == (envelope.APPLIED, 700)
+    assert [call.watts for call in node.driver.sets()] == [560, 700]
+
+
+def test_an_agent_that_is_killed_between_two_gpus_caps_each_once(node: GpuNode) -> None:
+    """A command for both of them, and the kill after the first."""
+    node.driver.fail(SET_LIMIT, gpu=0, times=1, kill=True, after=True)
+    cap = node.send(node.cap(["0", "1"], percent=80))
+    die(node)
+    assert node.final(cap).status == envelope.APPLIED
+    assert [(call.gpu, call.watts) for call in node.driver.sets()] == [(0, 560), (1, 560)]
+
+
+def test_a_cap_that_expired_while_the_agent_was_dead_is_taken_back(node: GpuNode) -> None:
+    """It was set, nobody had been told, and it came too late to be told: nothing of it stays."""
+    node.driver.fail(SET_LIMIT, times=1, kill=True, after=True)
+    cap = node.send(node.cap("0", percent=80, lasting=1.0))
+    node.agent.process.wait(10)
+    time.sleep(1.0)
+    node.start()
+    assert node.final(cap).status == envelope.EXPIRED
+    assert node.driver.watts(0) == 700
+
+
+class Trial:
+    """Caps on every GPU of a node, and the undo of every second one; the others run out. Something is killed at a
+    random moment meanwhile."""
+
+    def __init__(self, node: GpuNode, server: RedisServer, chance: random.Random) -> None:
+        self.node = node
+        self.server = server
+        self.chance = chance
+        self.watts = chance.sample(range(360, 690), GPUS)
+        self.first = len(node.driver.attempts())
+
+    def run(self) -> None:
+        caps = [self.node.cap(str(gpu), watts=watts, lease_seconds=LEASE) for gpu, watts in enumerate(self.watts)]
+        kill_at = self.chance.choice(("cap", "restore"))
+        back_at = self._go(caps, kills=kill_at == "cap")
+        replies = [self.node.final(cap, within=20) for cap in caps]
+        for reply in replies:  # one that was down for longer than the lease finds that it has ended
+            late = reply.status == envelope.FAILED and "it has ended" in str(reply.output["reason"])
+            assert reply.status == envelope.APPLIED or late, reply
+        undos = [self.node.cap(str(gpu), undo_of=cap.id) for gpu, cap in enumerate(caps) if gpu % 2]
+        if kill_at == "restore":
+            self.chance.choice((lambda: None, lambda: time.sleep(LEASE * self.chance.random())))()
+            back_at = self._go(undos, kills=True)
+        else:
+            self._go(undos, kills=False)
+        for undo in undos:
+            assert self.node.final(undo, within=20).status == envelope.APPLIED
+        ends = [
+            envelope.read_time(reply.output["lease_until"]).timestamp() if "lease_until" in reply.output else None
+            for reply in replies
+        ]
+        eventually(self._is_given_back, 20, "the limits from before", every=0.02)
+        self._judge(ends, back_at)
+
+    def _go(self, commands: list[Command], kills: bool) -> float:
+        """Send them, kill meanwhile, and bring back what was killed; when that was."""
+        moment = self.chance.uniform(0, 0.06)
+        for command in commands[:4]:
+            self.node.send(command)
+        if not kills:
+            for command in commands[4:]:
+                self.node.send(command)
+            return 0.0
+        time.sleep(moment)
+        victims = self.chance.choice(("agent", "redis", "both"))
+        if victims != "agent":
+            self.server.kill()
+        if victims != "redis":
+            self.node.kill()
+        if victims != "agent":
+            self.server.start()
+        if victims != "redis":
+            self.node.start(wait=False)
+        for command in commands:  # as the server does that does not know whether they arrived
+            self._send_again(command)
+        if victims != "redis":
+            eventually(lambda: (self.node.presence() or {}).get("pid") == self.node.agent.process.pid, 20, "the agent")
+        return time.time()
+
+    def _send_again(self, command: Command) -> None:
+        while True:
+            try:
+                self.node.send(command)
+                return
+            except redis.RedisError:
+                time.sleep(0.02)
+
+    def _is_given_back(self) -> bool:
+        return all(self.node.driver.watts(gpu) == 700 for gpu in range(GPUS))
+
+    def _judge(self, ends: list[float | None], back_at: float) -> None:
+        """Each GPU was set to its cap once and back once, the latter in time."""
+        calls = self.node.driver.attempts()[self.first :]
+        for gpu, (watts, end) in enumerate(zip(self.watts, ends, strict=True)):
+            of_gpu = [call for call in calls if call.gpu == gpu]
+            if end is None and not of_gpu:
+                continue
+            assert [(call.watts, call.code) for call in of_gpu] == [(watts, 0), (700, 0)]
+            assert of_gpu[1].at < max(end or of_gpu[0].at + LEASE, back_at) + ALIVE
+
+
+def test_kills_at_random_moments_neither_repeat_nor_prolong_a_cap(
+    tmp_path: Path, own_redis: type[RedisServer], make_driver: Callable[..., Driver]
+) -> None:
+    """Of the agent, of Redis, or of both, while caps are set, undone or run out."""
+    seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
+    server = own_redis(tmp_path)
+    server.start()
+    with GpuNode(tmp_path / "node", server.url, make_driver(GPUS)) as node:
+        for trial in range(TRIALS):
+            one = Trial(node, server, random.Random(f"{seed}/{trial}"))
+            try:
+                one.run()
+            except AssertionError as error:
+                raise AssertionError(f"trial {trial}, SEED={seed}: {error}\n{node.agent.tail(15)}") from error

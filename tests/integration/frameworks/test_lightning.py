@@ -1,0 +1,240 @@
+"""A real Lightning Trainer with the callback, and with the helper that restarts its fit, over a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, Dataset
+
+import trainmedic
+import trainmedic.lightning
+from tests.commanding import Sent
+from trainmedic.lightning import saved
+
+QUICK = trainmedic.lightning.Limits(retries=2, delay=0.0)
+
+# Lightning's own: it speaks to itself through what is deprecated, and advises on tiny runs.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+
+class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Points of a line with noise; ``seen`` keeps which were read."""
+
+    def __init__(self, count: int = 120) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(count, 4, generator=generator)
+        self.y = self.x.sum(1, keepdim=True) + torch.randn(count, 1, generator=generator)
+        self.seen: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.seen.append(number)
+        return self.x[number], self.y[number]
+
+
+class Line(pl.LightningModule):
+    """With dropout, so that the random state matters."""
+
+    def __init__(self, fails_at: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.fails_at = list(fails_at)
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        if self.fails_at and self.global_step == self.fails_at[0] - 1:
+            self.fails_at.pop(0)
+            raise RuntimeError("CUDA out of memory")
+        x, y = batch
+        loss: torch.Tensor = torch.nn.functional.mse_loss(self.layers(x), y)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 20))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Script(pl.Callback):
+    """Does something when a step ends, once for each entry; keeps the rate and the loss of each step."""
+
+    def __init__(self, **acts: Callable[[Any], None]) -> None:
+        self.acts = {int(name.removeprefix("at_")): act for name, act in acts.items()}
+        self.steps: list[int] = []
+        self.rates: list[float] = []
+        self.losses: dict[int, float] = {}
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+        if self.steps and trainer.global_step == self.steps[-1]:
+            return
+        self.steps.append(trainer.global_step)
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+        self.losses[trainer.global_step] = outputs["loss"].item()
+        act = self.acts.pop(trainer.global_step, None)
+        if act is not None:
+            act(trainer)
+
+
+def make_trainer(directory: Path, *callbacks: Any, **options: Any) -> pl.Trainer:
+    """Epochs of 30 steps, a checkpoint every 5."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    keep = ModelCheckpoint(dirpath=directory / "out", every_n_train_steps=5, save_top_k=-1)
+    arguments: dict[str, Any] = {
+        "max_steps": 40,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        **options,
+    }
+    return pl.Trainer(callbacks=[*callbacks, keep], default_root_dir=directory, **arguments)
+
+
+def loader(points: Points | None = None) -> DataLoader[Any]:
+    return DataLoader(points or Points(), batch_size=4, shuffle=True)
+
+
+def fit(trainer: pl.Trainer, medic: trainmedic.Medic, data: Any = None, module: Line | None = None) -> Line:
+    """With the script before the callback."""
+    model = module or Line()
+    trainmedic.lightning.fit(trainer, model, data or loader(), medic=medic, limits=QUICK)
+    return model
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Over the end of an epoch: the same losses again, the same weights at the end, and the answer says where."""
+    plain = Script()
+    undisturbed = make_trainer(tmp_path / "plain", plain)
+    model = fit(undisturbed, medic)
+
+    script = Script(at_33=sent("job.rollback", step=22))
+    again = fit(make_trainer(tmp_path, script), medic)
+    assert script.steps == [*range(1, 34), *range(21, 41)]
+    assert script.losses == plain.losses
+    assert torch.equal(weights(again), weights(model))
+    reply = sent.reply()
+    assert (reply.status, reply.output["checkpoint"]) == ("applied", "epoch=0-step=20.ckpt")
+    assert (reply.output["step"], reply.output["left_step"], reply.output["skipped_batches"]) == (21, 33, 0)
+
+
+def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """A rollback skips the next batches; a later one to a checkpoint after that still knows that they are gone."""
+    order = Points()
+    fit(make_trainer(tmp_path / "plain", max_epochs=1), medic, loader(order))
+    data = Points()
+    script = Script(at_12=sent("job.rollback", step=10, skip_batches=6), at_18=sent("job.rollback", step=15))
+    fit(make_trainer(tmp_path, script, max_steps=-1, max_epochs=1), medic, loader(data))
+    # 30 batches in the epoch: 10 steps, 6 left out, 14 to go.
+    assert script.steps == [*range(1, 13), *range(11, 19), *range(16, 25)]
+    assert data.seen[-9 * 4 :] == order.seen[-9 * 4 :]
+    assert [reply.output["skipped_batches"] for reply in sent.replies()] == [6, 0]
+
+
+def test_what_was_written_later_is_put_aside(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """So that nothing goes on from it."""
+    script = Script(at_13=sent("job.rollback", step=7))
+    fit(make_trainer(tmp_path, script, max_steps=15), medic)
+    assert sorted(path.name for path in (tmp_path / "out").glob("*step=10*")) == [
+        "epoch=0-step=10.ckpt",
+        "epoch=0-step=10.ckpt.abandoned-1",
+    ]
+
+
+def test_half_written_checkpoints_are_not_gone_back_to(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Where there is no other, the rollback is rejected and training goes on."""
+
+    def cut(_: Any) -> None:
+        whole = tmp_path / "out" / "epoch=0-step=5.ckpt"
+        whole.write_bytes(whole.read_bytes()[:-100])
+        sent("job.rollback")(None)
+
+    script = Script(at_7=cut)
+    fit(make_trainer(tmp_path, script, max_steps=9), medic)
+    assert script.steps == [*range(1, 10)]
+    assert (sent.reply().status, "no complete checkpoint" in sent.reply().output["reason"]) == ("rejected", True)
+
+
+def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """Halved at step 7, and still half after a rollback to a checkpoint of before."""
+    plain = Script()
+    fit(make_trainer(tmp_path / "plain", plain, max_steps=15), medic)
+    script = Script(at_7=sent("job.scale_lr", factor=0.5), at_12=sent("job.rollback", step=6))
+    fit(make_trainer(tmp_path, script, max_steps=15), medic)
+    expected = [*plain.rates[:7], *(rate / 2 for rate in [*plain.rates[7:12], *plain.rates[5:]])]
+    assert script.rates == pytest.approx(expected)
+
+
+def test_accumulation_changes_where_whole_steps_begin(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Doubled after the third batch: in force from the fourth on, for 26 batches and so 13 steps more."""
+    script = Script(at_3=sent("job.accumulate", factor=2))
+    trainer = make_trainer(tmp_path, script, max_steps=-1, max_epochs=1)
+    fit(trainer, medic)
+    assert script.steps[-1] == 4 + 13
+    assert (sent.reply().status, sent.reply().output["before"], sent.reply().output["after"]) == ("applied", 1, 2)
+
+
+def test_a_checkpoint_a_pause_and_a_stop(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """By the callback alone. The least number of epochs does not keep it from stopping with the helper."""
+    script = Script(at_4=sent("job.checkpoint"), at_5=sent("job.pause", max="50ms"), at_7=sent("job.stop"))
+    fit(make_trainer(tmp_path, script, min_epochs=1, max_steps=-1, max_epochs=3), medic)
+    checkpoint, pause, stop = sent.replies()
+    assert checkpoint.output["checkpoint"] == "trainmedic-step=4.ckpt"
+    assert (pause.status, stop.output["checkpoint"]) == ("applied", "trainmedic-step=7.ckpt")
+    assert saved.is_complete(tmp_path / "out" / "trainmedic-step=7.ckpt")
+    assert script.steps[-1] == 7
+
+
+def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Once, when it does not come again; too often, and Lightning's error is the caller's."""
+    script = Script()
+    fit(make_trainer(tmp_path, script, max_steps=15), medic, module=Line(fails_at=(8,)))
+    assert script.steps == [*range(1, 8), *range(6, 16)]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fit(make_trainer(tmp_path / "again", max_steps=15), medic, module=Line(fails_at=(8,) * 9))
+
+
+def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """What is not possible is unsupported, with the reason, and training goes on."""
+    script = Script(at_3=sent("job.rollback"), at_4=sent("job.scale_batch", factor=0.5))
+    trainer = make_trainer(tmp_path, script, trainmedic.lightning.Callback(medic), max_steps=6)
+    trainer.fit(Line(), loader())
+    assert [reply.status for reply in sent.replies()] == ["unsupported", "unsupported"]
+    assert "restart of the training loop" in sent.replies()[0].output["reason"]
+    assert medic._describe()["capabilities"] == {
+        "job.accumulate": "live",
+        "job.checkpoint": "live",
+        "job.dataloader_workers": "unsupported",
+        "job.empty_cache": "unsupported",
+        "job.pause": "live",
+        "job.resume": "live",
+        "job.rollback": "unsupported",
+        "job.scale_batch": "unsupported",
+        "job.scale_lr": "live",
+        "job.stop": "live",
+    }
+
+
+def test_each_optimizer_step_is_reported(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Not each batch; with loss, norm and rate."""
+    script = Script()
+    fit(make_trainer(tmp_path, script, max_steps=7, accumulate_grad_batches=2), medic)
+    assert (medic.progress.step, medic.progress.steps) == (7, 7)
+    values = medic.progress.values(0.0)
+    assert values["gradient_norm"] > 0
+    assert values["training_loss"] > 0
+    assert values["training_learning_rate"] == values["training_learning_rate_expected"] == script.rates[-1]
+    assert medic.progress.window is None

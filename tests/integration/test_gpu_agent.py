@@ -1,0 +1,112 @@
+"""The agent of a GPU node as a real process: over a real Redis, the real pynvml, and the stand-in for the driver."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.driver.driver import Driver, cards
+from tests.gpu_node import GpuNode
+from tests.programs import eventually
+from trainmedic import envelope
+
+FIRST, SECOND = (card.uuid for card in cards(2))
+
+
+@pytest.fixture
+def node(tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]) -> Iterator[GpuNode]:
+    with GpuNode(tmp_path / "node", redis_url, make_driver(2)) as running:
+        yield running
+
+
+def test_a_cap_is_set_renewed_and_undone(node: GpuNode) -> None:
+    """Each command has its outcome; the driver was told twice."""
+    cap = node.send(node.cap("1", percent=80, lease_seconds=2))
+    applied = node.final(cap)
+    assert (applied.status, applied.output["gpu"], applied.output["limit_watts"]) == (envelope.APPLIED, SECOND, 560)
+    renewed = node.final(node.send(node.renewal(cap.id, seconds=300)))
+    assert renewed.output == {"renewed": [cap.id], "unknown": []}
+    undone = node.final(node.send(node.cap("1", undo_of=cap.id)))
+    assert (undone.status, undone.output["limit_watts"]) == (envelope.APPLIED, 700)
+    assert [(call.gpu, call.watts) for call in node.driver.sets()] == [(1, 560), (1, 700)]
+
+
+def test_a_cap_ends_with_its_lease_while_nobody_speaks(node: GpuNode) -> None:
+    """Redis and the server may both be gone; it ends to the second."""
+    cap = node.final(node.send(node.cap("0", percent=80, lease_seconds=1.5)))
+    end = envelope.read_time(cap.output["lease_until"]).timestamp()
+    eventually(lambda: node.driver.watts(0) == 700, 10, "the limit from before", every=0.02)
+    assert 0 <= node.driver.sets()[-1].at - end < 0.5
+
+
+def test_a_lease_that_ran_out_while_the_agent_was_dead_ends_when_it_starts(node: GpuNode) -> None:
+    """Before the first command is taken, and although the policy does not allow caps any more."""
+    node.final(node.send(node.cap("0", percent=80, lease_seconds=1)))
+    node.kill()
+    time.sleep(1)
+    assert node.driver.watts(0) == 560
+    node.start()
+    assert node.driver.watts(0) == 700
+
+
+def test_the_presence_names_the_gpus_and_their_limits(node: GpuNode) -> None:
+    """So that the server knows who they are."""
+    presence = node.presence()
+    assert presence is not None
+    assert presence["gpus"][1] == {
+        "index": 1,
+        "uuid": SECOND,
+        "name": "NVIDIA H100 80GB HBM3",
+        "pci_bus_id": "0000:20:00.0",
+        "power_limit_watts": 700,
+        "default_limit_watts": 700,
+        "min_limit_watts": 200,
+        "max_limit_watts": 700,
+    }
+    assert presence["driver"] == "570.86.15"
+    assert presence["actions"] == ["disk.clean", "gpu.power_limit", "gpu.renew_lease", "node.facts"]
+
+
+def test_a_node_without_a_driver_still_serves(tmp_path: Path, redis_url: str, driver: Driver) -> None:
+    """It tells its facts, refuses caps with the reason, and does not crash."""
+    driver.unload()
+    with GpuNode(tmp_path / "node", redis_url, driver) as node:
+        presence = node.presence()
+        assert presence is not None
+        assert presence["gpus"] == []
+        status, output = node.do("node.facts")
+        assert status == envelope.APPLIED
+        assert output["cpu"]["count"] >= 1
+        assert "not loaded" in output["gpu_problems"][0]
+        refused = node.final(node.send(node.cap("0", percent=80)))
+        assert refused.status == envelope.FAILED
+        assert "not loaded" in str(refused.output["reason"])
+        assert scrape(node)["trainmedic_agent_gpus_missing"] == 1
+
+
+def test_the_metrics_show_the_gpus_and_the_agent(node: GpuNode) -> None:
+    """Scraped while a cap stands."""
+    node.driver.load(0, 0.5)
+    cap = node.final(node.send(node.cap("0", percent=60)))
+    shown = scrape(node)
+    gpu = f'gpu_id="0",gpu_name="NVIDIA H100 80GB HBM3",uuid="{FIRST}"'
+    assert shown[f"gpu_power_limit_watts{{{gpu}}}"] == 420
+    assert shown[f"gpu_utilization_percent{{{gpu}}}"] == 50
+    assert shown['trainmedic_agent_commands_total{action="gpu.power_limit",status="applied"}'] == 1
+    assert shown["trainmedic_agent_redis_connected"] == 1
+    assert shown[f'trainmedic_agent_power_caps{{uuid="{FIRST}"}}'] == 1
+    end = envelope.read_time(cap.output["lease_until"]).timestamp()
+    assert shown[f'trainmedic_agent_power_lease_end_timestamp_seconds{{uuid="{FIRST}"}}'] == pytest.approx(end)
+    assert shown["process_resident_memory_bytes"] > 1e7
+
+
+def scrape(node: GpuNode) -> dict[str, float]:
+    with urllib.request.urlopen(node.exporter(), timeout=10) as reply:
+        lines = reply.read().decode().splitlines()
+    return {
+        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    }

@@ -1,0 +1,365 @@
+"""Node actions on a job: what is sent to each place, and how the answers of all are judged."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from app import ports
+from app.actions import nodes, placement, registry
+from app.actions.nodes import Facts, PowerLimit
+from app.catalog import loader
+from app.domain.alert import Alert, AlertStatus
+from app.domain.target import Kind, Target
+from app.errors import (
+    ActionFailure,
+    BusUnavailable,
+    OutcomeUnknown,
+    PermanentFailure,
+    PlaybookError,
+    TemporaryFailure,
+)
+from tests.unit.actions.test_commands import FixedClock, NoHttp
+from trainmedic import envelope
+from trainmedic.envelope import Command, Reply
+
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+JOB = Target(Kind.JOB, job="llm-1")
+ATTEMPT = envelope.new_id(int(NOW.timestamp() * 1000))
+CAP = envelope.new_id(int(NOW.timestamp() * 1000))
+
+Answer = Callable[[Command], Reply | None]
+
+
+class AgentsBus:
+    """A command bus with agents that answer by a rule of the test's; None is silence."""
+
+    def __init__(self) -> None:
+        self.clock = FixedClock()
+        self.answer: Answer = lambda command: reply(command, limit_watts=300.0)
+        self.present: list[ports.Presence] = []
+        self.is_away = False
+        self.sent: list[Command] = []
+        self.settled: list[str] = []
+
+    async def request(
+        self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
+    ) -> tuple[Reply, ...]:
+        self.sent.append(command)
+        answer = self.answer(command)
+        if answer is None and unheard is not None:
+            await unheard()
+        return (answer,) if answer is not None else ()
+
+    def settle(self, command_id: str) -> None:
+        self.settled.append(command_id)
+
+    async def jobs(self) -> list[ports.Presence]:
+        if self.is_away:
+            raise BusUnavailable("away")
+        return self.present
+
+    async def agents(self) -> list[ports.Presence]:
+        return []
+
+    async def check(self) -> None:
+        """It answers."""
+
+
+def reply(command: Command, status: str = "applied", **output: Any) -> Reply:
+    return Reply(command.id, "agent", status, None, output, NOW)
+
+
+@pytest.fixture
+def bus() -> AgentsBus:
+    return AgentsBus()
+
+
+def made(bus: AgentsBus, kind: type[Any]) -> Any:
+    return kind(ports.Services(clock=bus.clock, bus=bus, http=NoHttp()))
+
+
+def call(kind: type[Any], params: Mapping[str, Any], **changes: Any) -> ports.Call:
+    fields: dict[str, Any] = {
+        "command_id": ATTEMPT,
+        "run_id": "r1",
+        "playbook": "cool-job",
+        "target": JOB,
+        "params": kind.Params.model_validate(params),
+        "reason": "Hot",
+        "issued_at": NOW,
+        "deadline": NOW + timedelta(seconds=60),
+        "alert": Alert("f1", AlertStatus.FIRING, {"alertname": "Hot"}, {}, NOW),
+    }
+    return ports.Call(**{**fields, **changes})
+
+
+def placed(*entries: tuple[int, str, str | None], ranks: Sequence[int] | None = None) -> list[ports.Presence]:
+    """The presence of the job with its ranks in these places."""
+    said = [{"rank": rank, "node": node, "gpu": gpu} for rank, node, gpu in entries]
+    return [ports.Presence("llm-1", NOW, {"ranks": list(ranks or [rank for rank, *_ in entries]), "placement": said})]
+
+
+TWO_NODES = placed((0, "n2", "GPU-c"), (1, "n1", "GPU-b"), (2, "n1", "GPU-a"))
+ON_TWO = {"n1": ["GPU-a", "GPU-b"], "n2": ["GPU-c"]}
+
+
+async def test_where_a_job_runs_is_looked_up_once(bus: AgentsBus) -> None:
+    """Its GPUs by their node; what is known is not asked for again, though the job may have moved."""
+    bus.present = TWO_NODES
+    located = await made(bus, PowerLimit).locate(call(PowerLimit, {"percent": 80}))
+    assert located.model_dump(mode="json", exclude_none=True) == {"percent": 80, "nodes": ON_TWO}
+    bus.present = placed((0, "n9", "GPU-z"))
+    again = await made(bus, PowerLimit).locate(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}))
+    assert again.model_dump(mode="json")["nodes"] == ON_TWO
+    assert bus.sent == []
+
+
+async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> None:
+    """A GPU is where its target says."""
+    bus.is_away = True
+    on_gpu = call(PowerLimit, {"percent": 80}, target=Target(Kind.GPU, node="n1", gpu="0"))
+    assert await made(bus, PowerLimit).locate(on_gpu) is on_gpu.params
+
+
+@pytest.mark.parametrize(
+    ("present", "failure", "why"),
+    [
+        ([], TemporaryFailure, "no job named 'llm-1' is connected"),
+        ([ports.Presence("llm-1", NOW, {"ranks": [0]})], PermanentFailure, "has no placement"),
+        (
+            [ports.Presence("llm-1", NOW, {"placement": ["?", {"rank": 0, "node": 7}]})],
+            PermanentFailure,
+            "no placement",
+        ),
+        (placed((0, "n1", "GPU-a"), ranks=[0, 1, 2]), PermanentFailure, "where ranks 1, 2 of it runs"),
+        (placed((0, "n1", "GPU-a"), (1, "n1", None)), PermanentFailure, "rank 1 of job 'llm-1' names no GPU"),
+    ],
+)
+async def test_a_job_that_does_not_say_where_all_of_it_runs_is_refused(
+    bus: AgentsBus, present: list[ports.Presence], failure: type[ActionFailure], why: str
+) -> None:
+    """Capping some of its GPUs would only make it wait for those; so it is all of them or none."""
+    bus.present = present
+    with pytest.raises(failure, match=why):
+        await made(bus, PowerLimit).locate(call(PowerLimit, {"percent": 80}))
+
+
+async def test_facts_are_read_on_nodes_without_gpus_too(bus: AgentsBus) -> None:
+    """A rank that names no GPU still has a node."""
+    bus.present = placed((0, "n1", None), (1, "n2", None))
+    located = await made(bus, Facts).locate(call(Facts, {}))
+    assert list(located.nodes) == ["n1", "n2"]
+
+
+async def test_each_gpu_of_the_job_gets_a_command_of_its_own(bus: AgentsBus) -> None:
+    """To its node's agent, alike but for the id; the same ids whenever it is sent again."""
+    action = made(bus, PowerLimit)
+    output = await action.perform(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}))
+    assert [dict(command.target) for command in bus.sent] == [
+        {"kind": "gpu", "node": "n1", "gpu": "GPU-a"},
+        {"kind": "gpu", "node": "n1", "gpu": "GPU-b"},
+        {"kind": "gpu", "node": "n2", "gpu": "GPU-c"},
+    ]
+    assert [dict(command.params) for command in bus.sent] == [{"percent": 80, "lease_seconds": 300}] * 3
+    assert output["nodes"] == 2
+    assert output["by_node"]["n1"]["GPU-b"] == {"limit_watts": 300.0}
+    first = [command.id for command in bus.sent]
+    await action.perform(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}, resumed=True))
+    assert [command.id for command in bus.sent] == [*first, *first]
+    action.settled(ATTEMPT)
+    assert sorted(bus.settled) == sorted(first)
+
+
+async def test_the_undo_names_each_command_that_it_takes_back(bus: AgentsBus) -> None:
+    """It goes where the cap went, and asks for no lease."""
+    action = made(bus, PowerLimit)
+    await action.perform(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}, command_id=CAP))
+    capped = [command.id for command in bus.sent]
+    bus.sent.clear()
+    inverse = PowerLimit.inverse(PowerLimit.Params.model_validate({"percent": 80, "nodes": ON_TWO}), None)
+    assert inverse is not None
+    await action.perform(call(PowerLimit, inverse.params, undo_of=CAP))
+    assert [command.undo_of for command in bus.sent] == capped
+    assert {tuple(command.params.items()) for command in bus.sent} == {(("restore", True),)}
+
+
+async def test_the_undo_of_a_cap_that_was_never_sent_has_nothing_to_do(bus: AgentsBus) -> None:
+    """The server was killed before it had found out where the job runs."""
+    inverse = PowerLimit.inverse(PowerLimit.Params.model_validate({"percent": 80}), None)
+    assert inverse is not None
+    await made(bus, PowerLimit).perform(call(PowerLimit, inverse.params, undo_of=CAP))
+    assert bus.sent == []
+
+
+def test_a_derived_id_is_a_uuid_of_the_same_moment() -> None:
+    """It sorts with the attempt's, and differs for each place."""
+    made = [placement.id_at(ATTEMPT, Target(Kind.GPU, node="n1", gpu=str(gpu))) for gpu in range(100)]
+    assert len(set(made)) == 100
+    for one in map(uuid.UUID, made):
+        assert (one.version, one.variant) == (7, uuid.RFC_4122)
+        assert one.int >> 80 == uuid.UUID(ATTEMPT).int >> 80
+
+
+def answers(**by_gpu: str) -> Answer:
+    """What each GPU's command is answered; ``silent`` for not at all."""
+
+    def answer(command: Command) -> Reply | None:
+        status = by_gpu[str(command.target["gpu"])[-1]]
+        return None if status == "silent" else reply(command, status, reason=f"because of {command.target['gpu']}")
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answered", "expected"),
+    [
+        ({"a": "failed", "b": "failed", "c": "failed"}, TemporaryFailure),
+        ({"a": "failed", "b": "rejected", "c": "failed"}, PermanentFailure),
+        ({"a": "applied", "b": "failed", "c": "applied"}, OutcomeUnknown),
+        ({"a": "applied", "b": "rejected", "c": "applied"}, OutcomeUnknown),
+        ({"a": "applied", "b": "applied", "c": "silent"}, OutcomeUnknown),
+        ({"a": "failed", "b": "failed", "c": "silent"}, OutcomeUnknown),
+    ],
+)
+async def test_all_answers_are_judged_together(
+    bus: AgentsBus, answered: dict[str, str], expected: type[ActionFailure]
+) -> None:
+    """Done everywhere, nowhere, or perhaps; and the failure says where and why."""
+    bus.answer = answers(**answered)
+    with pytest.raises(expected) as failure:
+        await made(bus, PowerLimit).perform(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}))
+    bad = next(gpu for gpu, status in answered.items() if status != "applied")
+    if answered[bad] != "silent":
+        assert f"because of GPU-{bad}" in str(failure.value)
+    applied = list(answered.values()).count("applied")
+    assert (f"applied in {applied} of 3 places" in str(failure.value)) == bool(applied)
+
+
+@pytest.mark.parametrize(
+    ("answered", "expected"),
+    [
+        ({"a": "applied", "b": "failed", "c": "applied"}, TemporaryFailure),
+        ({"a": "applied", "b": "rejected", "c": "failed"}, TemporaryFailure),
+        ({"a": "rejected", "b": "rejected", "c": "rejected"}, PermanentFailure),
+        ({"a": "applied", "b": "failed", "c": "silent"}, OutcomeUnknown),
+    ],
+)
+async def test_an_undo_that_failed_somewhere_is_tried_again_under_new_ids(
+    bus: AgentsBus, answered: dict[str, str], expected: type[ActionFailure]
+) -> None:
+    """An agent that has answered a command with failed does not look at it again; a new one it does."""
+    bus.answer = answers(**answered)
+    with pytest.raises(expected):
+        await made(bus, PowerLimit).perform(call(PowerLimit, {"restore": True, "nodes": ON_TWO}, undo_of=CAP))
+
+
+async def test_facts_of_all_nodes_are_the_highest_and_the_lowest(bus: AgentsBus) -> None:
+    """So that a condition reads alike for a node and for a job; what differs and is no number is by node only."""
+    said = {
+        "n1": {"cpu": {"percent": 91.5, "cores": 64}, "memory": {"percent": 40}, "host": "a", "swap": None},
+        "n2": {"cpu": {"percent": 12.0, "cores": 64}, "memory": {"percent": 88}, "host": "b", "swap": 3},
+    }
+    bus.answer = lambda command: reply(command, **said[str(command.target["node"])])
+    output = await made(bus, Facts).perform(call(Facts, {"nodes": {"n1": [], "n2": []}}))
+    assert output == {
+        "cpu": {"percent": 91.5, "cores": 64},
+        "memory": {"percent": 88},
+        "swap": 3,
+        "lowest": {"cpu": {"percent": 12.0, "cores": 64}, "memory": {"percent": 40}, "swap": 3},
+        "nodes": 2,
+        "by_node": said,
+    }
+
+
+async def test_facts_of_some_nodes_are_in_the_output_of_a_step_that_goes_on(bus: AgentsBus) -> None:
+    """One node whose agent is away does not keep the others from being looked at."""
+    bus.answer = lambda command: reply(command, cpu=50) if command.target["node"] == "n1" else None
+    with pytest.raises(OutcomeUnknown, match="no agent on node 'n2' is connected") as failure:
+        await made(bus, Facts).perform(call(Facts, {"nodes": {"n1": [], "n2": []}}))
+    assert failure.value.output["cpu"] == 50
+
+
+def test_a_playbook_does_not_say_where_a_job_runs() -> None:
+    """That is the job's to say."""
+    text = """
+playbook: cool-job
+on: {alert: Hot}
+target: job
+steps:
+  - {action: gpu.power_limit, with: {percent: 80, nodes: {n1: [GPU-a]}}}
+"""
+    with pytest.raises(PlaybookError, match="nodes is put in by the server"):
+        loader.load_one(text, "test.yaml", registry.specs_only())
+
+
+# --- renewing ---------------------------------------------------------------------------------------
+
+
+def hold(command_id: str, target: Target, **params: Any) -> ports.Hold:
+    return ports.Hold(command_id, "r1", "cap", target, params, True)
+
+
+async def test_holds_are_renewed_with_one_command_for_each_node(bus: AgentsBus) -> None:
+    """Those of jobs under the ids of their commands there; a restore holds nothing."""
+    bus.answer = lambda command: reply(command, renewed=command.params["holds"], unknown=[])
+    holds = [
+        hold("c1", Target(Kind.GPU, node="n1", gpu="0"), percent=80),
+        hold("c2", Target(Kind.GPU, node="n2", gpu="0"), percent=80),
+        hold("c3", Target(Kind.GPU, node="n2", gpu="1"), restore=True),
+        hold(CAP, JOB, percent=80, nodes=ON_TWO),
+    ]
+    renewals = await made(bus, PowerLimit).renew(holds, NOW + timedelta(seconds=100))
+    assert {renewal.outcome for renewal in renewals} == {"renewed"}
+    first, second = bus.sent
+    assert (first.action, dict(first.target)) == (nodes.RENEW, {"kind": "node", "node": "n1"})
+    of_job = [placement.id_at(CAP, place) for place in PowerLimit.places({"nodes": ON_TWO})]
+    assert first.params == {"holds": ["c1", *of_job[:2]], "lease_seconds": 300}
+    assert second.params == {"holds": ["c2", of_job[2]], "lease_seconds": 300}
+    assert (first.issued_at, first.expires_at) == (NOW, NOW + timedelta(seconds=100))
+    assert sorted(bus.settled) == sorted(command.id for command in bus.sent)
+    assert Command.decode(first.encode()) == first
+
+
+async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
+    """Known no more, refused by the agent's policy, or not answered at all."""
+
+    def answer(command: Command) -> Reply | None:
+        match command.target["node"]:
+            case "n1":
+                return reply(command, renewed=["c1"], unknown=["c2"])
+            case "n2":
+                return reply(command, "rejected", reason="the policy does not allow it")
+        return None
+
+    bus.answer = answer
+    where = {"c1": "n1", "c2": "n1", "c3": "n2", "c4": "n3"}
+    holds = [hold(name, Target(Kind.GPU, node=node, gpu="0"), watts=300) for name, node in where.items()]
+    renewals = await made(bus, PowerLimit).renew(holds, NOW)
+    outcomes = {renewal.hold.command_id: (renewal.place, renewal.outcome) for renewal in renewals}
+    assert outcomes == {
+        "c1": ("n1", "renewed"),
+        "c2": ("n1", "lost"),
+        "c3": ("n2", "refused"),
+        "c4": ("n3", "unanswered"),
+    }
+    assert "the policy does not allow it" in renewals[2].why
+
+
+@pytest.mark.parametrize(
+    ("output", "seconds"),
+    [
+        ({}, 300),
+        ({"lease_seconds": 60}, 60),
+        ({"lease_seconds": 900}, 300),
+        ({"lease_seconds": "?"}, 300),
+        ({"lease_seconds": 300, "lowest": {"lease_seconds": 120}}, 120),
+    ],
+)
+def test_an_agent_may_grant_a_shorter_lease(output: dict[str, Any], seconds: int) -> None:
+    """Of several, the shortest counts; what cannot be read is taken for what was asked."""
+    assert PowerLimit.granted(output) == timedelta(seconds=seconds)

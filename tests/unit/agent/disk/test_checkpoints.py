@@ -1,0 +1,240 @@
+"""Cleaning checkpoints: deleted whole or left, and never the ones that a run may need."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.agent.disk import checkpoints
+from app.agent.disk.cleaner import Cleaner
+from app.agent.disk.space import Measure
+from app.agent.disk.walk import DELETING
+from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, filled_by, left, put
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    return tmp_path / "runs" / "one"
+
+
+def by(run: Path, measure: Measure | None = None, **rule: Any) -> Cleaner:
+    given = {"roots": [run.parent], "globs": "*/*", "kind": "checkpoints", **rule}
+    return cleaner({"old": given}, measure=measure)
+
+
+def present(run: Path) -> list[str]:
+    return sorted(path.name for path in run.iterdir() if path.is_dir())
+
+
+def test_the_newest_two_complete_ones_of_each_directory_stay(run: Path) -> None:
+    """However old they are, and although other runs have newer ones; incomplete ones do not count as two."""
+    other = run.parent / "two"
+    for number in range(1, 6):
+        checkpoint(run / f"step-{number}", days=100 - number)
+        checkpoint(other / f"step-{number}", days=50 - number)
+    checkpoint(run / "tmp-step-9", days=20, mark=None)
+    output = clean(by(run))
+    assert (present(run), present(other)) == (["step-4", "step-5"], ["step-4", "step-5"])
+    assert (output["rules"]["old"]["checkpoints"], output["files"]) == (7, 20)
+    assert left(output, "old") == {"among_newest": 4}
+
+
+def test_more_stay_where_the_rule_says_so_and_never_fewer(run: Path) -> None:
+    """keep_newest: 3 keeps three, keep_newest: 1 two."""
+    for number in range(1, 6):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    clean(by(run, keep_newest=3))
+    assert present(run) == ["step-3", "step-4", "step-5"]
+    clean(by(run, keep_newest=1))
+    assert present(run) == ["step-4", "step-5"]
+
+
+def test_those_of_unknown_format_are_kept_as_many_beside(run: Path) -> None:
+    """They may be complete, so they do not count against those that are known to be."""
+    for number in (1, 2, 3):
+        checkpoint(run / f"step-{number}", days=100 - number, mark=None)
+        checkpoint(run / f"step-{number}0", days=90 - number)
+    clean(by(run))
+    assert present(run) == ["step-2", "step-20", "step-3", "step-30"]
+
+
+def test_after_a_rollback_the_newest_are_those_by_time_and_those_by_step(run: Path) -> None:
+    """The run went back to 20 and wrote 30 again: nobody can say which line is wanted."""
+    for step, days in ((10, 60), (20, 50), (40, 40), (50, 39), (25, 30), (30, 20)):
+        checkpoint(run / f"step-{step}", days=days)
+    clean(by(run))
+    assert present(run) == ["step-25", "step-30", "step-40", "step-50"]
+
+
+def test_a_rollback_target_stays(run: Path) -> None:
+    """For as long as it carries the marker."""
+    for number in range(1, 5):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    put(run / "step-1" / ".trainmedic-pinned")
+    aged(run / "step-1", 99)
+    assert left(clean(by(run)), "old") == {"pinned": 1, "among_newest": 2}
+    (run / "step-1" / ".trainmedic-pinned").unlink()
+    aged(run / "step-1", 99)
+    clean(by(run))
+    assert present(run) == ["step-3", "step-4"]
+
+
+def test_one_that_is_used_or_written_stays_whole(run: Path) -> None:
+    """One open file, or one young file, anywhere in it, keeps all of it."""
+    for number in range(1, 7):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    aged(run / "step-3" / "ranks" / "0" / "optimizer.pt", 95.5)
+    with (run / "step-1" / "ranks" / "0" / "optimizer.pt").open("rb"):
+        output = clean(by(run, min_age="96d"))
+    assert left(output, "old") == {"among_newest": 2, "open": 1, "young": 1}
+    assert present(run) == ["step-1", "step-3", "step-5", "step-6"]
+    assert len(list((run / "step-1").rglob("*"))) == 5
+
+
+def test_what_is_not_a_checkpoint_stays_and_is_searched(run: Path) -> None:
+    """A pattern that matches a run's directory does not delete the run."""
+    put(run / "logs" / "a")
+    for number in range(1, 4):
+        checkpoint(run / "inner" / f"step-{number}", days=100 - number)
+    output = clean(by(run, globs="**"))
+    assert present(run) == ["inner", "logs"]
+    assert present(run / "inner") == ["step-2", "step-3"]
+    assert left(output, "old") == {"not_a_checkpoint": 3, "among_newest": 2}
+
+
+def test_the_oldest_go_first_until_enough_is_free(run: Path) -> None:
+    """Each whole; the target is looked at between them."""
+    for number in range(1, 7):
+        checkpoint(run / f"step-{number}", days=100 - number, size=4096)
+    output = clean(by(run, measure=filled_by(run, 100 * 4096)), until=87)
+    assert present(run) == ["step-3", "step-4", "step-5", "step-6"]
+    assert (output["free_percent_before"], output["free_percent_after"]) == (82.0, 88.0)
+
+
+@pytest.mark.parametrize("target", [None, 87])
+def test_a_trial_run_foretells_it(run: Path, target: float | None) -> None:
+    """Same counts, same reasons, nothing touched."""
+    for number in range(1, 7):
+        checkpoint(run / f"step-{number}", days=100 - number, size=4096)
+    put(run / "step-2" / ".trainmedic-pinned")
+    before = sorted(run.rglob("*"))
+    measure = filled_by(run, 100 * 4096)
+    trial = clean(by(run, measure), until=target, dry_run=True)
+    assert sorted(run.rglob("*")) == before
+    assert {**clean(by(run, measure), until=target), "dry_run": True} == trial
+
+
+def test_a_limit_of_files_keeps_a_checkpoint_whole(run: Path) -> None:
+    """Rather than to delete a part of it."""
+    for number in range(1, 5):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    output = clean(by(run, max_files=4))
+    assert present(run) == ["step-2", "step-3", "step-4"]
+    assert left(output, "old") == {"among_newest": 2, "limit_files": 1}
+
+
+def test_a_deletion_that_was_interrupted_never_leaves_half_a_checkpoint(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left has a name that nobody reads, and the next cleaning deletes the rest, young as it is."""
+    for number in range(1, 4):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    rmdir, calls = os.rmdir, iter(range(100))
+
+    def killed(*args: Any, **options: Any) -> None:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        rmdir(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", killed)
+        with pytest.raises(KeyboardInterrupt):
+            clean(by(run))
+    assert present(run) == [f"{DELETING}step-1", "step-2", "step-3"]
+    clean(by(run))
+    assert present(run) == ["step-2", "step-3"]
+
+
+def test_one_that_is_pinned_at_the_last_moment_gets_its_name_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second look, after the name has been taken away, finds the marker."""
+    for number in range(1, 4):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    rename = os.rename
+
+    def pinned_meanwhile(source: str, target: str, **descriptors: Any) -> None:
+        if target.startswith(DELETING):
+            put(run / "step-1" / ".trainmedic-pinned")
+            aged(run / "step-1", 99)
+        rename(source, target, **descriptors)
+
+    monkeypatch.setattr(os, "rename", pinned_meanwhile)
+    assert left(clean(by(run)), "old") == {"among_newest": 2, "pinned": 1}
+    assert present(run) == ["step-1", "step-2", "step-3"]
+
+
+def hugging_face(run: Path, step: int, best: int) -> None:
+    path = checkpoint(run / f"checkpoint-{step}", days=100 - step / 100, mark=None)
+    state = {"best_metric": 1.0, "best_model_checkpoint": f"./out/checkpoint-{best}", "log_history": [{}] * 2000}
+    (path / "trainer_state.json").write_text(json.dumps(state, indent=2, sort_keys=True))
+    for one in (path / "trainer_state.json", path):
+        aged(one, 100 - step / 100)
+
+
+def test_the_formats_of_the_frameworks_are_known(run: Path) -> None:
+    """Hugging Face with its best one, torch.distributed.checkpoint, DeepSpeed and Megatron."""
+    for step in (100, 200, 300, 400):
+        hugging_face(run, step, best=200)
+    distributed, deepspeed, megatron = (run.parent / name for name in ("distributed", "deepspeed", "megatron"))
+    for step in (1, 2, 3, 4):
+        checkpoint(distributed / f"{step}", days=100 - step, mark=".metadata" if step < 4 else None)
+        checkpoint(deepspeed / f"global_step{step}", days=100 - step, mark=None)
+        checkpoint(megatron / f"iter_000000{step}", days=100 - step, mark=None)
+    (deepspeed / "latest").write_text("global_step3")
+    (megatron / "latest_checkpointed_iteration.txt").write_text("4\n")
+    (run / "trainer_state.json").write_text("{}")
+    output = clean(by(run))
+    assert present(run) == ["checkpoint-200", "checkpoint-300", "checkpoint-400"]
+    assert present(distributed) == ["2", "3", "4"]
+    assert present(deepspeed) == ["global_step2", "global_step3", "global_step4"]
+    assert present(megatron) == ["iter_0000003", "iter_0000004"]
+    assert left(output, "old") == {"among_newest": 9, "best_checkpoint": 1, "not_a_checkpoint": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("checkpoint-100", 100),
+        ("global_step7", 7),
+        ("iter_0000012", 12),
+        ("epoch=3-step=500.ckpt", 500),
+        ("last", None),
+    ],
+)
+def test_the_step_is_read_from_the_name(name: str, step: int | None) -> None:
+    """Where a name has several numbers it is the one after "step"."""
+    assert checkpoints.step_of(name) == step
+
+
+def test_too_many_to_compare_are_all_left(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which are the newest is known only when all have been seen."""
+    monkeypatch.setattr("app.agent.disk.units.MOST", 3)
+    for number in range(1, 5):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    assert left(clean(by(run)), "old")["too_many_checkpoints"] == 4
+    assert len(present(run)) == 4
+
+
+def test_a_search_that_ends_early_deletes_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot know which are the newest."""
+    for number in range(1, 5):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    monkeypatch.setattr("app.agent.disk.walk._CHUNK", 1)
+    asked = iter(range(1000))
+    output: Mapping[str, Any] = clean(by(run), stopping=lambda: next(asked) >= 6)
+    assert (output["stopped"], output["files"], len(present(run))) == ("agent_stopping", 0, 4)

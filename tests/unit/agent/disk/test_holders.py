@@ -1,0 +1,115 @@
+"""Who uses a file, where the kernel gives no lease: every process is looked at, and what is not seen is not guessed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.agent.disk import kernel
+from app.agent.disk.holders import Holders
+from app.agent.disk.pace import Pace, Time
+from app.agent.disk.reasons import Reason
+from tests.unit.agent.disk.trees import NEVER, clean, cleaner, left, put
+
+FIRST = 0xEFFFFFFC
+
+
+def holders(proc: Path) -> Holders:
+    clock = Time(sleep=lambda _: None)
+    return Holders(clock, Pace(clock, NEVER, lambda: False), str(proc))
+
+
+def process(proc: Path, pid: int, opened: dict[str, tuple[Path, int]], maps: str = "") -> None:
+    """A process as ``/proc`` shows it: descriptors with what they have open and the flags, and mappings."""
+    (proc / str(pid) / "fd").mkdir(parents=True)
+    (proc / str(pid) / "fdinfo").mkdir()
+    for name, (path, flags) in opened.items():
+        (proc / str(pid) / "fd" / name).symlink_to(path)
+        (proc / str(pid) / "fdinfo" / name).write_text(f"pos:\t0\nflags:\t0{flags:o}\nmnt_id:\t1\n")
+    (proc / str(pid) / "maps").write_text(maps)
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ``/proc`` that shows all processes."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "mounts").write_text(f"proc {tmp_path}/proc proc rw,nosuid 0 0\n")
+    monkeypatch.setattr(Holders, "_is_first_namespace", lambda _: True)
+    return tmp_path / "proc"
+
+
+def inode(path: Path) -> tuple[int, int]:
+    facts = path.stat()
+    return facts.st_dev, facts.st_ino
+
+
+def test_open_and_mapped_files_are_found(proc: Path, tmp_path: Path) -> None:
+    """By any process, in whatever way; a descriptor that only names a file does not count."""
+    read, written, mapped, named, free = (put(tmp_path / name) for name in ("r", "w", "m", "n", "f"))
+    facts = mapped.stat()
+    device = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}"
+    line = f"7f00-7f01 r--p 00000000 {device} {facts.st_ino} /m (deleted)\n"
+    process(
+        proc, 5, {"3": (read, os.O_RDONLY), "4": (named, os.O_PATH)}, maps=f"7f02-7f03 rw-p 00000000 00:00 0\n{line}"
+    )
+    process(proc, 6, {"3": (written, os.O_RDWR)})
+    users = holders(proc)
+    assert [users.user_of(None, inode(path)) for path in (read, written, mapped)] == [Reason.OPEN] * 3
+    assert [users.user_of(None, inode(path)) for path in (named, free)] == [None, None]
+
+
+def test_all_writers_must_append(proc: Path, tmp_path: Path) -> None:
+    """One of several that does not is enough to say no."""
+    both, one, nobody = (put(tmp_path / name) for name in ("both", "one", "nobody"))
+    append = os.O_WRONLY | os.O_APPEND
+    process(proc, 5, {"3": (both, append), "4": (one, append)})
+    process(proc, 6, {"3": (both, append), "4": (one, os.O_WRONLY), "5": (nobody, os.O_RDONLY)})
+    users = holders(proc)
+    assert [users.all_writers_append(inode(path)) for path in (both, one, nobody)] == [True, False, True]
+
+
+@pytest.mark.parametrize("hidden", ["hidepid", "namespace", "permission"])
+def test_what_cannot_be_seen_is_not_taken_for_unused(
+    proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    """Processes may be hidden by an option of the mount, by a namespace, or by their owner."""
+    free = put(tmp_path / "free")
+    process(proc, 5, {})
+    if hidden == "hidepid":
+        (proc / "self" / "mounts").write_text(f"proc {proc} proc rw,hidepid=invisible 0 0\n")
+    elif hidden == "namespace":
+        monkeypatch.setattr(Holders, "_is_first_namespace", lambda _: False)
+    else:
+        monkeypatch.setattr(Holders, "_add_mappings", _not_permitted)
+    users = holders(proc)
+    assert users.user_of(None, inode(free)) is Reason.OPEN_UNKNOWN
+    assert users.all_writers_append(inode(free)) is False
+
+
+def test_a_kernel_thread_has_nothing_to_see(proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not readable for everybody, and that hides nothing."""
+    monkeypatch.setattr(Holders, "_add_mappings", _not_permitted)
+    process(proc, 2, {})
+    (proc / "2" / "stat").write_text("2 (kthread (odd) name) S 0 0 0 0 -1 2129984 0 0")
+    assert holders(proc).user_of(None, inode(put(tmp_path / "free"))) is None
+
+
+def test_where_there_are_no_leases_the_processes_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network filesystem: what is open on this node stays, the rest goes if every process could be seen."""
+
+    def none(fd: int) -> bool:
+        raise OSError("no leases")
+
+    monkeypatch.setattr(kernel, "lease", none)
+    root = tmp_path / "root"
+    put(root / "a")
+    for sees_all, expected in ((False, {"use_unknown": 1}), (True, {})):
+        monkeypatch.setattr(Holders, "_sees_all", lambda _, answer=sees_all: answer)
+        monkeypatch.setattr(Holders, "_add", lambda *_: True)
+        assert left(clean(cleaner({"tmp": {"roots": [root]}})), "tmp") == expected
+
+
+def _not_permitted(*_: object) -> None:
+    raise PermissionError

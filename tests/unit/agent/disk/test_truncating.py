@@ -1,0 +1,103 @@
+"""Emptying logs: what is freed, what their writers notice of it, and what is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.agent.disk.holders import Holders
+from tests.unit.agent.disk.trees import clean, cleaner, left, put
+
+RULE = {"globs": "*.log", "do": "truncate", "min_age": "0s"}
+WRITER = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY | (os.O_APPEND if sys.argv[2] == "append" else 0))
+os.lseek(fd, 0, os.SEEK_END)
+for line in sys.stdin:
+    os.write(fd, line.encode())
+    print(flush=True)
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ``/proc`` with those processes alone that a test links into it, all of which can be seen."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "mounts").write_text("")
+    monkeypatch.setattr(Holders, "_is_first_namespace", lambda _: True)
+    return tmp_path / "proc"
+
+
+def test_a_log_that_nobody_writes_is_emptied_and_keeps_its_name(root: Path) -> None:
+    """Its bytes are free; one that is empty already is passed over."""
+    put(root / "a.log", size=10_000)
+    put(root / "b.log", size=0)
+    output = clean(cleaner({"logs": {"roots": [root], **RULE}}))
+    assert (output["files"], output["bytes"]) == (1, 12_288)
+    assert (root / "a.log").read_bytes() == b""
+    assert left(output, "logs") == {"nothing_to_free": 1}
+
+
+def test_a_reader_does_not_hold_it_up(root: Path, proc: Path) -> None:
+    """Somebody who follows a log sees that it has been truncated, as with every rotation by copying."""
+    put(root / "a.log", size=10_000)
+    with (root / "a.log").open("rb") as follower:
+        clean(cleaner({"logs": {"roots": [root], **RULE}}, proc=proc))
+        assert follower.read() == b""
+
+
+@pytest.mark.parametrize("how", ["append", "at its place"])
+def test_a_writer_goes_on_writing(root: Path, proc: Path, how: str) -> None:
+    """One that appends begins anew; in the file of another, which would leave zeros, a hole is made."""
+    path = put(root / "a.log", size=40_000)
+    argv = [sys.executable, "-c", WRITER, str(path), how]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+
+        def write(line: str) -> None:
+            writer.stdin.write(f"{line}\n")  # type: ignore[union-attr]
+            writer.stdin.flush()  # type: ignore[union-attr]
+            writer.stdout.readline()  # type: ignore[union-attr]
+
+        write("one")
+        (proc / str(writer.pid)).symlink_to(f"/proc/{writer.pid}")
+        by = cleaner({"logs": {"roots": [root], **RULE}}, proc=proc)
+        trial, run = clean(by, dry_run=True), clean(by)
+        write("two")
+        writer.stdin.close()
+    assert (run["files"], run["bytes"]) == (trial["files"], trial["bytes"])
+    assert run["bytes"] == (40_960 if how == "append" else 36_864)
+    text = path.read_bytes()
+    if how == "append":
+        assert text == b"two\n"
+    else:
+        assert text.endswith(b"xone\ntwo\n")
+        assert text.startswith(b"\0" * 36_864)
+        assert path.stat().st_blocks * 512 == 4096
+
+
+def test_where_not_every_process_can_be_seen_a_hole_is_made(root: Path, tmp_path: Path) -> None:
+    """Whether an unseen writer appends is not known, and a hole harms neither kind."""
+    path = put(root / "a.log", size=40_000)
+    with path.open("ab"):
+        assert clean(cleaner({"logs": {"roots": [root], **RULE}}, proc=tmp_path))["bytes"] == 36_864
+    assert path.stat().st_size == 40_000
+
+
+def test_an_age_is_respected_when_one_is_given(root: Path) -> None:
+    """A log that was written a moment ago is young."""
+    put(root / "old.log", days=9)
+    put(root / "new.log", days=2)
+    output = clean(cleaner({"logs": {"roots": [root], **RULE, "min_age": "7d"}}))
+    assert (output["files"], left(output, "logs")) == (1, {"young": 1})
+    assert (root / "new.log").stat().st_size == 100

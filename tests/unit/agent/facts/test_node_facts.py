@@ -1,0 +1,87 @@
+"""``node.facts``, with the real pynvml and the stand-in for the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.adapters.nvml_gpus import NvmlGpus
+from app.agent.facts.gpu import presence
+from app.agent.facts.hand import NodeFacts
+from app.agent.orders import Order
+from tests.driver import driver as standin
+from tests.driver.driver import Driver, cards
+from trainmedic.envelope import Command
+
+FIRST, SECOND = (card.uuid for card in cards(2))
+
+
+@pytest.fixture
+def gpus(driver: Driver) -> Iterator[NvmlGpus]:
+    opened = NvmlGpus()
+    yield opened
+    opened.close()
+
+
+def ask(gpus: NvmlGpus, gpu: str | None = None, proc: Path = Path("/proc")) -> dict[str, Any]:
+    target = {"kind": "node", "node": "n1", **({"gpu": gpu} if gpu else {})}
+    now = datetime.now(UTC)
+    command = Command("c", "node.facts", target, {}, "r", "p", "a test", now, now + timedelta(seconds=15))
+    told = NodeFacts("n1", gpus, proc=proc, sleep=lambda _: None).perform(Order(command))
+    assert json.loads(json.dumps(told)) == told
+    return dict(told)
+
+
+def test_facts_tell_of_the_machine_and_its_gpus(driver: Driver, gpus: NvmlGpus) -> None:
+    """In plain values, under stable names."""
+    driver.load(0, 1.0)
+    driver.fill(0, 72 << 30)
+    told = ask(gpus)
+    assert {"node", "cpu", "memory", "disks", "uptime_seconds", "gpus", "driver"} <= told.keys()
+    assert "problems" not in told
+    assert "gpu_problems" not in told
+    one = told["gpus"][0]
+    assert one["memory"] == {"total_bytes": 80 << 30, "used_bytes": 72 << 30, "percent": 90.0}
+    assert one["power"] == {
+        "draw_watts": 700,
+        "limit_watts": 700,
+        "enforced_watts": 700,
+        "default_watts": 700,
+        "min_watts": 200,
+        "max_watts": 700,
+    }
+    assert one["clocks"] == {"sm_mhz": 1980, "memory_mhz": 2619}
+    assert (one["throttle_reasons"], one["mig"]) == ([], False)
+    assert {"unread", "xid"}.isdisjoint(one)
+
+
+def test_facts_for_a_gpu_have_that_one_apart(driver: Driver, gpus: NvmlGpus) -> None:
+    """By whatever name the alert has it."""
+    assert ask(gpus, "1")["gpu"]["uuid"] == SECOND
+    assert "there is no GPU '7'" in ask(gpus, "7")["problems"][0]
+
+
+def test_what_cannot_be_read_takes_nothing_else_down(driver: Driver, gpus: NvmlGpus, tmp_path: Path) -> None:
+    """A ``/proc`` that is not there, a GPU that is lost, a reading that fails: each is named."""
+    gpus.inventory()
+    driver.lose(0)
+    driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=1)
+    told = ask(gpus, proc=tmp_path)
+    assert len(told["problems"]) >= 3
+    assert [one["uuid"] for one in told["gpus"]] == [SECOND]
+    assert told["gpus"][0]["unread"] == {"utilization": "Unknown Error"}
+    assert "utilization_percent" not in told["gpus"][0]
+    assert any(FIRST in problem for problem in told["gpu_problems"])
+
+
+def test_a_presence_is_told_even_when_a_gpu_does_not_answer(driver: Driver, gpus: NvmlGpus) -> None:
+    """With the reason in its place."""
+    driver.fail("nvmlDeviceGetPowerManagementLimit", standin.NOT_SUPPORTED, gpu=0)
+    told = presence(gpus)["gpus"]
+    assert "does not offer that" in told[0]["problem"]
+    assert told[1]["power_limit_watts"] == 700

@@ -1,0 +1,145 @@
+"""One node without its agent's process: the hands and the keeper, the real journal, the real pynvml, and the
+stand-in for the driver. Time stands still until a test moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.adapters.nvml_gpus import NvmlGpus
+from app.agent import orders
+from app.agent.journal import Journal
+from app.agent.policy import Power
+from app.agent.power.control import PowerControl
+from app.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
+from app.agent.power.ledger import PowerLedger
+from tests.driver.driver import Driver
+from trainmedic import envelope
+
+START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+
+
+class Node:
+    """What a test does with the node. ``restart`` is what SIGKILL and a new process come to."""
+
+    def __init__(self, driver: Driver, directory: Path, bounds: Power) -> None:
+        self.driver = driver
+        self.directory = directory
+        self.bounds = bounds
+        self.clock = START
+        self.boottime = 1000.0
+        self._open()
+
+    def _open(self) -> None:
+        self.journal = Journal.open(self.directory)
+        self.gpus = NvmlGpus(lambda: self.boottime)
+        self.control = PowerControl(
+            self.gpus, PowerLedger(self.journal), self.bounds, lambda: self.clock, lambda: self.boottime
+        )
+        self.keeper = LeaseKeeper(self.control, lambda: self.boottime)
+
+    def close(self) -> None:
+        self.gpus.close()
+        self.journal.close()
+
+    def restart(self) -> None:
+        self.close()
+        self._open()
+
+    def passes(self, seconds: float) -> None:
+        """Time goes by, and the keeper runs whenever it is due."""
+        end = self.boottime + seconds
+        for _ in range(10_000):
+            due = self.keeper.due()
+            if due is None or self.boottime + max(due, 0) > end:
+                break
+            self._go_on(max(due, 0))
+            self.keeper.run()
+        else:
+            raise AssertionError("the keeper is always due")
+        self._go_on(end - self.boottime)
+
+    def _go_on(self, seconds: float) -> None:
+        self.boottime += seconds
+        self.clock += timedelta(seconds=seconds)
+
+    def cap(
+        self, command_id: str, gpu: str | list[str] = "0", resumed: bool = False, **params: Any
+    ) -> Mapping[str, Any]:
+        """Carry out ``gpu.power_limit``."""
+        target = {"kind": "gpu", "node": "node-1", **({"gpus": gpu} if isinstance(gpu, list) else {"gpu": gpu})}
+        return PowerLimit(self.control).perform(
+            self.order(command_id, "gpu.power_limit", target, params, resumed=resumed)
+        )
+
+    def undo(self, of: str, command_id: str | None = None) -> Mapping[str, Any]:
+        """Carry out the undo of a cap."""
+        target = {"kind": "gpu", "node": "node-1", "gpu": "0"}
+        order = self.order(command_id or f"undo-{of}", "gpu.power_limit", target, {"restore": True}, undo_of=of)
+        return PowerLimit(self.control).perform(order)
+
+    def renew(self, *holds: str, seconds: float = 300, ago: float = 0.0) -> Mapping[str, Any]:
+        """Carry out ``gpu.renew_lease``, said so many seconds ago."""
+        params = {"holds": list(holds), "lease_seconds": seconds}
+        order = self.order("renew", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params, ago=ago)
+        return RenewLease(self.control).perform(order)
+
+    def abandon(self, command_id: str) -> None:
+        target = {"kind": "gpu", "node": "node-1", "gpu": "0"}
+        PowerLimit(self.control).abandon(
+            self.order(command_id, "gpu.power_limit", target, {"percent": 80}, resumed=True)
+        )
+
+    def order(
+        self,
+        command_id: str,
+        action: str,
+        target: Mapping[str, Any],
+        params: Mapping[str, Any],
+        *,
+        resumed: bool = False,
+        undo_of: str | None = None,
+        ago: float = 0.0,
+    ) -> orders.Order:
+        issued = self.clock - timedelta(seconds=ago)
+        expires = issued + timedelta(seconds=30)
+        command = envelope.Command(
+            command_id,
+            action,
+            target,
+            params,
+            "run-1",
+            "gpu-temperature-high",
+            "GPUTemperatureHigh",
+            issued,
+            expires,
+            undo_of,
+        )
+        return orders.Order(command, resumed)
+
+    def watts(self, gpu: int = 0) -> float:
+        return self.driver.watts(gpu)
+
+
+@pytest.fixture
+def make_node(make_driver: Callable[..., Driver], tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    """Make a node, by default with two GPUs of 200 to 700 W and a policy that allows half of that and leases of
+    fifteen minutes."""
+    made: list[Node] = []
+
+    def make(gpus: Any = 2, bounds: Power = Power()) -> Node:
+        made.append(Node(make_driver(gpus), tmp_path / "state", bounds))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()
+
+
+@pytest.fixture
+def node(make_node: Callable[..., Node]) -> Node:
+    return make_node()

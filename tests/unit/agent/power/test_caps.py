@@ -1,0 +1,396 @@
+"""What a power cap does to a GPU, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from app.agent.policy import Power
+from app.errors import Failed, JournalUnavailable, Rejected, Unsupported
+from tests.driver import driver as standin
+from tests.driver.driver import SET_LIMIT, Card, cards
+from tests.unit.agent.power.conftest import Node
+
+FIRST, SECOND = (card.uuid for card in cards(2))
+
+
+def test_a_cap_says_everything_about_the_card_and_the_limit(node: Node) -> None:
+    """What was asked, what is enforced, what it was, what bounds it, and until when it holds."""
+    node.driver.load(0, 1.0)
+    assert node.cap("a", percent=80) == {
+        "gpu": FIRST,
+        "requested_watts": 560,
+        "limit_watts": 560,
+        "previous_watts": 700,
+        "default_watts": 700,
+        "min_watts": 200,
+        "max_watts": 700,
+        "draw_watts": 560,
+        "lease_seconds": 300,
+        "lease_until": "2026-01-31T12:05:00.000000Z",
+    }
+    assert node.watts() == 560
+
+
+def test_every_output_is_plain_json(node: Node) -> None:
+    """It travels in a reply and is kept in the history."""
+    for output in (
+        node.cap("a", percent=80),
+        node.cap("b", [FIRST, SECOND], watts=400),
+        node.undo("b"),
+        node.renew("a"),
+    ):
+        assert json.loads(json.dumps(output)) == output
+
+
+@pytest.mark.parametrize(
+    ("params", "limit", "clamped"),
+    [
+        ({"watts": 350}, 350, None),
+        ({"watts": 349}, 350, "floor"),
+        ({"percent": 10}, 350, "floor"),
+        ({"watts": 9000}, 700, "card"),
+        ({"percent": 100}, 700, None),
+        ({"watts": 412.5}, 412.5, None),
+    ],
+)
+def test_a_cap_is_clamped_to_the_card_and_to_the_policys_floor(
+    node: Node, params: dict[str, float], limit: float, clamped: str | None
+) -> None:
+    """And says by which; the policy's floor is half of the default here."""
+    output = node.cap("a", **params)
+    assert (output["limit_watts"], output.get("clamped"), node.watts()) == (limit, clamped, limit)
+
+
+def test_a_floor_under_the_cards_own_least_is_the_cards(make_node: Callable[..., Node]) -> None:
+    """The driver would refuse anything lower."""
+    node = make_node(bounds=Power(floor_percent=5))
+    output = node.cap("a", watts=50)
+    assert (output["limit_watts"], output["clamped"], node.watts()) == (200, "card", 200)
+
+
+def test_a_cap_above_the_present_draw_says_that_it_cools_nothing(node: Node) -> None:
+    """It is set all the same: the draw may rise."""
+    node.driver.load(0, 0.3)
+    output = node.cap("a", percent=80)
+    assert re.search("draws 259 W, less than this limit", output["note"])
+    assert node.watts() == 560
+
+
+def test_a_cap_never_raises_a_limit(node: Node) -> None:
+    """Where a lower one is in force already, it stays, and the reply says so."""
+    node.driver.set_watts(0, 400)
+    output = node.cap("a", percent=80)
+    assert (output["limit_watts"], output["previous_watts"], node.watts()) == (400, 400, 400)
+    assert "a lower limit of 400 W is in force already" in output["note"]
+    assert node.driver.sets() == []
+    node.undo("a")
+    assert node.watts() == 400
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"watts": 300, "percent": 80},
+        {"watts": "300"},
+        {"watts": True},
+        {"watts": 0},
+        {"watts": -5},
+        {"watts": float("nan")},
+        {"watts": float("inf")},
+        {"percent": 101},
+        {"restore": False},
+        {"restore": "yes"},
+        {"watts": 300, "lease_seconds": 0},
+        {"watts": 300, "lease_seconds": None},
+        {"watts": 300, "lease_seconds": "5m"},
+        {"watts": [300]},
+    ],
+)
+def test_parameters_that_make_no_sense_are_rejected(node: Node, params: dict[str, object]) -> None:
+    """A signed command can still be wrong; nothing is set."""
+    with pytest.raises(Rejected):
+        node.cap("a", **params)
+    assert node.driver.attempts() == []
+    assert node.control.ledger.all() == {}
+
+
+@pytest.mark.parametrize("gpu", ["", "7", "GPU-nobody", [], [FIRST, ""], [1], ["0", "9"]])
+def test_a_gpu_that_is_not_here_is_rejected(node: Node, gpu: str | list[str]) -> None:
+    """An alert without a GPU never means GPU 0, and of several all must be here."""
+    with pytest.raises(Rejected):
+        node.cap("a", gpu, percent=80)
+    assert node.driver.attempts() == []
+
+
+def test_one_gpu_is_capped_by_whatever_name_the_alert_has(node: Node) -> None:
+    """Index, PCI address, or a UUID in capitals."""
+    for number, name in enumerate(("1", "00000000:20:00.0", SECOND.upper())):
+        assert node.cap(f"cap-{number}", name, percent=90)["gpu"] == SECOND
+    assert (node.watts(0), node.watts(1)) == (700, 630)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [
+        (standin.NOT_SUPPORTED, Unsupported, "does not offer"),
+        (standin.NO_PERMISSION, Unsupported, "root"),
+        (standin.GPU_IS_LOST, Failed, "does not answer"),
+        (standin.DRIVER_NOT_LOADED, Failed, "not loaded"),
+        (standin.UNKNOWN, Failed, "999"),
+    ],
+)
+@pytest.mark.parametrize("function", [SET_LIMIT, "nvmlDeviceGetPowerManagementLimit"])
+def test_what_the_driver_refuses_is_told_and_leaves_nothing_behind(
+    node: Node, function: str, code: int, error: type[Exception], says: str
+) -> None:
+    """``unsupported`` where another attempt is no use, ``failed`` where it may be."""
+    node.driver.fail(function, code, gpu=0, times=2)
+    with pytest.raises(error, match=says):
+        node.cap("a", percent=80)
+    node.driver.heal()
+    node.passes(60)
+    assert node.watts() == 700
+    assert node.control.ledger.of(FIRST).baseline is None
+    assert node.cap("b", percent=80)["limit_watts"] == 560
+
+
+def test_a_cap_that_failed_and_took_effect_all_the_same_is_taken_back(node: Node) -> None:
+    """A driver may answer with an error after it has set the limit."""
+    node.driver.fail(SET_LIMIT, standin.TIMEOUT, times=1, after=True)
+    with pytest.raises(Failed):
+        node.cap("a", percent=80)
+    assert node.watts() == 700
+
+
+def test_without_a_default_limit_a_percentage_is_unsupported(node: Node) -> None:
+    """And watts are not; the floor is then a share of the card's most."""
+    node.driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.NOT_SUPPORTED)
+    with pytest.raises(Unsupported, match="give watts"):
+        node.cap("a", percent=80)
+    assert node.cap("b", watts=100)["limit_watts"] == 350
+
+
+def test_a_cap_that_cannot_be_remembered_is_not_set(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full: a cap that nobody would give back is worse than none."""
+    node.journal.close()
+    with pytest.raises(JournalUnavailable):
+        node.cap("a", percent=80)
+    assert node.driver.attempts() == []
+
+
+# --- several on one GPU --------------------------------------------------------------------------------------
+
+
+def test_the_lowest_of_several_caps_counts(node: Node) -> None:
+    """In whatever order they come and go, and the last one gives back what was there before the first."""
+    node.driver.set_watts(0, 650)
+    node.cap("a", percent=80)
+    node.cap("b", percent=60)
+    assert node.watts() == 420
+    output = node.cap("c", percent=70)
+    assert (output["limit_watts"], output["requested_watts"], node.watts()) == (420, 490, 420)
+    node.undo("b")
+    assert node.watts() == 490
+    assert node.undo("a")["note"] == "1 other cap(s) on this GPU still stand"
+    assert node.watts() == 490
+    assert node.undo("c")["limit_watts"] == 650
+    assert node.watts() == 650
+
+
+def test_an_undo_in_any_order_ends_at_the_limit_from_before(node: Node) -> None:
+    """The outer cap may be undone first."""
+    node.cap("a", percent=80)
+    node.cap("b", percent=60)
+    assert node.undo("a")["limit_watts"] == 420
+    assert node.undo("b")["limit_watts"] == 700
+
+
+def test_an_undo_of_what_does_not_stand_says_why(node: Node) -> None:
+    """It was given back, ran out, or never was."""
+    node.cap("a", percent=80)
+    node.undo("a")
+    assert node.undo("a", "again") == {"nothing_to_undo": True, "note": "it was given back before"}
+    node.cap("b", percent=80, lease_seconds=60)
+    node.passes(61)
+    assert node.undo("b") == {"nothing_to_undo": True, "note": "its lease had run out"}
+    assert node.undo("never") == {"nothing_to_undo": True, "note": "no such cap stands here"}
+
+
+def test_a_restore_ends_every_cap_on_the_gpu(node: Node) -> None:
+    """As a step of a playbook or an operator's order, for whoever made them."""
+    node.cap("a", percent=80)
+    node.cap("b", percent=60)
+    node.cap("c", "1", percent=60)
+    assert node.cap("r", restore=True)["limit_watts"] == 700
+    assert (node.watts(0), node.watts(1)) == (700, 420)
+    assert node.undo("a")["nothing_to_undo"]
+
+
+# --- several GPUs in one command -------------------------------------------------------------------------------
+
+
+def test_all_gpus_of_a_command_are_capped_alike(node: Node) -> None:
+    """One slow GPU slows its whole job; the output is by GPU, and the undo gives all back."""
+    output = node.cap("a", [FIRST, SECOND, "1"], percent=80)
+    assert [(one["gpu"], one["limit_watts"]) for one in output["gpus"]] == [(FIRST, 560), (SECOND, 560)]
+    output = node.undo("a")
+    assert [(one["gpu"], one["limit_watts"]) for one in output["gpus"]] == [(FIRST, 700), (SECOND, 700)]
+
+
+@pytest.mark.parametrize("function", [SET_LIMIT, "nvmlDeviceGetEnforcedPowerLimit"])
+def test_if_one_gpu_of_a_command_cannot_be_capped_none_is(node: Node, function: str) -> None:
+    """The reply says which and why."""
+    node.driver.fail(function, standin.UNKNOWN, gpu=1)
+    with pytest.raises(Failed, match="none of the 2 GPUs is capped") as failed:
+        node.cap("a", [FIRST, SECOND], percent=80)
+    assert failed.value.output["gpus"].keys() == {SECOND}
+    node.driver.heal()
+    node.passes(60)
+    assert (node.watts(0), node.watts(1)) == (700, 700)
+
+
+# --- resumed and given up ------------------------------------------------------------------------------------
+
+
+def test_a_cap_that_is_resumed_is_set_once(node: Node) -> None:
+    """The process ended after the driver was told; the lease is the one that it had."""
+    node.cap("a", percent=80)
+    node.restart()
+    node.passes(0)
+    output = node.cap("a", resumed=True, percent=80)
+    assert (output["previous_watts"], output["limit_watts"]) == (700, 560)
+    assert output["lease_until"] == "2026-01-31T12:05:00.000000Z"
+    assert len(node.driver.sets()) == 1
+
+
+def test_a_cap_that_expired_before_it_was_resumed_is_taken_back(node: Node) -> None:
+    """Nothing of it stays in force. The same command can come again, with more time."""
+    node.cap("a", percent=80)
+    node.restart()
+    node.abandon("a")
+    assert node.watts() == 700
+    assert node.cap("a", percent=80)["limit_watts"] == 560
+    node.undo("a")
+    assert node.watts() == 700
+
+
+def test_a_cap_whose_lease_ended_before_it_was_resumed_has_failed(node: Node) -> None:
+    """The agent was away for longer than the cap was to stand."""
+    node.cap("a", percent=80, lease_seconds=5)
+    node.restart()
+    node.passes(6)
+    with pytest.raises(Failed, match="it has ended since: its lease had run out"):
+        node.cap("a", resumed=True, percent=80, lease_seconds=5)
+    assert node.watts() == 700
+
+
+# --- somebody else -----------------------------------------------------------------------------------------------
+
+
+def test_what_somebody_else_sets_meanwhile_is_respected(node: Node) -> None:
+    """The undo leaves it, and says what it found."""
+    node.cap("a", percent=80)
+    node.driver.set_watts(0, 600)
+    output = node.undo("a")
+    assert (output["limit_watts"], node.watts()) == (600, 600)
+    assert "somebody else has set that since this agent set 560 W" in output["note"]
+    assert len(node.driver.sets()) == 1
+
+
+def test_the_caps_end_when_somebody_else_decides(node: Node) -> None:
+    """It is noticed without a command; nothing is set against them, by leases neither."""
+    node.cap("a", percent=80)
+    node.driver.set_watts(0, 300)
+    node.passes(31)
+    assert node.renew("a") == {
+        "renewed": [],
+        "unknown": ["a"],
+        "ended": {"a": "somebody else had set the limit since"},
+    }
+    node.passes(3600)
+    assert node.watts() == 300
+    assert node.undo("a")["note"] == "somebody else had set the limit since"
+
+
+def test_a_cap_after_somebody_elses_limit_goes_back_to_that(node: Node) -> None:
+    """Theirs is now the limit from before the first cap."""
+    node.cap("a", percent=60)
+    node.driver.set_watts(0, 650)
+    assert node.cap("b", percent=80)["previous_watts"] == 650
+    assert node.watts() == 560
+    assert node.undo("b")["limit_watts"] == 650
+    assert node.undo("a")["nothing_to_undo"]
+
+
+def test_somebody_who_sets_the_default_while_the_agent_watches_is_respected_too(node: Node) -> None:
+    """The driver cannot have forgotten the cap: it was never away."""
+    node.cap("a", percent=80)
+    node.driver.set_watts(0, 700)
+    node.passes(31)
+    assert node.watts() == 700
+    assert node.renew("a")["unknown"] == ["a"]
+
+
+# --- the driver forgets, GPUs come and go -------------------------------------------------------------------------
+
+
+def test_a_cap_that_the_driver_forgot_is_set_again(node: Node) -> None:
+    """The driver was loaded anew: while its lease runs, the server says that the cap is needed."""
+    node.driver.set_watts(0, 650)
+    node.cap("a", percent=80)
+    node.driver.reload()
+    assert node.watts() == 700
+    node.passes(31)
+    assert node.watts() == 560
+    assert node.undo("a")["limit_watts"] == 650
+
+
+def test_a_cap_that_the_driver_forgot_while_the_agent_was_away_is_set_again(node: Node) -> None:
+    """As after a restart of the machine; at once when the agent starts."""
+    node.cap("a", percent=80)
+    node.driver.reload()
+    node.restart()
+    assert node.keeper.due() is not None
+    assert node.keeper.due() <= 0
+    node.keeper.run()
+    assert node.watts() == 560
+
+
+def test_a_gpu_that_is_gone_keeps_what_it_is_owed(node: Node) -> None:
+    """The undo fails for now, and the agent gives back when the GPU answers again, by itself."""
+    node.driver.set_watts(0, 650)
+    node.cap("a", percent=80)
+    node.driver.lose(0)
+    with pytest.raises(Failed, match="goes on trying"):
+        node.undo("a")
+    node.restart()
+    node.passes(600)
+    assert node.control.ledger.of(FIRST).is_owed
+    node.driver.lose(0, lost=False)
+    node.passes(60)
+    assert node.watts() == 650
+    assert node.keeper.due() is None
+
+
+def test_a_gpu_that_lost_its_limit_with_its_life_gets_the_one_from_before(node: Node) -> None:
+    """It came back with its default, and had had less."""
+    node.driver.set_watts(0, 650)
+    node.cap("a", percent=80)
+    node.driver.lose(0)
+    with pytest.raises(Failed):
+        node.undo("a")
+    node.driver.lose(0, lost=False)
+    node.driver.reload()
+    node.passes(60)
+    assert node.watts() == 650
+
+
+def test_a_card_in_mig_mode_is_capped_as_a_whole(make_node: Callable[..., Node]) -> None:
+    """Where its driver allows that."""
+    node = make_node((Card(uuid=FIRST, mig=True),))
+    assert node.cap("a", percent=80)["limit_watts"] == 560

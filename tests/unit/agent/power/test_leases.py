@@ -1,0 +1,146 @@
+"""A cap is a lease: it ends by itself unless the server says that it is still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from app.agent.policy import Power
+from app.agent.power.hands import RenewLease
+from app.errors import Rejected
+from tests.driver import driver as standin
+from tests.driver.driver import SET_LIMIT, cards
+from tests.unit.agent.power.conftest import Node
+
+FIRST = cards(1)[0].uuid
+
+
+def test_a_cap_ends_with_its_lease(node: Node) -> None:
+    """To the second; a command that says no lease gets five minutes."""
+    node.cap("a", percent=80)
+    node.passes(299)
+    assert node.watts() == 560
+    node.passes(2)
+    assert node.watts() == 700
+    assert node.keeper.due() is None
+
+
+def test_of_several_caps_each_has_its_own_lease(node: Node) -> None:
+    """The next lowest counts when one ends."""
+    node.cap("a", percent=80, lease_seconds=300)
+    node.cap("b", percent=60, lease_seconds=60)
+    node.passes(61)
+    assert node.watts() == 560
+    node.passes(240)
+    assert node.watts() == 700
+
+
+def test_a_renewed_lease_runs_from_when_that_was_said(node: Node) -> None:
+    """Not from when it arrived, so that one that is delivered twice or late changes nothing."""
+    node.cap("a", percent=80)
+    node.passes(200)
+    assert node.renew("a", "b", ago=100) == {"renewed": ["a"], "unknown": ["b"]}
+    node.passes(199)
+    assert node.watts() == 560
+    node.passes(2)
+    assert node.watts() == 700
+    assert node.renew("a")["ended"] == {"a": "its lease had run out"}
+    assert node.watts() == 700
+
+
+def test_a_renewal_never_shortens_a_lease(node: Node) -> None:
+    """Those that arrive out of order do no harm."""
+    node.cap("a", percent=80, lease_seconds=600)
+    assert node.renew("a", seconds=60)["renewed"] == ["a"]
+    node.passes(599)
+    assert node.watts() == 560
+
+
+def test_the_policy_bounds_leases(make_node: Callable[..., Node]) -> None:
+    """Those of a cap and those of a renewal, also one from a clock that is ahead."""
+    node = make_node(bounds=Power(max_lease=timedelta(seconds=100)))
+    assert node.cap("a", percent=80, lease_seconds=86400)["lease_seconds"] == 100
+    node.passes(90)
+    node.renew("a", seconds=86400, ago=-86400)
+    node.passes(99)
+    assert node.watts() == 560
+    node.passes(2)
+    assert node.watts() == 700
+
+
+@pytest.mark.parametrize("params", [{}, {"holds": "a"}, {"holds": [1]}, {"holds": ["a"], "lease_seconds": -1}])
+def test_a_renewal_that_makes_no_sense_is_rejected(node: Node, params: dict[str, object]) -> None:
+    """A signed command can still be wrong."""
+    order = node.order("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params)
+    with pytest.raises(Rejected):
+        RenewLease(node.control).perform(order)
+
+
+def test_a_lease_that_ran_out_while_the_agent_was_away_ends_at_once(node: Node) -> None:
+    """Before any command is taken, because the keeper is due when it starts."""
+    node.cap("a", percent=80)
+    node.close()
+    node.clock += timedelta(hours=1)
+    node._open()
+    due = node.keeper.due()
+    assert due is not None
+    assert due <= 0
+    node.keeper.run()
+    assert node.watts() == 700
+
+
+def test_a_clock_that_is_set_back_does_not_keep_a_cap(node: Node) -> None:
+    """The time since boot counts too."""
+    node.cap("a", percent=80)
+    node.passes(10)
+    node.clock -= timedelta(hours=5)
+    node.passes(300)
+    assert node.watts() == 700
+
+
+def test_a_full_disk_does_not_keep_a_cap(node: Node) -> None:
+    """It ends although nothing can be written; what the disk then says is mended when the agent starts again."""
+    node.driver.set_watts(0, 650)
+    node.cap("a", percent=80)
+    node.journal.close()
+    node.passes(301)
+    assert node.watts() == 650
+    node.restart()
+    node.passes(60)
+    assert node.watts() == 650
+    assert len(node.driver.sets()) == 2
+
+
+def test_a_driver_that_fails_is_tried_again_until_the_cap_has_ended(node: Node) -> None:
+    """Not as fast as it can, and not only now and then."""
+    node.cap("a", percent=80)
+    node.driver.fail(SET_LIMIT, standin.UNKNOWN)
+    node.passes(420)
+    attempts = len(node.driver.attempts()) - 1
+    assert 5 <= attempts <= 15
+    node.driver.heal()
+    node.passes(31)
+    assert node.watts() == 700
+
+
+def test_a_lease_that_ends_on_one_gpu_is_not_held_up_by_another(node: Node) -> None:
+    """One of them is lost."""
+    node.cap("a", [card.uuid for card in cards(2)], percent=80)
+    node.driver.lose(0)
+    node.passes(301)
+    assert node.watts(1) == 700
+    node.driver.lose(0, lost=False)
+    node.passes(100)
+    assert node.watts(0) == 700
+
+
+def test_an_idle_keeper_is_never_due(node: Node) -> None:
+    """Without a cap it costs nothing."""
+    assert node.keeper.due() is None
+    node.cap("a", percent=80)
+    node.keeper.run()
+    due = node.keeper.due()
+    assert due is not None
+    assert 29 < due <= 30

@@ -1,0 +1,200 @@
+"""The agent's metrics: what a scrape shows, and what it never does."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.adapters.nvml_gpus import NvmlGpus
+from app.agent import exporter as exporters
+from app.agent.exporter import AgentCollector, Exporter
+from app.agent.power.holds import Baseline, GpuPower, Hold
+from app.agent.tally import Tally
+from app.errors import ConfigurationError
+from tests.driver import driver as standin
+from tests.driver.driver import Card, Driver, cards
+
+FIRST, SECOND = (card.uuid for card in cards(2))
+NAME = "NVIDIA H100 80GB HBM3"
+ABOUT = {"node": "n1", "version": "1", "policy": "none"}
+
+Shown = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def gpus(driver: Driver) -> Iterator[NvmlGpus]:
+    opened = NvmlGpus()
+    yield opened
+    opened.close()
+
+
+def collector(gpus: NvmlGpus, power: dict[str, GpuPower] | None = None, tally: Tally | None = None) -> AgentCollector:
+    return AgentCollector(gpus, lambda: power or {}, tally or Tally(), ABOUT)
+
+
+def scrape(collected: AgentCollector) -> Shown:
+    """One scrape, through the text format and back."""
+    registry = CollectorRegistry()
+    registry.register(collected)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
+
+
+def of(shown: Shown, name: str, **labels: str) -> float | None:
+    """The value of the only series of that name with these labels; None where there is none."""
+    found = [value for (one, given), value in shown.items() if one == name and labels.items() <= dict(given).items()]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def test_every_gpu_has_its_metrics_with_index_name_and_uuid(driver: Driver, gpus: NvmlGpus) -> None:
+    """Under the names that the alert rules read."""
+    driver.load(1, 0.5)
+    driver.fill(1, 40 << 30)
+    driver.set_watts(1, 560)
+    driver.heat(1, 71)
+    shown = scrape(collector(gpus))
+    where = {"gpu_id": "1", "gpu_name": NAME, "uuid": SECOND}
+    expected = {
+        "gpu_utilization_percent": 50,
+        "gpu_memory_used_bytes": 40 << 30,
+        "gpu_memory_total_bytes": 80 << 30,
+        "gpu_temperature_celsius": 71,
+        "gpu_memory_temperature_celsius": 77,
+        "gpu_power_usage_watts": 385,
+        "gpu_power_limit_watts": 560,
+        "gpu_power_default_limit_watts": 700,
+        "gpu_power_min_limit_watts": 200,
+        "gpu_power_max_limit_watts": 700,
+        "gpu_sm_clock_hertz": 1.98e9,
+        "gpu_mig_enabled": 0,
+    }
+    assert {name: of(shown, name, **where) for name in expected} == expected
+    assert {dict(labels)["gpu_id"] for name, labels in shown if name == "gpu_temperature_celsius"} == {"0", "1"}
+
+
+def test_throttle_reasons_errors_and_xids_are_told(driver: Driver, gpus: NvmlGpus) -> None:
+    """Every reason has its series, so that one that ends is seen to end."""
+    gpus.inventory()
+    driver.heat(0, 92)
+    driver.ecc(0, 5, 2)
+    driver.xid(0, 94)
+    shown = scrape(collector(gpus))
+    assert of(shown, "gpu_throttle_reason", uuid=FIRST, reason="hw_thermal_slowdown") == 1
+    assert of(shown, "gpu_throttle_reason", uuid=FIRST, reason="sw_power_cap") == 0
+    assert of(shown, "gpu_throttle_reason", uuid=SECOND, reason="hw_thermal_slowdown") == 0
+    assert of(shown, "gpu_ecc_errors_total", uuid=FIRST, type="uncorrected") == 2
+    assert of(shown, "gpu_xid_errors_total", uuid=FIRST, xid="94") == 1
+    assert of(shown, "gpu_last_xid", uuid=FIRST) == 94
+    assert of(shown, "gpu_last_xid", uuid=SECOND) is None
+
+
+def test_a_reading_that_fails_is_left_out_and_counted(
+    driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value that is not known is not zero; the other GPU's stays."""
+    monkeypatch.setattr(exporters, "_SAME_MOMENT", 0)
+    driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=0)
+    collected = collector(gpus)
+    scrape(collected)
+    shown = scrape(collected)
+    assert of(shown, "gpu_utilization_percent", uuid=FIRST) is None
+    assert of(shown, "gpu_reading_errors_total", uuid=FIRST, reading="utilization") == 2
+    assert of(shown, "gpu_utilization_percent", uuid=SECOND) == 0
+    assert of(shown, "gpu_temperature_celsius", uuid=FIRST) == 38
+
+
+def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: NvmlGpus) -> None:
+    """It has no series, and is counted as missing."""
+    gpus.inventory()
+    driver.lose(0)
+    collected = collector(gpus)
+    shown = scrape(collected)
+    assert of(shown, "gpu_temperature_celsius", uuid=FIRST) is None
+    assert of(shown, "gpu_temperature_celsius", uuid=SECOND) == 38
+    assert of(shown, "gpu_reading_errors_total", uuid=FIRST, reading="all") == 1
+
+
+def test_a_card_that_does_not_offer_something_has_no_series_of_it(make_driver: Callable[..., Driver]) -> None:
+    """And no error either."""
+    make_driver((Card(uuid="GPU-a", min_watts=0, mig=None),))
+    gpus = NvmlGpus()
+    shown = scrape(collector(gpus))
+    gpus.close()
+    assert of(shown, "gpu_power_limit_watts") is None
+    assert of(shown, "gpu_mig_enabled") is None
+    assert of(shown, "gpu_power_usage_watts") == 70
+    assert not [name for name, _ in shown if name == "gpu_reading_errors_total"]
+
+
+def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus) -> None:
+    """Caps and their leases, what is owed, commands, faults, and whether Redis hears it."""
+    tally = Tally()
+    tally.command("gpu.power_limit", "applied")
+    tally.command("gpu.power_limit", "applied")
+    tally.fault("disk")
+    before = scrape(collector(gpus, tally=tally))
+    assert of(before, "trainmedic_agent_redis_connected") == 0
+    tally.heard(time.time())
+    hold = Hold("a", 560_000, 1700000300.0, 300.0, 700_000, 560_000)
+    power = {
+        FIRST: GpuPower(Baseline(700_000, 560_000, "s"), (hold,)),
+        SECOND: GpuPower(Baseline(700_000, 560_000, "s"), ()),
+    }
+    shown = scrape(collector(gpus, power, tally))
+    assert of(shown, "trainmedic_agent_info", node="n1", driver="570.86.15") == 1
+    assert of(shown, "trainmedic_agent_redis_connected") == 1
+    assert of(shown, "trainmedic_agent_commands_total", action="gpu.power_limit", status="applied") == 2
+    assert of(shown, "trainmedic_agent_loop_errors_total", loop="disk") == 1
+    assert of(shown, "trainmedic_agent_power_caps", uuid=FIRST) == 1
+    assert of(shown, "trainmedic_agent_power_lease_end_timestamp_seconds", uuid=FIRST) == 1700000300
+    assert of(shown, "trainmedic_agent_power_owed", uuid=FIRST) == 0
+    assert of(shown, "trainmedic_agent_power_owed", uuid=SECOND) == 1
+
+
+def test_a_driver_that_hangs_costs_the_gpus_and_not_the_scrape(
+    driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's own metrics are told, and a limit can still be set on the GPU that does not hang."""
+    monkeypatch.setattr(exporters, "_PATIENCE", 0.05)
+    monkeypatch.setattr(exporters, "_SAME_MOMENT", 0)
+    collected = collector(gpus)
+    scrape(collected)
+    driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=0.6, times=1)
+    hanging = threading.Thread(target=scrape, args=(collected,))
+    hanging.start()
+    while not driver.is_tripped("nvmlDeviceGetUtilizationRates"):
+        pass
+    shown = scrape(collected)
+    gpus.set_power_limit(SECOND, 400_000)
+    assert hanging.is_alive()
+    assert of(shown, "trainmedic_agent_info") == 1
+    assert of(shown, "trainmedic_agent_late_scrapes_total") == 1
+    assert not [name for name, _ in shown if name == "gpu_temperature_celsius"]
+    hanging.join(10)
+
+
+def test_scrapers_share_a_reading(driver: Driver, gpus: NvmlGpus) -> None:
+    """Two Prometheus servers ask the driver once."""
+    driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=0)
+    collected = collector(gpus)
+    scrape(collected)
+    assert of(scrape(collected), "gpu_reading_errors_total", uuid=FIRST, reading="utilization") == 1
+
+
+def test_the_endpoint_answers_over_http_and_says_when_it_cannot(driver: Driver, gpus: NvmlGpus) -> None:
+    """On a port that it picks; a port in use is an error with what to do."""
+    served = Exporter(collector(gpus), "127.0.0.1", 0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=10) as reply:
+            assert b"gpu_temperature_celsius" in reply.read()
+        with pytest.raises(ConfigurationError, match="--exporter-port"):
+            Exporter(collector(gpus), "127.0.0.1", served.port)
+    finally:
+        served.close()

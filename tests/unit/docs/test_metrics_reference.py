@@ -1,0 +1,33 @@
+"""The reference of the agent's metrics is complete, and names none that does not exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from app.adapters.nvml_gpus import NvmlGpus
+from app.agent.exporter import AgentCollector
+from app.agent.tally import Tally
+from app.ports.gpus import THROTTLE_REASONS
+from tests.driver.driver import Driver
+
+REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
+
+
+def test_the_reference_has_the_metrics_that_there_are(make_driver: Callable[..., Driver]) -> None:
+    """Each metric has its row with its type, and each row its metric."""
+    make_driver(1)
+    gpus = NvmlGpus()
+    families = list(AgentCollector(gpus, dict, Tally(), {"node": "n1"}).collect())
+    gpus.close()
+    suffix = {"counter": "_total", "info": "_info"}
+    offered = {f"{one.name}{suffix.get(one.type, '')}": one.type.replace("info", "gauge") for one in families}
+    rows = re.findall(r"^\| (`[a-z].*?) \| (\w*)", REFERENCE, re.MULTILINE)
+    documented = {name: kind for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
+    assert documented == offered
+
+
+def test_the_reference_has_every_throttle_reason() -> None:
+    """By the name that the label has."""
+    assert all(f"`{reason}`" in REFERENCE for reason in THROTTLE_REASONS.values())

@@ -1,0 +1,269 @@
+"""Leases: what lasts only while it is renewed is renewed as long as it is wanted, and then left to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from app import errors
+from app.domain.run import OrderKind, UndoStatus
+from app.ports import Hold, Renewal
+from tests.unit.engine.world import Cap, World
+
+MakeWorld = Callable[..., World]
+
+THIRD = 100.0
+SLACK = 20.0
+
+HOLD = """
+playbook: hold
+on: {alert: Hot}
+target: node
+steps:
+  - {id: cap, action: test.hold, with: {amount: 80}, undo: on_resolve}
+"""
+
+
+class Held(Cap):
+    """A cap that lasts for five minutes. It tells what the test says of each renewal."""
+
+    name = "test.hold"
+    lease: ClassVar[timedelta] = timedelta(minutes=5)
+
+    def __init__(self, services: Any = None) -> None:
+        super().__init__(services)
+        self.renewed: list[tuple[datetime, tuple[str, ...]]] = []
+        self.says = "renewed"
+        self.world: World | None = None
+        self.error: Exception | None = None
+
+    @classmethod
+    def granted(cls, output: Mapping[str, Any]) -> timedelta:
+        return timedelta(seconds=output.get("lease_seconds", 300))
+
+    async def renew(self, holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+        assert self.world is not None
+        self.renewed.append((self.world.clock.now(), tuple(hold.command_id for hold in holds)))
+        if self.error is not None:
+            raise self.error
+        return [Renewal(hold, "n1", self.says, "because") for hold in holds]
+
+
+async def begun(world: MakeWorld, playbook: str = HOLD, **settings: Any) -> tuple[World, Held]:
+    w = world(playbook, more=[Held], **settings)
+    held = w.actions["hold"]
+    assert isinstance(held, Held)
+    held.world = w
+    await w.engine.start()
+    return w, held
+
+
+def metric(w: World, name: str, **labels: str) -> float:
+    return w.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def longest_gap(held: Held, since: datetime, until: datetime) -> float:
+    """The longest time without a renewal."""
+    moments = [since, *(at for at, _ in held.renewed if at >= since), until]
+    return max((later - earlier).total_seconds() for earlier, later in pairwise(moments))
+
+
+async def test_a_hold_is_renewed_in_each_third_of_its_lease_until_its_alert_resolves(world: MakeWorld) -> None:
+    """Under the id of the command that made it; and no event is written for a renewal."""
+    w, held = await begun(world)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    since = w.clock.now()
+    await w.pass_time(3600)
+    assert longest_gap(held, since, w.clock.now()) <= THIRD + SLACK
+    assert 35 <= len(held.renewed) <= 38
+    assert {ids for _, ids in held.renewed} == {((await w.run()).steps[0].attempts[0].command_id,)}
+    assert await w.story() == ["started", "step_started", "step_succeeded", "closed"]
+    assert metric(w, "trainmedic_leases") == 1
+    await w.resolve(alert)
+    count = len(held.renewed)
+    await w.pass_time(3600)
+    assert len(held.renewed) == count
+    assert metric(w, "trainmedic_leases") == 0
+
+
+async def test_holds_of_several_runs_are_renewed_together(world: MakeWorld) -> None:
+    """Whenever each was made, so that those of a node share a command."""
+    w, held = await begun(world)
+    for node in ("n1", "n2", "n3"):
+        await w.post(w.alert(node=node))
+        await w.pass_time(30)
+    await w.pass_time(600)
+    assert [len(ids) for _, ids in held.renewed[-3:]] == [3, 3, 3]
+
+
+async def test_a_restarted_server_renews_at_once(world: MakeWorld) -> None:
+    """It may have been away for most of the lease."""
+    w, held = await begun(world)
+    await w.post(w.alert(node="n1"))
+    await w.restart(after=200)
+    assert held.renewed[-1][0] == w.clock.now()
+
+
+async def test_an_undo_that_has_begun_is_not_worked_against(world: MakeWorld) -> None:
+    """Where it cannot be carried out, the lease that runs out does what it was to do."""
+    w, held = await begun(world)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    w.actions["uncap"].outcomes += [errors.TemporaryFailure("away")] * 1000
+    await w.resolve(alert)
+    assert (await w.run()).steps[0].undo.status is UndoStatus.RUNNING  # type: ignore[union-attr]
+    await w.pass_time(3600)
+    assert held.renewed == []
+
+
+async def test_a_hold_without_undo_is_kept_while_its_alert_fires_and_then_runs_out(world: MakeWorld) -> None:
+    """Nothing that is leased is for ever."""
+    w, held = await begun(world, HOLD.replace("on_resolve", "never"))
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(1000)
+    assert len(held.renewed) >= 9
+    await w.resolve(alert)
+    count = len(held.renewed)
+    await w.pass_time(1000)
+    assert len(held.renewed) == count
+
+
+async def test_a_hold_without_undo_whose_alert_nobody_speaks_of_runs_out(world: MakeWorld) -> None:
+    """Its end may have been lost; so it is no longer kept than an alert that is not heard of counts as firing."""
+    w, held = await begun(world, HOLD.replace("on_resolve", "never"), assume_resolved_after=timedelta(hours=1))
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(3000)
+    await w.post(alert)
+    await w.pass_time(3500)
+    assert (w.clock.now() - held.renewed[-1][0]).total_seconds() <= THIRD + SLACK
+    await w.pass_time(200)
+    count = len(held.renewed)
+    await w.pass_time(3600)
+    assert len(held.renewed) == count
+
+
+async def test_neither_pause_nor_an_open_breaker_holds_a_renewal_back(world: MakeWorld) -> None:
+    """A pause must not give a hot GPU its full power back."""
+    w, held = await begun(world, breaker_min_nodes=1, breaker_share=0.1)
+    await w.post(w.alert(node="n1"))
+    await w.post(w.alert(node="n2"))
+    assert w.engine.controls.breaker_open
+    await w.engine.pause("alice")
+    since = w.clock.now()
+    await w.pass_time(2000)
+    assert longest_gap(held, since, w.clock.now()) <= THIRD + SLACK
+
+
+async def test_what_may_have_been_applied_is_renewed_too(world: MakeWorld) -> None:
+    """A hold whose outcome nobody knows may stand; one that has certainly failed does not."""
+    retried = HOLD.replace("undo: on_resolve", "undo: on_resolve, retry: {attempts: 2, delay: 1s}")
+    w, held = await begun(world, retried)
+    held.outcomes += [errors.TemporaryFailure("busy"), errors.OutcomeUnknown("no reply")]
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(500)
+    failed, unknown = (await w.run()).steps[0].attempts
+    assert {ids for _, ids in held.renewed} == {(unknown.command_id,)}
+    assert failed.command_id != unknown.command_id
+
+
+async def test_an_attempt_in_flight_when_the_server_was_killed_is_renewed_while_pause_holds_it_back(
+    world: MakeWorld,
+) -> None:
+    """Nobody asks again before the server is resumed, and meanwhile the cap may stand."""
+    w, held = await begun(world)
+    held.outcomes.append("hang")
+    await w.post(w.alert(node="n1"))
+    await w.engine.pause("alice")
+    await w.restart(after=1)
+    await w.pass_time(600)
+    assert (await w.run()).waiting_on == "resume"
+    assert len(held.renewed) >= 4
+
+
+async def test_a_lost_lease_is_told_once(world: MakeWorld) -> None:
+    """In the run's story and in the metrics, however often it is asked for, also after a restart."""
+    w, held = await begun(world)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    held.says = "lost"
+    await w.pass_time(1000)
+    assert metric(w, "trainmedic_leases_lost_total") == 1
+    assert metric(w, "trainmedic_lease_renewals_total", outcome="lost") >= 8
+    await w.restart(after=10)
+    await w.pass_time(500)
+    assert (await w.story()).count("lease_lost") == 1
+    record = await w.store.record((await w.run()).id)
+    assert record is not None
+    (event,) = [event for event in record.events if event.kind == "lease_lost"]
+    command_id = (await w.run()).steps[0].attempts[0].command_id
+    assert event.data == {"step": "cap", "command_id": command_id, "place": "n1", "why": "because"}
+    await w.resolve(alert)
+    assert (await w.run()).steps[0].undo.status is UndoStatus.DONE  # type: ignore[union-attr]
+
+
+async def test_a_hold_that_was_never_certain_is_not_called_lost(world: MakeWorld) -> None:
+    """Where the outcome is unknown there may have been nothing to lose."""
+    w, held = await begun(world)
+    held.outcomes.append(errors.OutcomeUnknown("no reply"))
+    held.says = "lost"
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(500)
+    assert held.renewed
+    assert "lease_lost" not in await w.story()
+
+
+async def test_a_hold_that_is_taken_back_while_it_is_renewed_is_not_called_lost(world: MakeWorld) -> None:
+    """The receiver knows it no more because it has just been undone."""
+    w, held = await begun(world)
+    await w.post(w.alert(node="n1"))
+    run = await w.run()
+
+    async def renew(holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+        await w.engine.order(run.id, OrderKind.UNDO, "alice")
+        await w.pass_time(0)
+        return [Renewal(hold, "n1", "lost") for hold in holds]
+
+    held.renew = renew  # type: ignore[method-assign]
+    await w.pass_time(THIRD + SLACK)
+    assert (await w.run()).steps[0].undo.status is UndoStatus.DONE  # type: ignore[union-attr]
+    assert "lease_lost" not in await w.story()
+
+
+async def test_a_shorter_lease_that_was_granted_is_renewed_in_its_own_thirds(world: MakeWorld) -> None:
+    """The receiver's policy may allow less than is asked for."""
+    w, held = await begun(world)
+    held.outcomes.append({"lease_seconds": 60})
+    await w.post(w.alert(node="n1"))
+    since = w.clock.now()
+    await w.pass_time(1000)
+    assert longest_gap(held, since, w.clock.now()) <= 20 + SLACK
+
+
+async def test_renewing_outlives_errors(world: MakeWorld) -> None:
+    """They are counted, and it is tried again when the next renewal is due."""
+    w, held = await begun(world)
+    await w.post(w.alert(node="n1"))
+    held.error = RuntimeError("a bug")
+    await w.pass_time(500)
+    assert metric(w, "trainmedic_loop_errors_total", loop="leases") >= 3
+    held.error = None
+    held.says = "unanswered"
+    await w.pass_time(500)
+    assert metric(w, "trainmedic_lease_renewals_total", outcome="unanswered") >= 3
+    assert metric(w, "trainmedic_leases") == 1
+
+
+async def test_a_clock_that_is_set_back_delays_no_renewal(world: MakeWorld) -> None:
+    """What counts is that the moment is another one."""
+    w, held = await begun(world)
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(500)
+    w.clock.set_back(timedelta(hours=1))
+    count = len(held.renewed)
+    await w.pass_time(500)
+    assert len(held.renewed) >= count + 4
