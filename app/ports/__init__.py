@@ -9,12 +9,8 @@ checkers only (pydantic alone would be a fifth of the agent).
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from app.ports.actions import Action, Actions, Call, Inverse, Services, TemplateChecked
-from app.ports.cluster import Cluster
-=======
 from app.ports.actions import Action, Actions, Call, Hold, Inverse, Leased, Placed, Renewal, Services, TemplateChecked
->>>>>>> main
+from app.ports.cluster import Cluster
 from app.ports.limits import Limits
 from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
 from app.ports.playbooks import Book, Catalog, Match, Scope, Step
