@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from app import ports
 from app.actions.kubernetes import checkpoints, nodes
 from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because, node_of
-from app.domain.duration import Duration
+from app.domain.fields import Duration
 from app.domain.target import Kind
 from app.errors import (
     ActionFailure,

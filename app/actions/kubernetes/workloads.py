@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from app import ports
 from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because
 from app.actions.kubernetes.kinds import KNOWN, Named, Workload, field_at
-from app.domain.duration import Duration
+from app.domain.fields import Duration
 from app.errors import ObjectMissing, PermanentFailure
 from app.ports.cluster import PODS, Object, Ref
 
