@@ -16,6 +16,31 @@
 {{- if not (or .Values.playbooks.shipped .Values.playbooks.extra .Values.playbooks.existingConfigMap) -}}
 {{- fail "playbooks: there are none: set playbooks.shipped, playbooks.extra or playbooks.existingConfigMap" -}}
 {{- end -}}
+{{- $reserved := dict
+  "TRAINMEDIC_MODE" "mode"
+  "TRAINMEDIC_DATABASE_URL" "server.database"
+  "TRAINMEDIC_ALERTMANAGER_URL" "server.alertmanagerUrl"
+  "TRAINMEDIC_KUBERNETES" "kubernetes"
+  "TRAINMEDIC_PLAYBOOKS" "playbooks"
+  "TRAINMEDIC_TOKENS_FILE" "auth"
+  "TRAINMEDIC_ALLOW_ANONYMOUS" "auth"
+  "TRAINMEDIC_SIGNING_KEY" "signing"
+  "TRAINMEDIC_SIGNING_KEY_FILE" "signing"
+  "TRAINMEDIC_REDIS_URL" "redis"
+  "TRAINMEDIC_HOST" "server.service"
+  "TRAINMEDIC_PORT" "server.service"
+  "TRAINMEDIC_STATE_DIR" "server.persistence or agent.statePath"
+  "TRAINMEDIC_NODE" "agent.nodeSelector"
+  "TRAINMEDIC_POLICY" "agent.powerControl and agent.cleaning"
+  "TRAINMEDIC_EXPORTER_HOST" "agent.exporterPort"
+  "TRAINMEDIC_EXPORTER_PORT" "agent.exporterPort" -}}
+{{- range $component := list "server" "agent" -}}
+{{- range $name, $_ := (index $.Values $component).settings -}}
+{{- if hasKey $reserved $name -}}
+{{- fail (printf "%s.settings: %s is set by the chart, from the value %s" $component $name (index $reserved $name)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $cleaning := .Values.agent.cleaning -}}
 {{- range $name, $rule := $cleaning.policy.rules -}}
 {{- range $root := $rule.roots -}}
