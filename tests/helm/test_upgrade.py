@@ -15,11 +15,13 @@ import pytest
 
 from tests.helm import charts
 from tests.helm.charts import Object
-from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.api_server import ApiServer, Rule
 
 
 @pytest.fixture
 def helm(stand_in: ApiServer) -> Iterator[helm_python.Config]:
+    # Without TLS Helm sends no token.
+    stand_in.accounts[""] = [Rule("", "secrets", frozenset({"get"}))]
     with helm_python.Config(
         kubeconfig_content=json.dumps(stand_in.kubeconfig()), namespace=charts.NAMESPACE, storage_driver="memory"
     ) as config:
