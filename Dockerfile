@@ -34,7 +34,11 @@ LABEL org.opencontainers.image.title="Trainmedic" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-RUN echo 'trainmedic:x:10001:' >>/etc/group \
+# What only installs is of no use here: the base's pip and its like.
+RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/lib/python3*/ensurepip /usr/share/python-wheels \
+        /usr/local/lib/python3*/site-packages/pip* /usr/local/lib/python3*/site-packages/setuptools* \
+        /usr/local/lib/python3*/site-packages/wheel* \
+    && echo 'trainmedic:x:10001:' >>/etc/group \
     && echo 'trainmedic:x:10001:10001:Trainmedic:/var/lib/trainmedic:/usr/sbin/nologin' >>/etc/passwd \
     && install -d -o 10001 -g 10001 -m 0750 /var/lib/trainmedic
 COPY --from=build /opt/trainmedic /opt/trainmedic
