@@ -99,7 +99,9 @@ COMBINATIONS: Mapping[str, Values] = {
             "customKinds": [{"apiGroup": "example.com", "resource": "trainings"}],
         },
         "playbooks": {
-            "extra": {"page.yaml": "playbook: page\non: {alert: Trial}\ntarget: cluster\nsteps:\n- {action: notify, with: {message: hello}}\n"},
+            "extra": {
+                "page.yaml": "playbook: page\non: {alert: Trial}\ntarget: cluster\nsteps:\n- {action: notify, with: {message: hello}}\n"
+            },
             "existingConfigMap": "team-playbooks",
         },
         "monitoring": _MONITORING,

@@ -170,8 +170,8 @@ def masked(found: list[Object]) -> str:
     for each in found:
         if each["kind"] == "Secret":
             each["data"] = dict.fromkeys(each["data"], "generated")
-        if each["metadata"]["name"].endswith("-playbooks") or each["metadata"]["name"].endswith("-dashboard"):
-            each["data"] = dict.fromkeys(each["data"], "the file")
+        if each["metadata"]["name"].endswith(("-playbooks", "-dashboard")):
+            each["data"] = "the files"
         if each["kind"] == "PrometheusRule":
             each["spec"] = "the file's"
     found.sort(key=lambda each: (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -147,14 +148,12 @@ def written() -> str:
     for path, default, comment in described():
         if default or comment:
             shown = f"`{default}`" if default else ""
-            lines.append(f"| `{path}` | {shown} | {comment} |".replace("  ", " ").replace("|", "|"))
+            lines.append(f"| `{path}` | {shown} | {comment} |".replace("  ", " "))
     return "\n".join(lines)
 
 
 def test_the_reference_is_made_from_the_values() -> None:
     """docs/reference/helm-values.md has every value with its default and comment. WRITE_GOLDEN=1 writes it anew."""
-    import os
-
     page = REFERENCE.read_text()
     before, rest = page.split("| value | default | meaning |", 1)
     after = rest.split("\n\n", 1)[1] if "\n\n" in rest else ""
