@@ -47,6 +47,12 @@ _CLEANING = {
         },
     }
 }
+_PLAYBOOK = """playbook: page
+on: {alert: Trial}
+target: cluster
+steps:
+  - {action: notify, with: {message: hello}}
+"""
 _MONITORING = {
     "prometheusRule": {"enabled": True, "labels": {"release": "kps"}},
     "serviceMonitor": {"enabled": True, "labels": {"release": "kps"}},
@@ -99,9 +105,7 @@ COMBINATIONS: Mapping[str, Values] = {
             "customKinds": [{"apiGroup": "example.com", "resource": "trainings"}],
         },
         "playbooks": {
-            "extra": {
-                "page.yaml": "playbook: page\non: {alert: Trial}\ntarget: cluster\nsteps:\n- {action: notify, with: {message: hello}}\n"
-            },
+            "extra": {"page.yaml": _PLAYBOOK},
             "existingConfigMap": "team-playbooks",
         },
         "monitoring": _MONITORING,

@@ -7,6 +7,7 @@ names have to be there.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from typing import Any
@@ -45,7 +46,7 @@ def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 def values_of(words: list[str], files: dict[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for flag, given in zip(words, words[1:], strict=False):
+    for flag, given in itertools.pairwise(words):
         if flag == "--values":
             values = merged(values, yaml.safe_load(files[given]))
         elif flag == "--set" or flag == "--set-file":
@@ -83,7 +84,7 @@ def test_what_the_page_tells_to_type_is_what_there_is(page: str) -> None:
 
 def check_objects(words: list[str], found: list[charts.Object]) -> None:
     """The object that a kubectl command names is made by the chart, and has the key that is read."""
-    named = next((word for word in words[2:] if "/" in word), None)
+    named = next((word for word in words[2:] if re.fullmatch(r"[a-z]+/[a-z-]+", word)), None)
     kind, name = named.split("/") if named else (words[2], words[3])
     if (kind, name) in MADE_BY_THE_READER or words[1] == "create":
         return
