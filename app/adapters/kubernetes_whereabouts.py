@@ -78,7 +78,10 @@ class Whereabouts:
             tasks.create_task(self._follow(PODS, self._pods, _pod))
 
     def inventory(self) -> dict[str, str]:
-        """What `domain.target` asks for; not to be changed. A pod in its node's network has the node's address; it is the node's."""
+        """What `domain.target` asks for; not to be changed.
+
+        A pod in its node's network has the node's address; it is the node's.
+        """
         if self._inventory is None:
             found: dict[str, str] = {}
             jobs: dict[str, set[str]] = {}
