@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -68,7 +68,7 @@ class Whereabouts:
         self._metrics = metrics
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, Pod] = {}
-        self._by_address: Mapping[str, str] | None = None
+        self._inventory: dict[str, str] | None = None
         self.is_filled = False
 
     async def watch(self) -> None:
@@ -77,25 +77,23 @@ class Whereabouts:
             tasks.create_task(self._follow(NODES, self._nodes, _node))
             tasks.create_task(self._follow(PODS, self._pods, _pod))
 
-    def nodes_by_address(self) -> Mapping[str, str]:
-        """Node names by the addresses of nodes and of the pods on them. A pod in its node's network has
-        the node's."""
-        if self._by_address is None:
-            found = {address: pod.node for pod in self._pods.values() for address in pod.addresses}
+    def inventory(self) -> dict[str, str]:
+        """What `domain.target` asks for; not to be changed.
+
+        A pod in its node's network has the node's address; it is the node's.
+        """
+        if self._inventory is None:
+            found: dict[str, str] = {}
+            jobs: dict[str, set[str]] = {}
+            for pod in self._pods.values():
+                found |= dict.fromkeys(pod.addresses, pod.node)
+                if pod.job is not None:
+                    found[f"pod:{pod.namespace}/{pod.name}"] = pod.job
+                    jobs.setdefault(pod.node, set()).add(pod.job)
             found |= {address: node.name for node in self._nodes.values() for address in node.addresses}
-            self._by_address = found
-        return self._by_address
-
-    def job_of_pod(self, namespace: str, name: str) -> str | None:
-        """The training job that a pod belongs to."""
-        return next((pod.job for pod in self._pods.values() if (pod.namespace, pod.name) == (namespace, name)), None)
-
-    def jobs_on(self, node: str) -> frozenset[str]:
-        """The training jobs with a pod on a node."""
-        return frozenset(pod.job for pod in self._pods.values() if pod.node == node and pod.job is not None)
-
-    def pods_of(self, job: str) -> Sequence[Pod]:
-        return [pod for pod in self._pods.values() if pod.job == job]
+            found |= {f"node:{node}": next(iter(on)) for node, on in jobs.items() if len(on) == 1}
+            self._inventory = found
+        return self._inventory
 
     async def _follow(self, resource: Resource, kept: dict[str, Any], read: Callable[[Object], Any]) -> None:
         wait = _FIRST_WAIT
@@ -105,7 +103,7 @@ class Whereabouts:
                 fresh = {one["metadata"]["uid"]: value for one in found if (value := read(one)) is not None}
                 kept.clear()
                 kept.update(fresh)
-                self._by_address = None
+                self._inventory = None
                 self.is_filled = True
                 wait = _FIRST_WAIT
                 while True:
@@ -133,7 +131,7 @@ class Whereabouts:
                 kept.pop(found["metadata"]["uid"], None)
             else:
                 kept[found["metadata"]["uid"]] = value
-            self._by_address = None
+            self._inventory = None
         return version
 
 

@@ -1,8 +1,8 @@
 """The Kubernetes cluster, as actions see it: objects as the API writes them, named by `Ref`.
 
 Objects are plain mappings, because an action touches two or three fields of many kinds, custom ones
-included. Not here: how the API is reached (``adapters.kubernetes_cluster``), who a pod or a node is
-behind an address (`Whereabouts`).
+included. Not here: how the API is reached (``adapters.kubernetes_cluster``), who
+is behind an address (``adapters.kubernetes_whereabouts``).
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
-
-from app.domain.target import Target
 
 Object = Mapping[str, Any]
 
@@ -89,16 +87,4 @@ class Cluster(Protocol):
 
     async def check(self) -> None:
         """Return if the API server answers."""
-        ...
-
-
-class Whereabouts(Protocol):
-    """What the cached watch knows of nodes and pods; answers at once, empty where it knows nothing."""
-
-    def nodes_by_address(self) -> Mapping[str, str]:
-        """Node names by the addresses of nodes and of pods on them."""
-        ...
-
-    def pods_of(self, target: Target) -> Sequence[Object]:
-        """The pods of a job, or the training pods on a node."""
         ...

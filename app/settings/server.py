@@ -182,6 +182,11 @@ class Settings(BaseModel):
         description="The cluster that k8s.* actions work on: in-cluster (by the service account of the pod that the "
         "server runs in), or the path of a kubeconfig file. off by default, because nothing else needs a cluster.",
     )
+    kubernetes_watch: Annotated[bool, Option("TRAINMEDIC_KUBERNETES_WATCH", value="BOOLEAN")] = Field(
+        True,
+        description="Where there is a cluster: watch its nodes and pods, to find the node behind an address and the "
+        "job of a pod. false where the account may not list pods.",
+    )
     log_level: Annotated[LogLevel, Option("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL")] = Field(
         "info", description="Least level of the JSON log lines on standard error: debug, info, warning, error."
     )

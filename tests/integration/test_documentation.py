@@ -16,6 +16,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Followed elsewhere, because they need real programs beside the server, or check their blocks in a way of their own.
 ELSEWHERE = {
     "docs/tutorial/protect-a-training-run.md": "tests/acceptance/test_loss_spike.py",
+    "docs/how-to/kubernetes.md": "tests/helm/test_documentation.py",
+    "docs/how-to/upgrade.md": "tests/helm/test_documentation.py",
     "docs/how-to/monitoring.md": "tests/integration/test_monitoring.py",
     "docs/how-to/write-a-playbook.md": "tests/unit/docs/test_playbook_examples.py",
     "docs/reference/actions.md": "tests/unit/docs/test_actions_reference.py",
@@ -52,7 +54,7 @@ def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
     directory = ROOT if in_checkout else tmp_path / "work"
     if not in_checkout:
         directory.mkdir()
-        for shipped in ("playbooks", "monitoring", "examples"):
+        for shipped in ("playbooks", "monitoring", "examples", "packaging"):
             (directory / shipped).symlink_to(ROOT / shipped)
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -35,6 +35,8 @@ ALERTS = {
     "DiskSpaceLow": "critical",
     "MemoryUsageHigh": "warning",
     "NodeDown": "critical",
+    "GPUXidError": "critical",
+    "GPUMemoryBroken": "critical",
 }
 
 

@@ -39,8 +39,8 @@ async def test_an_address_leads_to_its_node(world: World, whereabouts: Whereabou
         node, {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}}, "status"
     )
     await placed(world, node, "exporter", "2001:db8::7")
-    await _until(lambda: "2001:db8::7" in whereabouts.nodes_by_address())
-    known = whereabouts.nodes_by_address()
+    await _until(lambda: "2001:db8::7" in whereabouts.inventory())
+    known = whereabouts.inventory()
     assert known["192.0.2.10"] == known["2001:db8::7"] == node.name
 
 
@@ -49,22 +49,25 @@ async def test_a_pods_job_is_known_and_forgotten(world: World, whereabouts: Wher
     node = await world.node()
     labels = {"jobset.sigs.k8s.io__jobset_name": "llm-1", "batch.kubernetes.io__job_name": "llm-1-workers-0"}
     pod = await placed(world, node, "rank-0", "192.0.2.20", **labels)
-    await _until(lambda: whereabouts.job_of_pod(world.namespace, "rank-0") == "llm-1")
-    assert whereabouts.jobs_on(node.name) == {"llm-1"}
-    assert [one.name for one in whereabouts.pods_of("llm-1")] == ["rank-0"]
+    key = f"pod:{world.namespace}/rank-0"
+    await _until(lambda: whereabouts.inventory().get(key) == "llm-1")
+    assert whereabouts.inventory()[f"node:{node.name}"] == "llm-1"
+    await placed(world, node, "other-0", "192.0.2.21", job_name="llm-2")
+    await _until(lambda: f"node:{node.name}" not in whereabouts.inventory())
     uid = (await world.cluster.get(pod))["metadata"]["uid"]
     await world.cluster.delete(pod, uid, timedelta(0))
-    await _until(lambda: whereabouts.job_of_pod(world.namespace, "rank-0") is None)
-    assert "192.0.2.20" not in whereabouts.nodes_by_address()
+    await _until(lambda: key not in whereabouts.inventory())
+    assert whereabouts.inventory()[f"node:{node.name}"] == "llm-2"
+    assert "192.0.2.20" not in whereabouts.inventory()
 
 
 async def test_a_finished_pods_address_is_nobodys(world: World, whereabouts: Whereabouts) -> None:
     """The cluster gives it to another pod."""
     node = await world.node()
     pod = await placed(world, node, "done", "192.0.2.30")
-    await _until(lambda: "192.0.2.30" in whereabouts.nodes_by_address())
+    await _until(lambda: "192.0.2.30" in whereabouts.inventory())
     await world.cluster.patch(pod, {"status": {"phase": "Succeeded"}}, "status")
-    await _until(lambda: "192.0.2.30" not in whereabouts.nodes_by_address())
+    await _until(lambda: "192.0.2.30" not in whereabouts.inventory())
 
 
 @pytest.mark.parametrize("trouble", ["broken", "compacted", "outage"])
@@ -75,7 +78,7 @@ async def test_what_changed_while_nobody_watched_is_known_after(
     monkeypatch.setattr("app.adapters.kubernetes_whereabouts._FIRST_WAIT", 0.05)
     node = await world.node()
     await placed(world, node, "before", "192.0.2.40")
-    await _until(lambda: "192.0.2.40" in whereabouts.nodes_by_address())
+    await _until(lambda: "192.0.2.40" in whereabouts.inventory())
     if trouble == "outage":
         with stand_in.outage():
             await asyncio.sleep(0.5)
@@ -85,8 +88,8 @@ async def test_what_changed_while_nobody_watched_is_known_after(
     else:
         stand_in.break_watches()
     await placed(world, node, "after", "192.0.2.41")
-    await _until(lambda: "192.0.2.41" in whereabouts.nodes_by_address())
-    assert "192.0.2.40" in whereabouts.nodes_by_address()
+    await _until(lambda: "192.0.2.41" in whereabouts.inventory())
+    assert "192.0.2.40" in whereabouts.inventory()
 
 
 async def _until(condition: Callable[[], Any]) -> None:

@@ -114,3 +114,10 @@ def test_an_approve_step_asks_its_rendered_message() -> None:
     """Written in short or in long."""
     assert book_with("{approve: 'go on with {{ run.id }}?'}").message("steps", 1, SCOPE) == "go on with r1?"
     assert book_with("{approve: {message: plain}}").message("steps", 1, SCOPE) == "plain"
+
+
+def test_the_job_on_a_node_can_be_the_target() -> None:
+    """Where one and only one is known to be there."""
+    book = book_of(PLAYBOOK.replace("target: job", "target: {job: 'node:{{ labels.node }}'}"))
+    assert book.target_of(alert(node="n1"), {"node:n1": "llm"}) == Target(Kind.JOB, job="llm")
+    assert isinstance(book.target_of(alert(node="n2"), {"node:n1": "llm"}), Unresolved)
