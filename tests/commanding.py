@@ -49,7 +49,12 @@ class Commander:
     def send_and_wait(self, medic: trainmedic.Medic, action: str, seconds: float = 60.0, **params: Any) -> str:
         """The same, and return once it waits for the job's next look, or is answered already."""
         sent = self.send(action, seconds, **params)
-        eventually(lambda: sent in medic._waiting or self.replies(sent), 10, f"{action} arrived", every=0.002)
+        eventually(
+            lambda: any(one.id == sent for one in medic.unanswered()) or self.replies(sent),
+            10,
+            f"{action} arrived",
+            every=0.002,
+        )
         return sent
 
     def replies(self, sent: str) -> list[envelope.Reply]:

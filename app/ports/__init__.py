@@ -10,6 +10,7 @@ checkers only (pydantic alone would be a fifth of the agent).
 from __future__ import annotations
 
 from app.ports.actions import Action, Actions, Call, Hold, Inverse, Leased, Placed, Renewal, Services, TemplateChecked
+from app.ports.cluster import Cluster
 from app.ports.limits import Limits
 from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
 from app.ports.playbooks import Book, Catalog, Match, Scope, Step
@@ -23,6 +24,7 @@ __all__ = [
     "Call",
     "Catalog",
     "Clock",
+    "Cluster",
     "CommandBus",
     "GuardFacts",
     "History",

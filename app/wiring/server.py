@@ -153,7 +153,19 @@ class Application:
             http=http,
             notifier=AppriseNotifier(channels) if channels else None,
             alertmanager=alertmanager,
+            cluster=await self._cluster(stack),
         )
+
+    async def _cluster(self, stack: contextlib.AsyncExitStack) -> ports.Cluster | None:
+        """The Kubernetes cluster that is configured. Its client takes a third of a second to import, which
+        a server without a cluster does not wait for."""
+        if self._settings.kubernetes == "off":
+            return None
+        from app.adapters.kubernetes_cluster import KubernetesCluster
+
+        cluster = await KubernetesCluster.opened(self._settings.kubeconfig)
+        stack.push_async_callback(cluster.close)
+        return cluster
 
     async def _prune(self, store: ports.RunStore) -> None:
         """Delete what is older than the retention, every hour; the first time when the start has settled."""

@@ -4,9 +4,18 @@
 ``README.md`` for a first example, ``errors`` for what can go wrong.
 """
 
-from trainmedic.client import LIVE, RESTART, UNSUPPORTED, Medic, connect
+from trainmedic.client import LIVE, RESTART, Medic, connect
 from trainmedic.commands import JobCommand
-from trainmedic.errors import ConfigurationError, Interrupted, Refusal, Rejected, TrainmedicError, Unsupported
+from trainmedic.desk import UNSUPPORTED
+from trainmedic.errors import (
+    ConfigurationError,
+    Interrupted,
+    NotAgreed,
+    Refusal,
+    Rejected,
+    TrainmedicError,
+    Unsupported,
+)
 from trainmedic.parameters import (
     Accumulate,
     Checkpoint,
@@ -34,6 +43,7 @@ __all__ = [
     "Interrupted",
     "JobCommand",
     "Medic",
+    "NotAgreed",
     "Parameters",
     "Pause",
     "Refusal",

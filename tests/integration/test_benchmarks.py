@@ -13,7 +13,7 @@ import pytest
 from benchmarks import alert_storm, sender, webhook_throughput
 from tests.programs import ROOT
 
-BENCHMARKS = ("alert_storm", "receipt_to_handler", "time_to_ready", "webhook_throughput")
+BENCHMARKS = ("alert_storm", "receipt_to_handler", "sdk_step_overhead", "time_to_ready", "webhook_throughput")
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -192,7 +192,7 @@ def test_a_pause_ends_by_command_or_by_its_time(begin: Begin, commander: Command
     """Meanwhile other commands are carried out, and a stop ends it at once."""
     training = begin()
     training.train(3, {1: training.order("job.pause", max="300ms")})
-    assert training.outputs()[0]["paused"] is True
+    assert training.outputs()[0]["max_seconds"] == 0.3
     began = time.monotonic()
 
     def later() -> None:

@@ -55,7 +55,7 @@ def test_the_target_comes_from_the_labels() -> None:
 def test_the_target_comes_from_the_playbooks_templates() -> None:
     """Where it names the parts; addresses are looked up, and nothing is guessed."""
     text = PLAYBOOK.replace("target: job", "target: {node: '{{ labels.host }}', gpu: '{{ labels.card }}'}")
-    book = book_of(text.replace("test.rollback", "k8s.label"))
+    book = book_of(text.replace("test.rollback", "test.tell").replace("steps_back: 100", "message: hot"))
     assert book.target_of(alert(host="n1", card="0"), {}) == Target(Kind.GPU, node="n1", gpu="0")
     assert book.target_of(alert(host="10.0.0.1:9400", card="0"), {"10.0.0.1": "n2"}) == Target(
         Kind.GPU, node="n2", gpu="0"

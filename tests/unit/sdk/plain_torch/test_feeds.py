@@ -194,6 +194,7 @@ def test_left_out_batches_are_not_seen_again(kind: str) -> None:
     feed.leave_out(3)
     assert taken(feed, 6) == all_of_them[3:9]
     feed.restore(state)
+    feed.leave_out(2)  # of those that are left out already
     assert taken(feed, 6) == all_of_them[3:9]
 
 
