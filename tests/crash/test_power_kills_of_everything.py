@@ -145,7 +145,7 @@ class Killer(threading.Thread):
         if self.in_a_call:  # in the middle of what matters most
             cluster.driver.fail(SET_LIMIT, times=1, kill=True, after=chance.random() < 0.5, gpu=chance.randrange(GPUS))
         self.begin_after = chance.uniform(0, 0.5)
-        self.away = chance.choice((0.0, 0.0, chance.uniform(0, 0.5), chance.uniform(1, 1.6) * LEASE_SECONDS))
+        self.away = chance.choice((0.0, chance.uniform(0, 0.5), chance.uniform(1, 1.6) * LEASE_SECONDS))
         self.again = chance.random() < 0.25
 
     def run(self) -> None:
