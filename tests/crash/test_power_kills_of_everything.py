@@ -198,6 +198,7 @@ class Trial:
         caps = chance.sample(range(500, 690), GPUS)
         self.watts = list(zip(caps, chance.sample(range(360, 490), GPUS), strict=True))
         self.first = len(cluster.driver.attempts())
+        self.began = time.time()
         self.seen: Counter[str] = Counter()
 
     def run(self) -> None:
@@ -246,7 +247,8 @@ class Trial:
             self._judge_gpu(by_gpu[gpu], of_gpu, self.watts[gpu])
 
     def _judge_gpu(self, run: Mapping[str, Any], calls: Sequence[SetCall], watts: tuple[int, int]) -> None:
-        told = f"{[(round(call.at, 3), call.pid, call.watts) for call in calls]}, {run}"
+        away = {who: [(d, b) for d, b in life.absences() if b > self.began] for who, life in self.cluster.lives.items()}
+        told = f"{[(round(call.at, 3), call.pid, call.watts) for call in calls]}, away: {away}, {run}"
         before = [DEFAULT, *(call.watts for call in calls)]
         assert all(call.code == 0 and call.watts != last for call, last in zip(calls, before, strict=False)), told
         lowered = Counter(call.watts for call, last in zip(calls, before, strict=False) if call.watts < last)
