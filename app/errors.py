@@ -27,7 +27,13 @@ The tree::
     │   └── Interrupted         the agent ends in the middle of it; resumed at the next start
     └── ActionFailure           an attempt of a step did not succeed
         ├── TemporaryFailure    another attempt may succeed
+        │   ├── ClusterUnavailable  the Kubernetes API is away, overloaded or failing
+        │   ├── ObjectChanged       a Kubernetes object is not what it was when it was read
+        │   └── EvictionBlocked     a PodDisruptionBudget does not let a pod go now
         ├── PermanentFailure    another attempt would fail alike (rejected, unsupported, bad parameters)
+        │   ├── ObjectMissing       a Kubernetes object does not exist
+        │   ├── ObjectExists        there is one of that name already
+        │   └── ClusterRefused      the Kubernetes API refuses: no permission, or no valid request
         └── OutcomeUnknown      it may or may not have happened (no reply in time, killed in between)
 
 Errors of libraries are translated once, in the adapter that met them, and chained.
@@ -173,3 +179,36 @@ class PermanentFailure(ActionFailure):
 
 class OutcomeUnknown(ActionFailure):
     """The effect may or may not have happened."""
+
+
+class ClusterUnavailable(TemporaryFailure):
+    """The Kubernetes API is away, overloaded or failing.
+
+    ``retry_after`` is in seconds, where it said so; ``may_be_done`` where what was asked for was a
+    change that may have been made nevertheless.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None, may_be_done: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.may_be_done = may_be_done
+
+
+class ObjectChanged(TemporaryFailure):
+    """A Kubernetes object is not what it was when it was read."""
+
+
+class EvictionBlocked(TemporaryFailure):
+    """A PodDisruptionBudget does not let a pod go now."""
+
+
+class ObjectMissing(PermanentFailure):
+    """A Kubernetes object does not exist."""
+
+
+class ObjectExists(PermanentFailure):
+    """There is a Kubernetes object of that name already."""
+
+
+class ClusterRefused(PermanentFailure):
+    """The Kubernetes API refuses: no permission, or no valid request."""

@@ -28,7 +28,7 @@ class Commander:
         """The job's side."""
         return trainmedic.connect(job=self.name, redis_url=self.url, rank=0, world_size=1, **options)
 
-    def send(self, action: str, seconds: float = 60.0, **params: Any) -> str:
+    def send(self, action: str, seconds: float = 60.0, undo_of: str | None = None, **params: Any) -> str:
         """Put the command on the stream; its id."""
         now = datetime.now(UTC)
         sent = envelope.Command(
@@ -41,6 +41,7 @@ class Commander:
             reason="Test",
             issued_at=now,
             expires_at=now + timedelta(seconds=seconds),
+            undo_of=undo_of,
         )
         self._client.xadd(envelope.job_commands(self.name), {"command": sent.encode()})
         return sent.id
@@ -48,7 +49,12 @@ class Commander:
     def send_and_wait(self, medic: trainmedic.Medic, action: str, seconds: float = 60.0, **params: Any) -> str:
         """The same, and return once it waits for the job's next look, or is answered already."""
         sent = self.send(action, seconds, **params)
-        eventually(lambda: sent in medic._waiting or self.replies(sent), 10, f"{action} arrived", every=0.002)
+        eventually(
+            lambda: any(one.id == sent for one in medic.unanswered()) or self.replies(sent),
+            10,
+            f"{action} arrived",
+            every=0.002,
+        )
         return sent
 
     def replies(self, sent: str) -> list[envelope.Reply]:

@@ -25,6 +25,9 @@ from pydantic import BaseModel
 
 from app import ports, telemetry
 from app.actions import alertmanager, http, jobs, messages, nodes
+from app.actions.kubernetes import drain, workloads
+from app.actions.kubernetes import jobs as cluster_jobs
+from app.actions.kubernetes import nodes as cluster_nodes
 from app.domain.target import Kind
 from app.errors import PermanentFailure
 
@@ -37,6 +40,10 @@ BUILT_IN: tuple[type[ports.Action], ...] = (
     *messages.ACTIONS,
     *http.ACTIONS,
     *alertmanager.ACTIONS,
+    *cluster_nodes.ACTIONS,
+    *drain.ACTIONS,
+    *workloads.ACTIONS,
+    *cluster_jobs.ACTIONS,
 )
 
 log = telemetry.logger(__name__)

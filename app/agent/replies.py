@@ -75,17 +75,17 @@ class Replies:
 
     def answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
         """Say what is not in the journal; with `entry`, which is then taken off the stream."""
-        self._writer.put(Outgoing(self._reply(Entry(command_id, status, self._now(), output)), entry))
+        self._writer.put(Outgoing((self._reply(Entry(command_id, status, self._now(), output)),), entry))
 
     def repeat(self, known: Entry, stream_entry: bytes) -> None:
         """Say again how a command ended that has come once more."""
-        self._writer.put(Outgoing(self._reply(known), stream_entry))
+        self._writer.put(Outgoing((self._reply(known),), stream_entry))
 
     def conclude(self, concluded: Entry) -> None:
         """Say how a command ended. It is in the journal, as unsent."""
         with self._lock:
             self._on_the_way.add(concluded.id)
-        if not self._writer.put(Outgoing(self._reply(concluded))):
+        if not self._writer.put(Outgoing((self._reply(concluded),))):
             with self._lock:
                 self._on_the_way.discard(concluded.id)
                 self._is_behind = True
@@ -99,9 +99,9 @@ class Replies:
         self._tally.heard(self._now().timestamp())
         with self._lock:
             for one in sent:
-                if one.reply.is_final and one.reply.command_id in self._on_the_way:
-                    self._on_the_way.discard(one.reply.command_id)
-                    self._arrived.append(one.reply.command_id)
+                if one.replies[0].is_final and one.command_id in self._on_the_way:
+                    self._on_the_way.discard(one.command_id)
+                    self._arrived.append(one.command_id)
             is_behind = self._is_behind and not self._on_the_way
         if is_behind or not sent:
             self._note_arrivals()

@@ -93,6 +93,11 @@ class CompiledBook:
             if host not in inventory and targets.is_address(host):
                 return Unresolved("target_unknown", f"{host!r} is an address that no inventory maps to a node")
             parts["node"] = inventory.get(host, host)
+        if parts.get("job", "").startswith("node:"):
+            job = targets.job_on(parts["job"].removeprefix("node:"), inventory)
+            if isinstance(job, Unresolved):
+                return job
+            parts["job"] = job
         return Target(self.spec.target.kind, **parts)
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
-from app.catalog import expressions, matchers, model_errors, scope_check
+from app.catalog import attachments, expressions, matchers, model_errors, scope_check
 from app.catalog.book import CompiledBook, CompiledStep
 from app.catalog.expressions import Expression, Malformed, Rendering, Text
 from app.catalog.problems import Path, Problem, did_you_mean
@@ -24,22 +24,6 @@ from app.catalog.yaml_text import Document
 from app.domain.playbook import APPROVAL, Playbook, TargetParts, UndoTrigger
 from app.domain.target import IdentityLabels, Kind
 from app.ports import Action, Actions, TemplateChecked
-
-SUPPLIED_ELSEWHERE = frozenset(
-    {
-        "k8s.cordon",
-        "k8s.create_job",
-        "k8s.delete_pod",
-        "k8s.drain",
-        "k8s.label",
-        "k8s.restart",
-        "k8s.scale",
-        "k8s.taint",
-        "k8s.uncordon",
-    }
-)
-"""Actions that the language names and a server may lack. A playbook that uses one loads there, its
-parameters unchecked, and a run of it fails saying that the server lacks the action."""
 
 T = TypeVar("T")
 
@@ -175,19 +159,28 @@ class _Compilation:
         self, entry: Mapping[str, Any], path: Path, step_id: str, names: Names, when: Expression | None
     ) -> CompiledStep:
         given = entry.get("with")
-        given = given if isinstance(given, dict) else {}
-        rendering = self._rendering(given, (*path, "with"), names, f"with of step {step_id}")
         action = self.actions.spec(entry["action"])
+        given = self._with_manifest(action, given if isinstance(given, dict) else {}, path)
+        rendering = self._rendering(given, (*path, "with"), names, f"with of step {step_id}")
         if action is None:
-            if entry["action"] not in SUPPLIED_ELSEWHERE:
-                known = {*self.actions.names(), *SUPPLIED_ELSEWHERE}
-                self._problem(
-                    (*path, "action"), f"there is no action {entry['action']!r}{did_you_mean(entry['action'], known)}"
-                )
+            told = did_you_mean(entry["action"], self.actions.names())
+            self._problem((*path, "action"), f"there is no action {entry['action']!r}{told}")
             return CompiledStep(step_id, when, rendering)
         self._suits(action, entry, path)
         fixed = self._params(action, given, path)
         return CompiledStep(step_id, when, rendering, action.Params, fixed)
+
+    def _with_manifest(self, action: type[Action] | None, given: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+        """The parameters with what a ``template`` holds in the place of its name, for an action that takes one."""
+        name = given.get(attachments.PARAMETER)
+        if not isinstance(name, str) or action is None or attachments.MANIFEST not in action.Params.model_fields:
+            return given
+        found = attachments.manifest(self.document, (*path, "with", attachments.PARAMETER), name)
+        if isinstance(found, list):
+            self.problems.extend(found)
+            found = {}
+        rest = {key: value for key, value in given.items() if key != attachments.PARAMETER}
+        return {**rest, attachments.MANIFEST: found}
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: Path) -> None:
         """Whether the action can do what is asked of it here."""

@@ -6,12 +6,12 @@ Callers: ``library``, and ``check`` of the rehearsal.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from app import errors
-from app.catalog import yaml_text
+from app.catalog import attachments, yaml_text
 from app.catalog.book import CompiledBook
 from app.catalog.compiler import compile_document
 from app.catalog.problems import Problem
@@ -23,9 +23,13 @@ TEST_SUFFIX = "_test"
 _ENDINGS = (".yaml", ".yml")
 
 
+Attached = Mapping[Path, str | Problem]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedFile:
-    """What a file held: ``digest`` is of its bytes, empty where they could not be read."""
+    """What a file held: ``digest`` is of its bytes and of those of the files that it names, empty where
+    they could not be read."""
 
     path: Path
     digest: str
@@ -34,9 +38,12 @@ class LoadedFile:
 
 
 def load(
-    text: str, source: str, actions: Actions, identity: IdentityLabels
+    text: str, source: str, actions: Actions, identity: IdentityLabels, attached: Attached | None = None
 ) -> tuple[list[CompiledBook], list[Problem]]:
-    """The playbooks that `text` holds, and the problems of all its documents."""
+    """The playbooks that `text` holds, and the problems of all its documents.
+
+    `attached` are the texts of the files that they name; None where the text is complete.
+    """
     documents, problems = yaml_text.read(text, source)
     books: list[CompiledBook] = []
     if problems:
@@ -45,7 +52,8 @@ def load(
         problems.extend(problem for each in found if isinstance(each, list) for problem in each)
         return [], sorted(set(problems))
     for document in documents:
-        made = compile_document(document, actions, identity)
+        whole = document if attached is None else attachments.attach(document, attached)
+        made = whole if isinstance(whole, list) else compile_document(whole, actions, identity)
         if isinstance(made, CompiledBook):
             books.append(made)
         else:
@@ -68,14 +76,24 @@ def load_file(
     raw = _read(path)
     if isinstance(raw, Problem):
         return LoadedFile(path, "", (), (raw,))
-    digest = hashlib.sha256(raw).hexdigest()
-    if known is not None and known.digest == digest:
-        return known
     text = yaml_text.decode(raw, str(path))
     if isinstance(text, Problem):
-        return LoadedFile(path, digest, (), (text,))
-    books, problems = load(text, str(path), actions, identity)
+        return LoadedFile(path, hashlib.sha256(raw).hexdigest(), (), (text,))
+    attached = _attached(text, str(path))
+    seen = [raw, *(str(each).encode() for each in attached.values())]
+    digest = hashlib.sha256(b"\0".join(seen)).hexdigest()
+    if known is not None and known.digest == digest:
+        return known
+    books, problems = load(text, str(path), actions, identity, attached)
     return LoadedFile(path, digest, tuple(books), tuple(problems))
+
+
+def _attached(text: str, source: str) -> Attached:
+    """The texts of the files that the playbooks in `text` name, or why one cannot be read."""
+    if attachments.PARAMETER not in text:
+        return {}  # nearly every file; it is not read twice
+    documents, _ = yaml_text.read(text, source)
+    return {path: read_text(path) for document in documents for path in attachments.paths(document)}
 
 
 def read_text(path: Path) -> str | Problem:
@@ -101,7 +119,9 @@ def playbook_files(root: Path) -> Iterator[Path]:
     Names that begin with a dot are left out: editors keep half-written files there, and Kubernetes
     keeps in ``..data`` the files that the names beside it link to.
     """
-    yield from (path for path in _yaml_files(root) if root.is_file() or not is_test(path))
+    yield from (
+        path for path in _yaml_files(root) if root.is_file() or not (is_test(path) or attachments.is_template(path))
+    )
 
 
 def test_files(root: Path) -> Iterator[Path]:

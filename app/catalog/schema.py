@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from app.catalog.compiler import SUPPLIED_ELSEWHERE
 from app.domain.playbook import Playbook
 from app.ports import Actions
 
@@ -35,7 +34,7 @@ def json_schema(actions: Actions) -> dict[str, Any]:
     step["properties"]["action"] = {
         "title": "Action",
         "description": "What the step does.",
-        "enum": sorted({*specs, *SUPPLIED_ELSEWHERE}),
+        "enum": sorted(specs),
     }
     step["allOf"] = [
         {

@@ -36,7 +36,9 @@ class _Entry:
 
 _COMMANDS: Mapping[str, _Entry] = {
     "serve": _Entry("app.cli.serve:serve", "Start the server."),
-    "agent": _Entry("app.cli.agent:agent", "Run the agent of a node, or check what it would do."),
+    "agent": _Entry(
+        "app.cli.agent:agent", "Run the agent of a node, check what it would do, or give back what it holds."
+    ),
     "status": _Entry("app.cli.operations:status", "Show whether the server is well, and what it is doing."),
     "history": _Entry("app.cli.history:history", "Show what was done, and why."),
     "runs": _Entry("app.cli.runs:runs", "Approve, reject, cancel or undo a run."),

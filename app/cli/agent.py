@@ -1,20 +1,25 @@
-"""``trainmedic agent``: the node agent as a process, and its check. What it is made of is in ``wiring.agent``."""
+"""``trainmedic agent``: the node agent as a process, its check, and giving everything back. What these do is in
+``wiring``: here are their flags, and how their results are shown."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from app.agent import logs
 from app.cli import exits
-from app.errors import ConfigurationError, TrainmedicError
+from app.cli.table import plain
+from app.errors import ConfigurationError, GpuError, TrainmedicError
 from app.settings import agent as settings
+from app.settings.agent import AgentSettings
 from app.wiring import agent as wiring
+from app.wiring import agent_check, agent_release
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +47,7 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 @_flags
 @click.pass_context
 def agent(ctx: click.Context, /, **flags: Any) -> None:
-    """Run the agent of this node, or check what it would do.
+    """Run the agent of this node; or check what it would do, or give back what it holds.
 
     Every flag is an environment variable too, which the flag wins over. Log lines, JSON, go to standard error.
     SIGTERM and SIGINT stop it cleanly: what runs has some seconds to end, and what does not is resumed at the
@@ -72,3 +77,95 @@ def _wait_for_a_signal() -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+@agent.command()
+@_flags
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.pass_context
+def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
+    """Check the policy, and show what this node offers.
+
+    Nothing is changed, and an agent that is running is not disturbed. Run it as the agent's user. Ends with 1
+    where something keeps the agent from what its policy allows, with 3 where that is Redis alone.
+    """
+    report = agent_check.check(_settings(ctx, flags))
+    if as_json:
+        click.echo(json.dumps(report.told, indent=2, ensure_ascii=False))
+    else:
+        for line in _shown(report.told):
+            click.echo(plain(line))
+        for warning in report.warnings:
+            click.echo(f"Warning: {plain(warning)}")
+    for error in report.errors:
+        click.echo(f"Wrong: {plain(error)}", err=True)
+    if report.is_cut_off and len(report.errors) == 1:
+        raise exits.Unreachable("Redis cannot be reached")
+    if report.errors:
+        raise exits.Refused(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to be put right")
+
+
+@agent.command()
+@_flags
+@click.pass_context
+def release(ctx: click.Context, /, **flags: Any) -> None:
+    """End every power cap of this node now.
+
+    For who stops the agent for good: a cap that stands while no agent runs stands until one is started again.
+    The agent must be stopped before. Ends with 1 where a GPU could not be given its power back.
+    """
+    try:
+        told = agent_release.release(_settings(ctx, flags))
+    except ConfigurationError as error:
+        raise exits.Unusable(str(error)) from error
+    except TrainmedicError as error:
+        raise exits.Unreachable(str(error)) from error
+    for uuid, became in told.items():
+        click.echo(f"{uuid}: {became}")
+    if not told:
+        click.echo("No GPU of this node is capped.")
+    failed = sum(isinstance(became, GpuError) for became in told.values())
+    if failed:
+        raise exits.Refused(f"{failed} of {len(told)} GPUs not given back; run this again")
+
+
+def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
+    """Flags may stand on either side of the subcommand."""
+    logs.configure("error")
+    outer: Mapping[str, Any] = ctx.obj or {}
+    try:
+        return settings.load(
+            {**outer, **{name: value for name, value in flags.items() if value is not None}}, os.environ
+        )
+    except ConfigurationError as error:
+        raise exits.Unusable(str(error)) from error
+
+
+def _shown(told: Mapping[str, Any]) -> Iterator[str]:
+    """What is there, for a person."""
+    policy, power, redis = told["policy"], told["power"], told["redis"]
+    yield f"Node          {told['node']}, trainmedic {told['version']}, user {told['user']}"
+    yield f"Policy        {policy['file'] or 'none'}{' (' + policy['digest'] + ')' if policy['digest'] else ''}"
+    yield f"Actions       {', '.join(told['actions'])}"
+    yield f"Capabilities  {', '.join(told['capabilities']) or 'none'}"
+    yield f"State         {told['state_dir']}"
+    running = redis["agent"]
+    seen = f"an agent runs here: process {running['pid']}, {running['version']}" if running else "no agent runs here"
+    yield f"Redis         {'reachable; ' + seen if redis['is_reachable'] else 'not reachable'}"
+    yield f"Signing key   {'set' if told['signing_key'] else 'none'}"
+    yield f"Driver        {told['driver'] or 'none'}"
+    for gpu in told["gpus"]:
+        yield f"GPU {gpu['index']:<9} {gpu['uuid']}  {gpu['name']}  {_limits(gpu)}"
+    if power["is_allowed"]:
+        yield f"Power         {power['floor_percent']:g} % of the default or more; leases up to {power['max_lease']}"
+    for name, rule in told["rules"].items():
+        yield f"Rule          {name}: {rule['do']} {rule['kind']} unused for {rule['min_age']}"
+        for path, refusal in rule["roots"].items():
+            yield f"              {path}: {'usable' if refusal is None else 'not usable'}"
+
+
+def _limits(gpu: Mapping[str, Any]) -> str:
+    if "power_limit_watts" not in gpu:
+        return "no power limit"
+    told = {name: gpu.get(f"{name}_limit_watts", "?") for name in ("min", "max", "default")}
+    return f"{gpu['power_limit_watts']:g} W of {told['min']} to {told['max']} W, default {told['default']} W"

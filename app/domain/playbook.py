@@ -158,6 +158,11 @@ class Playbook(_Model):
     guards: Guards = Guards()
     steps: tuple[Step, ...] = Field(min_length=1)
     on_failure: tuple[Step, ...] = Field((), description="Run when the run fails.")
+    files: dict[str, str] = Field(
+        default_factory=dict,
+        description="Templates that steps name, by file name. One that is not given here is read from the playbook's "
+        "folder when the playbook is loaded, and becomes part of it.",
+    )
 
     @property
     def name(self) -> str:

@@ -1,7 +1,8 @@
 """What a run works on, when two of them overlap, and how labels name one.
 
-Not here: asking a cluster or an inventory for the node behind an address; callers hand in
-``inventory``, a mapping from address to node name.
+Not here: asking a cluster who is behind an address; callers hand in ``inventory``, a mapping of what is
+known beyond an alert's labels: an address to its node's name, ``pod:<namespace>/<name>`` to the job
+that the pod belongs to, and ``node:<name>`` to the job on that node where there is just one.
 """
 
 from __future__ import annotations
@@ -109,13 +110,35 @@ def resolve(
         case Kind.CLUSTER:
             return Target(kind)
         case Kind.JOB:
-            job = _single(folded, identity.job, "job")
+            job = _job(folded, inventory, identity)
             return job if isinstance(job, Unresolved) else Target(kind, job=job)
         case Kind.NODE:
             node = _node(folded, inventory, identity)
             return node if isinstance(node, Unresolved) else Target(kind, node=node)
         case Kind.GPU:
             return _gpu(folded, inventory, identity)
+
+
+def job_on(node: str, inventory: Mapping[str, str]) -> str | Unresolved:
+    """The one job on a node. Who calls it: a playbook whose target is ``{job: "node:<name>"}``."""
+    job = inventory.get(f"node:{node}")
+    return job or Unresolved("target_unknown", f"no job, or more than one, is known to be on node {node!r}")
+
+
+def _job(folded: Mapping[str, set[str]], inventory: Mapping[str, str], identity: IdentityLabels) -> str | Unresolved:
+    named = _single(folded, identity.job, "job")
+    if isinstance(named, str) or named.reason == "target_ambiguous":
+        return named
+    # Of the pods that the labels may mean one can be the exporter; it belongs to no job.
+    pods = [(namespace, pod) for namespace in _values(folded, "namespace") for pod in _values(folded, "pod")]
+    jobs = {inventory[key] for namespace, pod in pods if (key := f"pod:{namespace}/{pod}") in inventory}
+    if len(jobs) > 1:
+        return Unresolved("target_ambiguous", f"the labels' pods belong to several jobs: {', '.join(sorted(jobs))}")
+    return jobs.pop() if jobs else named
+
+
+def _values(folded: Mapping[str, set[str]], name: str) -> set[str]:
+    return folded.get(name, set()) | folded.get(f"exported_{name}", set())
 
 
 def _gpu(folded: Mapping[str, set[str]], inventory: Mapping[str, str], identity: IdentityLabels) -> Target | Unresolved:

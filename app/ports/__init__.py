@@ -4,16 +4,32 @@ A port says what holds, not how. Each has one contract suite in ``tests/contract
 implementation passes, the fakes included.
 
 The node agent uses ports too, and its process must stay small: models are imported here for type
-checkers only (pydantic alone would be a fifth of the agent).
+checkers only (pydantic alone would be a fifth of the agent), and the engine's ports when they are first asked for.
 """
 
 from __future__ import annotations
 
-from app.ports.actions import Action, Actions, Call, Hold, Inverse, Leased, Placed, Renewal, Services, TemplateChecked
-from app.ports.limits import Limits
-from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
-from app.ports.playbooks import Book, Catalog, Match, Scope, Step
-from app.ports.store import GuardFacts, History, HistoryFilter, LinkedRun, RunRecord, RunStore, Transaction
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.ports.actions import (
+        Action,
+        Actions,
+        Call,
+        Hold,
+        Inverse,
+        Leased,
+        Placed,
+        Renewal,
+        Services,
+        TemplateChecked,
+    )
+    from app.ports.cluster import Cluster
+    from app.ports.limits import Limits
+    from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
+    from app.ports.playbooks import Book, Catalog, Match, Scope, Step
+    from app.ports.store import GuardFacts, History, HistoryFilter, LinkedRun, RunRecord, RunStore, Transaction
 
 __all__ = [
     "Action",
@@ -23,6 +39,7 @@ __all__ = [
     "Call",
     "Catalog",
     "Clock",
+    "Cluster",
     "CommandBus",
     "GuardFacts",
     "History",
@@ -47,3 +64,15 @@ __all__ = [
     "TemplateChecked",
     "Transaction",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A name of `__all__` that has not been asked for yet."""
+        if name in __all__:
+            for module in ("actions", "cluster", "limits", "outside", "playbooks", "store"):
+                found = getattr(importlib.import_module(f"{__name__}.{module}"), name, None)
+                if found is not None:
+                    globals()[name] = found
+                    return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

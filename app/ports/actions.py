@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from app.domain.alert import Alert
 from app.domain.target import Kind, Target
+from app.ports.cluster import Cluster
 from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Services:
     http: HttpCaller
     notifier: Notifier | None = None
     alertmanager: AlertSource | None = None
+    cluster: Cluster | None = None
 
 
 class Action(Protocol):

@@ -176,6 +176,17 @@ class Settings(BaseModel):
         description="YAML mapping from address to node name, for alerts whose instance label is an address. None by "
         "default: such an alert is refused, never guessed.",
     )
+    kubernetes: Annotated[str, Option("TRAINMEDIC_KUBERNETES", "--kubernetes", "CLUSTER")] = Field(
+        "off",
+        min_length=1,
+        description="The cluster that k8s.* actions work on: in-cluster (by the service account of the pod that the "
+        "server runs in), or the path of a kubeconfig file. off by default, because nothing else needs a cluster.",
+    )
+    kubernetes_watch: Annotated[bool, Option("TRAINMEDIC_KUBERNETES_WATCH", value="BOOLEAN")] = Field(
+        True,
+        description="Where there is a cluster: watch its nodes and pods, to find the node behind an address and the "
+        "job of a pod. false where the account may not list pods.",
+    )
     log_level: Annotated[LogLevel, Option("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL")] = Field(
         "info", description="Least level of the JSON log lines on standard error: debug, info, warning, error."
     )
@@ -228,6 +239,11 @@ class Settings(BaseModel):
         if self.database is not None:
             return self.database.get_secret_value()
         return f"sqlite:///{self.state_dir.resolve() / 'trainmedic.db'}"
+
+    @property
+    def kubeconfig(self) -> Path | None:
+        """The file that names the cluster; None for the cluster that the server runs in."""
+        return None if self.kubernetes == "in-cluster" else Path(self.kubernetes).expanduser()
 
     @property
     def limits(self) -> Limits:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
@@ -90,7 +91,7 @@ class Application:
         settings, clock, metrics = self._settings, self._clock, self._metrics
         authenticator = auth.Authenticator.from_file(settings.tokens) if settings.tokens else auth.Authenticator()
         auth.check_exposure(settings.host, authenticator.has_tokens, settings.allow_anonymous)
-        inventory = file_inventory.load(settings.inventory) if settings.inventory else {}
+        written = dict(file_inventory.load(settings.inventory)) if settings.inventory else {}
 
         async with contextlib.AsyncExitStack() as stack:
             store = await asyncio.to_thread(
@@ -101,12 +102,20 @@ class Application:
             bus = RedisBus(
                 redis_url, clock, metrics, _key(settings), on_late_reply=lambda reply: engine.note_late_reply(reply)
             )
-            services = await self._services(stack, bus)
+            cluster, watched = await self._cluster(stack)
+            services = await self._services(stack, bus, cluster)
             actions = registry.build(services)
             catalog = Library(settings.playbooks, actions, metrics=metrics)
             await asyncio.to_thread(catalog.reload)
             engine = Engine(
-                store, catalog, actions, clock, settings.limits, metrics, lambda: inventory, services.alertmanager
+                store,
+                catalog,
+                actions,
+                clock,
+                settings.limits,
+                metrics,
+                lambda: ChainMap(written, watched()),
+                services.alertmanager,
             )
             await bus.start()
             stack.push_async_callback(bus.close)
@@ -136,7 +145,9 @@ class Application:
         stack.push_async_callback(embedded.stop)
         return url
 
-    async def _services(self, stack: contextlib.AsyncExitStack, bus: RedisBus) -> ports.Services:
+    async def _services(
+        self, stack: contextlib.AsyncExitStack, bus: RedisBus, cluster: ports.Cluster | None
+    ) -> ports.Services:
         settings = self._settings
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
         stack.push_async_callback(http.close)
@@ -153,7 +164,26 @@ class Application:
             http=http,
             notifier=AppriseNotifier(channels) if channels else None,
             alertmanager=alertmanager,
+            cluster=cluster,
         )
+
+    async def _cluster(
+        self, stack: contextlib.AsyncExitStack
+    ) -> tuple[ports.Cluster | None, Callable[[], dict[str, str]]]:
+        """The Kubernetes cluster that is configured, and what its watch knows. Its client takes a third of a
+        second to import, which a server without a cluster does not wait for."""
+        if self._settings.kubernetes == "off":
+            return None, dict
+        from app.adapters.kubernetes_cluster import KubernetesCluster
+        from app.adapters.kubernetes_whereabouts import Whereabouts
+
+        cluster = await KubernetesCluster.opened(self._settings.kubeconfig)
+        stack.push_async_callback(cluster.close)
+        if not self._settings.kubernetes_watch:
+            return cluster, dict
+        whereabouts = Whereabouts(cluster, self._metrics)
+        await stack.enter_async_context(_background(whereabouts.watch(), "whereabouts"))
+        return cluster, whereabouts.inventory
 
     async def _prune(self, store: ports.RunStore) -> None:
         """Delete what is older than the retention, every hour; the first time when the start has settled."""

@@ -39,6 +39,21 @@ class Plan:
     faults: Sequence[faults.Fault]
 
 
+def _named(coming: Sequence[faults.Fault], kinds: Sequence[str]) -> list[faults.Fault]:
+    """The same faults, but of these kinds, in turn."""
+    return [fault._replace(kind=kinds[fault.number % len(kinds)]) for fault in coming]
+
+
+SHORT = Plan(
+    steps=600,
+    pace=0.05,
+    faster=30,
+    checkpoint_every=50,
+    seed=0,
+    faults=_named(faults.plan(3, 600, seed=0), [faults.NAN, faults.RATE, faults.HANG]),
+)
+
+
 @dataclass(frozen=True)
 class Arm:
     """One run of the trainer."""
@@ -116,6 +131,8 @@ def compare(directory: Path, plan: Plan) -> tuple[dict[str, Arm], list[phases.Ac
         arms[MEDIC], told = protected(directory, plan)
     if failed:
         raise failed[0]
+    if len({arm.events[0]["digest"] for arm in arms.values()}) > 1:
+        raise AssertionError("the checkout was changed while the arms ran, and with it the text that they learn")
     return arms, told
 
 
@@ -146,8 +163,9 @@ def report(arms: Mapping[str, Arm], told: Sequence[phases.Account], plan: Plan) 
         arm = arms[name]
         end = arm.end
         change = f"({(end['validation'] / calm - 1) * 100:+.2f} %)" if name != CALM else ""
-        wasted = end["executed"] - plan.steps if name != ALONE else "-"
-        lines.append(f"{name:7} {end['validation']:.4f} {change:19} {wasted!s:>11}   {ratio(arm, plan):22.3f}")
+        wasted = end["executed"] - plan.steps if name == MEDIC else "-"
+        effective = f"{ratio(arm, plan):.3f}" if name != CALM else "-"
+        lines.append(f"{name:7} {end['validation']:.4f} {change:19} {wasted!s:>11}   {effective:>22}")
     nan = arms[ALONE].only("nan")
     stood = arms[ALONE].end
     lines += [
@@ -184,13 +202,12 @@ def parse() -> argparse.Namespace:
 
 
 def planned(options: argparse.Namespace) -> Plan:
-    steps, count, kinds = options.steps, options.faults, options.kinds
     if options.short:
-        steps, count, kinds = 600, 3, [faults.NAN, faults.RATE, faults.HANG]
-    coming = faults.plan(count, steps, options.seed)
-    if kinds:
-        coming = [fault._replace(kind=kinds[fault.number % len(kinds)]) for fault in coming]
-    return Plan(steps, options.pace, options.faster, options.checkpoint_every, options.seed, coming)
+        return SHORT
+    coming = faults.plan(options.faults, options.steps, options.seed)
+    if options.kinds:
+        coming = _named(coming, options.kinds)
+    return Plan(options.steps, options.pace, options.faster, options.checkpoint_every, options.seed, coming)
 
 
 def main() -> None:

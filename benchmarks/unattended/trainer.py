@@ -19,11 +19,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+import trainmedic
 from benchmarks.unattended import corpus, faults
 from benchmarks.unattended.model import BATCH, CharModel, Rows, validation_loss
+from trainmedic.torch import attach
 
 _PEAK_RATE = 3e-3
-_LAST_RATE = 0.0
+_LAST_RATE = 3e-4
 _SPARE = 3
 """Times as many batches as steps: what is skipped and gone back over comes out of it."""
 
@@ -44,6 +46,7 @@ class Training:
         self.faults = faults.Faults([faults.Fault(*one) for one in json.loads(options.faults)], self._tell_fault)
         self.executed = 0
         self.step = 0
+        self.is_protected = options.medic
         self._began: list[float] = []
 
     def train(self, batch: tuple[torch.Tensor, torch.Tensor], step: int) -> tuple[float, float]:
@@ -74,8 +77,8 @@ class Training:
         return {"seconds": time.perf_counter() - self._began[0], "usual": usual}
 
     def _tell_fault(self, fault: faults.Fault) -> None:
-        # A hang may be the last that is heard of the run.
-        result = {"validation": self.validate()} if fault.kind == faults.HANG else {}
+        # Of a run that nobody looks after, a hang is the last that is heard.
+        result = {"validation": self.validate()} if fault.kind == faults.HANG and not self.is_protected else {}
         tell("fault", number=fault.number, kind=fault.kind, step=self.step, executed=self.executed, **result)
 
 
@@ -88,6 +91,30 @@ def unprotected(training: Training, options: argparse.Namespace) -> None:
         if step == options.steps:
             return
         time.sleep(max(0.0, options.pace - (time.perf_counter() - began)))
+
+
+def protected(training: Training, options: argparse.Namespace) -> None:
+    medic = trainmedic.connect("unattended", metrics_port=options.metrics_port, hang_floor=options.hang_floor)
+    with (
+        medic,
+        attach(
+            medic,
+            model=training.model,
+            optimizer=training.optimizer,
+            scheduler=training.scheduler,
+            loader=training.loader,
+            checkpoints=options.checkpoints,
+            checkpoint_every=options.checkpoint_every,
+        ) as run,
+    ):
+        for batch in run.batches(steps=options.steps):
+            with run.step() as step:
+                began = time.perf_counter()
+                loss, norm = training.train(batch, step.number)
+                time.sleep(max(0.0, options.pace - (time.perf_counter() - began)))
+                step.report(loss=loss, grad_norm=norm)
+            if run.global_step < step.number:
+                tell("back", step=run.global_step, left=step.number)
 
 
 _told: set[str] = set()
@@ -121,7 +148,8 @@ def main() -> None:
     options = parse()
     training = Training(options)
     tell("started", digest=training.text.digest, characters=len(training.text.training))
-    unprotected(training, options)
+    run = protected if options.medic else unprotected
+    run(training, options)
     pace = training.pace()
     tell("finished", step=training.step, executed=training.executed, validation=training.validate(), **pace)
 

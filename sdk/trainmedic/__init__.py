@@ -2,25 +2,41 @@
 
 `connect` a job, `Medic.report` each step, and carry out `Medic.commands` between steps. See
 ``README.md`` for a first example, ``errors`` for what can go wrong.
+
+What a job needs is loaded when it is first asked for: the node agent uses the wire format alone, and stays small.
 """
 
-from trainmedic.client import LIVE, RESTART, UNSUPPORTED, Medic, connect
-from trainmedic.commands import JobCommand
-from trainmedic.errors import ConfigurationError, Interrupted, Refusal, Rejected, TrainmedicError, Unsupported
-from trainmedic.parameters import (
-    Accumulate,
-    Checkpoint,
-    DataloaderWorkers,
-    EmptyCache,
-    Parameters,
-    Pause,
-    Resume,
-    Rollback,
-    ScaleBatch,
-    ScaleLr,
-    Stop,
+import importlib
+from typing import TYPE_CHECKING
+
+from trainmedic.errors import (
+    ConfigurationError,
+    Interrupted,
+    NotAgreed,
+    Refusal,
+    Rejected,
+    TrainmedicError,
+    Unsupported,
 )
 from trainmedic.version import __version__
+
+if TYPE_CHECKING:
+    from trainmedic.client import LIVE, RESTART, Medic, connect
+    from trainmedic.commands import JobCommand
+    from trainmedic.desk import UNSUPPORTED
+    from trainmedic.parameters import (
+        Accumulate,
+        Checkpoint,
+        DataloaderWorkers,
+        EmptyCache,
+        Parameters,
+        Pause,
+        Resume,
+        Rollback,
+        ScaleBatch,
+        ScaleLr,
+        Stop,
+    )
 
 __all__ = [
     "LIVE",
@@ -34,6 +50,7 @@ __all__ = [
     "Interrupted",
     "JobCommand",
     "Medic",
+    "NotAgreed",
     "Parameters",
     "Pause",
     "Refusal",
@@ -48,3 +65,15 @@ __all__ = [
     "__version__",
     "connect",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A name of `__all__` that no line above has brought here yet."""
+        if name in __all__:
+            for module in ("client", "commands", "desk", "parameters"):
+                found = getattr(importlib.import_module(f"trainmedic.{module}"), name, None)
+                if found is not None:
+                    globals()[name] = found
+                    return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,43 +1,41 @@
 """`connect` and what it returns: the training loop's side of Trainmedic.
 
-The training thread only reads and writes plain attributes and queues here. Two background threads
-of rank 0 talk to Redis (``reader``, ``writer``). Ranks other than 0 report and receive nothing: for
-a job of several ranks, rank 0 shares what it was told with the others by the framework's own means.
+The training thread only reads and writes plain attributes and queues here. Two background threads of
+rank 0 talk to Redis (``reader``, ``writer``). In a job of several ranks, `trainmedic.distributed.share`
+lets all of them carry out the same commands at the same step (``sharing``); without it the commands are
+rank 0's alone.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import socket
 import time
-from collections import deque
-from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any, Callable, Mapping, TypeVar
 
 from trainmedic import envelope
+from trainmedic.answers import Answers
+from trainmedic.board import Store
 from trainmedic.commands import JobCommand
-from trainmedic.errors import ConfigurationError, Rejected, Unsupported
+from trainmedic.desk import UNSUPPORTED, Desk, Hands, utc_now
+from trainmedic.errors import ConfigurationError
 from trainmedic.link import Link, Outage, open_client
-from trainmedic.memory import Known, Memory
+from trainmedic.memory import Memory
 from trainmedic.metrics import Endpoint
-from trainmedic.parameters import Parameters
 from trainmedic.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window
-from trainmedic.reader import NOTHING_TO_UNDO, Reader
+from trainmedic.reader import Reader
 from trainmedic.settings import Settings, resolve
+from trainmedic.sharing import Share
 from trainmedic.version import __version__
 from trainmedic.vitals import Vitals
-from trainmedic.writer import Outgoing, Writer
-
-log = logging.getLogger("trainmedic")
+from trainmedic.writer import Writer
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
 
 LIVE = "live"
 RESTART = "restart"
-UNSUPPORTED = "unsupported"
 _CLOSE_SECONDS = 2.0
 
 
@@ -103,32 +101,27 @@ class Medic:
         self.progress = progress
         # The figures of all ranks, where something gathers them; else those of this one.
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
+        self.step: int | None = None
+        self.share: Share | None = None
         # Called by the reader's thread when a command has come and waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
-        self._vitals = Vitals(progress, os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
-        self.step: int | None = None
-        self._capabilities = capabilities
-        self._refusals: dict[str, str] = {}
-        self._handlers: dict[str, Callable[[JobCommand], Mapping[str, Any] | None]] = {}
-        # Filled by the reader, emptied by the training thread.
-        self._arrived: deque[JobCommand] = deque()
-        # Handed to the training loop and not answered.
-        self._handed: dict[str, JobCommand] = {}
-        # Both of them, by id, for the reader.
-        self._waiting: dict[str, JobCommand] = {}
+        self._node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
+        self._host = socket.gethostname()
+        self._vitals = Vitals(progress, self._node)
+        self._hands = Hands(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
         self._is_closed = False
         self._endpoint: Endpoint | None = None
+        self._desk: Desk | None = None
         self._reader: Reader | None = None
         self._writer: Writer | None = None
+        atexit.register(self.close)
         if self.rank != 0:
             return
         if metrics_port is not None:
             self._endpoint = Endpoint(self.job, self.progress, self._ranks, metrics_host, metrics_port)
-        self._memory = Memory(f"job:{self.job}", envelope.new_id())
-        self._host = socket.gethostname()
+        self._instance = envelope.new_id()
         self._start(settings)
-        atexit.register(self.close)
 
     @property
     def metrics_port(self) -> int | None:
@@ -193,16 +186,28 @@ class Medic:
         """What the job is told to do now, between two steps: usually nothing, at the cost of a look.
 
         Commands with a handler are carried out in here, in the calling thread; the others are
-        returned, to be answered by the caller. On ranks other than 0 there is never any.
+        returned, to be answered by the caller. With `trainmedic.distributed.share` they are the same on
+        every rank, at the same call; without it there are none on ranks other than 0.
         """
         self.step = step
-        if not self._arrived and not self._handed:
+        hands = self._hands
+        if hands.handed:
+            hands.give_up_dropped(utc_now())
+        if self.share is not None:
+            due = self.share.tick(step)
+        elif self._desk is not None and self._desk.arrived:
+            due = self._desk.due(utc_now())
+        else:
             return []
-        return self._take()
+        return hands.carry_out(due) if due else []
 
     def unanswered(self) -> list[JobCommand]:
-        """The commands that have come and are not answered; in any thread, to be looked at only."""
-        return list(self._waiting.values())
+        """The commands that have come and are not answered; in any thread, to be looked at only.
+
+        On ranks other than 0, those that the ranks have agreed on.
+        """
+        waiting = self._desk.waiting if self._desk is not None else self._hands.handed
+        return list(waiting.values())
 
     def on(self, action: str, how: str = LIVE) -> Callable[[Handler], Handler]:
         """Register a handler: ``@medic.on("job.rollback")``.
@@ -216,8 +221,8 @@ class Medic:
             raise ConfigurationError(f"{action}: how is {how!r}; it can be live or restart")
 
         def register(handler: Handler) -> Handler:
-            self._handlers[action] = handler
-            self._capabilities[action] = how
+            self._hands.handlers[action] = handler
+            self._hands.capabilities[action] = how
             if self._writer is not None:
                 self._writer.announce()
             return handler
@@ -226,24 +231,53 @@ class Medic:
 
     def cannot(self, action: str, reason: str) -> None:
         """Tell the server that this job does not carry out `action`. The reason is the answer to each such command."""
-        self._refusals[action] = reason
-        self._capabilities[action] = UNSUPPORTED
-        self._handlers.pop(action, None)
+        self._hands.refuse(action, reason)
         if self._writer is not None:
             self._writer.announce()
 
+    def share_through(
+        self, store: Store, gpu: Callable[[], str | None], every: int | None, patience: float, call_patience: float
+    ) -> Share:
+        """Agree with the other ranks through `store`; see `trainmedic.distributed.share`, which finds it.
+
+        Raises ConfigurationError.
+        """
+        if self.share is not None or self._is_closed:
+            raise ConfigurationError("share() is called once, before the job is closed")
+        if self._desk is not None:
+            self._desk.answers.ranks = range(self.world_size)
+            self.gather = self._gather
+        self.share = Share(
+            store,
+            self.rank,
+            self.world_size,
+            self._hands,
+            self._conclude,
+            lambda: {"node": self._node, "host": self._host, "gpu": gpu()},
+            self.stats,
+            self._desk,
+            every,
+            patience,
+            call_patience,
+        )
+        if self._writer is not None:
+            self._writer.announce()
+        return self.share
+
     def close(self) -> None:
-        """Answer what is unanswered with ``failed``, say goodbye, end the threads. At most some two seconds."""
+        """Answer what is unanswered with ``failed``, say goodbye, end the threads. In a few seconds at most."""
         if self._is_closed or self._pid != os.getpid():
             return  # a forked child has no threads, and its parent goes on
         self._is_closed = True
         atexit.unregister(self.close)
         if self._reader is not None:
             self._reader.stop(_CLOSE_SECONDS / 2)
-        for command in list(self._handed.values()):
+        for command in list(self._hands.handed.values()):
             command.failed("the job ended before it answered the command")
-        while self._arrived:
-            self._arrived.popleft().failed("the job ended before it came to the command")
+        if self.share is not None:
+            self.share.close(_CLOSE_SECONDS / 2)
+        while self._desk is not None and self._desk.arrived:
+            self._desk.arrived.popleft().failed("the job ended before it came to the command")
         if self._writer is not None:
             self._writer.stop(_CLOSE_SECONDS)
         if self._endpoint is not None:
@@ -261,115 +295,44 @@ class Medic:
         found = self.gather() if self.gather is not None else {}
         return {**found, self.rank: self.stats()}
 
-    # --- carrying out ---------------------------------------------------------------------------------
-
-    def _take(self) -> list[JobCommand]:
-        now = _now()
-        self._give_up_dropped(now)
-        returned: list[JobCommand] = []
-        held_back: list[JobCommand] = []
-        for _ in range(len(self._arrived)):
-            command = self._arrived.popleft()
-            if now >= command.expires_at:
-                self._expire(command)
-            elif command.undo_of in self._waiting and command.undo_of != command.id:
-                held_back.append(command)  # until it is known whether there is something to undo
-            elif command.undo_of is not None and not self._was_applied(command.undo_of):
-                command.applied(NOTHING_TO_UNDO)
-            else:
-                handler = self._handlers.get(command.action)
-                self._handed[command.id] = command
-                if handler is None:
-                    returned.append(command)
-                else:
-                    self._run(handler, command)
-        self._arrived.extendleft(reversed(held_back))
-        return returned
-
-    def _give_up_dropped(self, now: datetime) -> None:
-        """Commands that were returned before and that the loop has let fall."""
-        for command in list(self._handed.values()):
-            if command.is_deferred:
-                continue
-            if self._handlers:
-                command.unsupported()
-            elif now >= command.expires_at:
-                command.failed("the training loop took the command and did not answer it")
-
-    def _run(self, handler: Callable[[JobCommand], Mapping[str, Any] | None], command: JobCommand) -> None:
-        try:
-            with self.window(REPAIR):
-                output = handler(command)
-        except Rejected as refusal:
-            command.rejected(str(refusal))
-        except Unsupported as refusal:
-            command.unsupported(str(refusal))
-        except Exception as error:
-            log.exception("%s: the handler of %s failed", self.job, command.action)
-            if not command.is_answered:
-                command.failed(f"{type(error).__name__}: {error}")
-        else:
-            if not command.is_answered and not command.is_deferred:
-                command.applied(output if isinstance(output, dict) else None)
-
-    def _was_applied(self, command_id: str) -> bool:
-        known = self._memory.here(command_id)
-        return known is not None and known.status == envelope.APPLIED
-
-    def _expire(self, command: JobCommand) -> None:
-        """It waited too long for the loop. Never applied, so the same command may come again."""
-        command.status = envelope.EXPIRED
-        self._memory.forget(command.id)
-        del self._waiting[command.id]
-        self._send(command, {"reason": "the training loop did not come to it in time"}, forget=True)
+    def _gather(self) -> Mapping[int, Mapping[str, Any]]:
+        return self.share.gather() if self.share is not None else {}
 
     # --- between the threads --------------------------------------------------------------------------
 
     def _start(self, settings: Settings) -> None:
         outage = Outage(self.job)
         stream = envelope.job_commands(self.job)
+        memory = Memory(f"job:{self.job}", self._instance)
         writing, reading = Link(settings.find_url, outage), Link(settings.find_url, outage)
-        self._writer = Writer(writing, self._memory, stream, envelope.job_presence(self.job), self._describe)
+        self._writer = Writer(writing, memory, stream, envelope.job_presence(self.job), self._describe)
+        answers = Answers(self.job, self._host, self._instance, self._writer.put)
+        self._desk = Desk(memory, answers, self._hands, self._conclude, self._tell_arrival)
         self._reader = Reader(
             reading,
-            self._memory,
+            memory,
             self.job,
             settings.signing_key,
-            self._sender,
-            self._waiting,
-            self._deliver,
-            self._writer.put,
-            _now,
+            self._desk.waiting,
+            self._desk.deliver,
+            answers,
+            utc_now,
         )
         self._writer.start()
         self._reader.start()
 
-    def _deliver(self, sent: envelope.Command, parameters: Parameters | None, entry: bytes) -> None:
-        command = JobCommand(sent, parameters, entry, self._conclude)
-        self._waiting[command.id] = command
-        if self._capabilities.get(command.action) == UNSUPPORTED:
-            command.unsupported(self._refusals.get(command.action, "this job does not support it"))
-            return
-        self._arrived.append(command)
+    def _tell_arrival(self) -> None:
         if self.on_arrival is not None:
             self.on_arrival()
 
     def _conclude(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         if status == envelope.APPLIED and self.step is not None:
             output = {"step": self.step, **output}
-        self._memory.note(command.id, Known(self._memory.owner, status, output))
-        self._handed.pop(command.id, None)
-        self._waiting.pop(command.id, None)
-        self._send(command, output)
-
-    def _send(self, command: JobCommand, output: Mapping[str, Any], forget: bool = False) -> None:
-        assert self._writer is not None
-        assert command.status is not None
-        reply = envelope.Reply(command.id, self._sender(), command.status, self.rank, output, _now())
-        self._writer.put(Outgoing(reply, command.entry, remember=not forget, forget=forget))
-
-    def _sender(self) -> str:
-        return f"{self.job}/{self.rank}@{self._host}"
+        self._hands.handed.pop(command.id, None)
+        if self.share is not None and command.turn is not None:
+            self.share.conclude(command, status, output)
+        elif self._desk is not None:
+            self._desk.close(command, status, output)
 
     def _describe(self) -> Mapping[str, Any]:
         """What the presence key says. ``ranks`` are those that answer each command."""
@@ -378,14 +341,11 @@ class Medic:
             "rank": self.rank,
             "world_size": self.world_size,
             "ranks": [0],
+            **(self.share.describe() if self.share is not None else {}),
             "host": self._host,
             "pid": self._pid,
-            "instance": self._memory.owner,
+            "instance": self._instance,
             "sdk": __version__,
-            "capabilities": dict(self._capabilities),
+            "capabilities": dict(self._hands.capabilities),
             "step": self.progress.step if self.progress.step is not None else self.step,
         }
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)

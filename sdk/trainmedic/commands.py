@@ -11,6 +11,8 @@ from datetime import datetime
 from typing import Any, Callable, Mapping
 
 from trainmedic import envelope
+from trainmedic.group import Alone, Group
+from trainmedic.memory import Outcome
 from trainmedic.parameters import Parameters
 
 log = logging.getLogger("trainmedic")
@@ -28,13 +30,15 @@ class JobCommand:
     ``action`` is its name, such as ``job.scale_lr``; ``params`` its parameters as they were sent,
     checked; ``parameters`` the same as a typed value (`trainmedic.ScaleLr` and so on), or None for
     an action that this package does not know. ``undo_of`` is set where it takes back an earlier
-    command. Answer each command once, with `applied`, `rejected`, `unsupported` or `failed`; a
-    second answer is logged and otherwise ignored, so that an answer never raises.
+    command. ``group`` is for handlers of jobs with several ranks. Answer each command once, with
+    `applied`, `rejected`, `unsupported` or `failed`; a second answer is logged and otherwise ignored, so
+    that an answer never raises.
     """
 
     def __init__(
         self, sent: envelope.Command, parameters: Parameters | None, entry: bytes | None, conclude: Conclude
     ) -> None:
+        self.sent = sent
         self.id = sent.id
         self.action = sent.action
         self.params: Mapping[str, Any] = sent.params
@@ -47,6 +51,11 @@ class JobCommand:
         self.status: str | None = None
         self.is_deferred = False
         self.entry = entry
+        # Where several ranks carry it out: agreeing on a value, and hearing from all of them.
+        self.group: Group = Alone()
+        # Which decision of the ranks it is part of, and its place there; what each has said, on rank 0.
+        self.turn: tuple[int, int] | None = None
+        self.outcomes: dict[int, Outcome] = {}
         self._conclude = conclude
 
     @property

@@ -3,17 +3,18 @@
 The tree::
 
     TrainmedicError
-    ├── ConfigurationError      connect() was given something it cannot work with
+    ├── ConfigurationError      connect() or share() was given something it cannot work with
+    ├── NotAgreed               inside a handler: the ranks cannot find out what to do together
     └── Refusal                 raised by a handler, to answer a command
         ├── Rejected            the command makes no sense here and now, and why
         └── Unsupported         this job cannot carry out such a command
 
     Interrupted (a BaseException)   ends a training step that hangs; see ``interrupt``
 
-`ConfigurationError` is raised by `connect` and by nothing else. Once a job is connected this package
-raises nothing into the training loop: when Redis is away, it logs a line and goes on trying in the
-background. (`trainmedic.envelope.EnvelopeError`, a ValueError, is for programs that read or write
-the wire format themselves.)
+`ConfigurationError` is raised while a job is set up, `NotAgreed` to handlers in jobs of several ranks.
+Once a job is connected this package raises nothing into the training loop: when Redis is away, it logs
+a line and goes on trying in the background. (`trainmedic.envelope.EnvelopeError`, a ValueError, is for
+programs that read or write the wire format themselves.)
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class TrainmedicError(Exception):
 
 class ConfigurationError(TrainmedicError):
     """A name, URL, key, rank or port cannot be used."""
+
+
+class NotAgreed(TrainmedicError):
+    """A rank is gone or does not answer, and what was to be done together is not."""
 
 
 class Refusal(TrainmedicError):

@@ -24,24 +24,51 @@ from trainmedic import envelope
 SECONDS = 30 * 24 * 3600
 """How long Redis remembers. An undo can come as late as its alert resolves, which can take days."""
 _KEPT_HERE = 10_000
+_KEPT_BYTES = 2048
+"""What is remembered of a larger outcome in this process is its status; the whole is in Redis."""
+_LARGEST_IN_REDIS = 1024 * 1024
 INTERRUPTED = "interrupted: the job's process ended while it had the command"
 _TAKEN_BACK = "it was taken back before it was applied"
 
 
+Outcome = tuple[str, Mapping[str, Any]]
+"""Status and output of one rank."""
+
+
 @dataclass(frozen=True)
 class Known:
-    """A command that was seen before: where it stands, and since which process."""
+    """A command that was seen before: where it stands, and since which process.
+
+    ``ranks`` has the outcomes of ranks that differ from ``status`` and ``output``. ``is_cut`` says
+    that outputs were left out.
+    """
 
     owner: str
     status: str
     output: Mapping[str, Any] = field(default_factory=dict)
+    ranks: Mapping[int, Outcome] = field(default_factory=dict)
+    is_cut: bool = False
 
     @property
     def is_final(self) -> bool:
         return self.status in envelope.FINAL
 
+    def of_rank(self, rank: int) -> Outcome:
+        return self.ranks.get(rank, (self.status, self.output))
+
+    def cut(self) -> Known:
+        """The same without outputs."""
+        ranks: dict[int, Outcome] = {
+            rank: (status, {}) for rank, (status, _) in self.ranks.items() if status != self.status
+        }
+        return Known(self.owner, self.status, {}, ranks, is_cut=True)
+
     def encode(self) -> bytes:
-        return json.dumps({"by": self.owner, "status": self.status, "output": dict(self.output)}).encode()
+        fields: dict[str, Any] = {"by": self.owner, "status": self.status, "output": dict(self.output)}
+        if self.ranks:
+            fields["ranks"] = {str(rank): [status, dict(output)] for rank, (status, output) in self.ranks.items()}
+        raw = json.dumps(fields).encode()
+        return raw if len(raw) <= _LARGEST_IN_REDIS or self.is_cut else self.cut().encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> Known:
@@ -49,9 +76,12 @@ class Known:
         try:
             fields = json.loads(raw)
             status, output = fields["status"], fields["output"]
-            if status in envelope.STATUSES and isinstance(output, dict):
-                return cls(str(fields["by"]), status, output)
-        except (ValueError, KeyError, TypeError, RecursionError):
+            told = fields.get("ranks", {})
+            ranks: dict[int, Outcome] = {int(rank): (one, dict(said)) for rank, (one, said) in told.items()}
+            statuses = {status, *(one for one, _ in ranks.values())}
+            if statuses <= envelope.STATUSES and isinstance(output, dict):
+                return cls(str(fields["by"]), status, output, ranks)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         return cls("", envelope.ACCEPTED)
 
@@ -77,11 +107,13 @@ class Memory:
 
     def look_up(self, client: redis.Redis, command_id: str) -> Known | None:
         """What is known of a command. Raises redis-py's errors."""
-        known = self.here(command_id)
-        if known is not None:
-            return known
+        here = self.here(command_id)
+        if here is not None and not here.is_cut:
+            return here
         raw: Any = client.get(self.key(command_id))
         known = None if raw is None else Known.decode(raw)
+        if here is not None:
+            return known if known is not None and known.is_final else here
         if known is not None and known.is_final:
             self.note(command_id, known)
         elif known is not None and known.owner == self.owner:
@@ -108,8 +140,9 @@ class Memory:
 
     def note(self, command_id: str, known: Known) -> None:
         """Remember in this process; the writer takes a final one to Redis with its reply."""
+        kept = known if len(known.encode()) <= _KEPT_BYTES else known.cut()
         with self._lock:
-            self._known[command_id] = known
+            self._known[command_id] = kept
             self._known.move_to_end(command_id)
             if len(self._known) > _KEPT_HERE:
                 self._known.popitem(last=False)

@@ -14,12 +14,12 @@ from typing import Any, Callable, Mapping
 import redis
 
 from trainmedic import envelope
+from trainmedic.answers import Answers
 from trainmedic.commands import JobCommand
 from trainmedic.following import Follower
 from trainmedic.link import Link
 from trainmedic.memory import INTERRUPTED, Known, Memory
 from trainmedic.parameters import parse
-from trainmedic.writer import Outgoing
 
 log = logging.getLogger("trainmedic")
 
@@ -32,7 +32,7 @@ class Reader:
     """Reads as the one member of the stream's consumer group.
 
     ``deliver`` gets each command to apply; ``waiting`` finds one that was delivered and is not
-    answered; ``reply`` sends a reply.
+    answered.
     """
 
     def __init__(
@@ -41,19 +41,17 @@ class Reader:
         memory: Memory,
         job: str,
         signing_key: bytes | None,
-        sender: Callable[[], str],
         waiting: Mapping[str, JobCommand],
         deliver: Callable[[envelope.Command, Any, bytes], None],
-        reply: Callable[[Outgoing], object],
+        answers: Answers,
         now: Callable[[], datetime],
     ) -> None:
         self._memory = memory
         self._job = job
         self._key = signing_key
-        self._sender = sender
         self._waiting = waiting
         self._deliver = deliver
-        self._reply = reply
+        self._answers = answers
         self._now = now
         self._follower = Follower(link, envelope.job_commands(job), "rank-0", job, self._take)
 
@@ -109,17 +107,18 @@ class Reader:
             self._repeat(client, entry, command, known)
             return
         self._deliver(command, parameters, entry)
-        self._answer(command.id, envelope.ACCEPTED, {}, None)
+        self._answers.accept(command.id)
 
     def _repeat(self, client: redis.Redis, entry: bytes, command: envelope.Command, known: Known) -> None:
         if known.is_final:
-            self._answer(command.id, known.status, known.output, entry)
+            self._answers.give(command.id, known, entry)
         elif known.owner != self._memory.owner:
             self._remember(command.id, envelope.FAILED, {"reason": INTERRUPTED}, entry)
         else:
             waiting = self._waiting.get(command.id)
             if waiting is not None:  # the server asks once more, and waits longer
                 waiting.expires_at = max(waiting.expires_at, command.expires_at)
+                self._answers.tell(command.id, dict(waiting.outcomes))
             if waiting is None or waiting.entry != entry:
                 self._follower.drop(client, entry)
 
@@ -134,11 +133,9 @@ class Reader:
         return known.owner == self._memory.owner
 
     def _remember(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes) -> None:
-        self._memory.note(command_id, Known(self._memory.owner, status, output))
-        self._reply(Outgoing(self._compose(command_id, status, output), entry, remember=True))
+        known = Known(self._memory.owner, status, output)
+        self._memory.note(command_id, known)
+        self._answers.give(command_id, known, entry, remember=True)
 
-    def _answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
-        self._reply(Outgoing(self._compose(command_id, status, output), entry))
-
-    def _compose(self, command_id: str, status: str, output: Mapping[str, Any]) -> envelope.Reply:
-        return envelope.Reply(command_id, self._sender(), status, 0, output, self._now())
+    def _answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes) -> None:
+        self._answers.give(command_id, Known(self._memory.owner, status, output), entry)

@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Callable, Mapping, Sequence
 
@@ -33,19 +33,23 @@ REPLIES_KEPT = 100_000
 _QUEUE = 1000
 _BATCH = 100
 _REFUSALS = 5
-_LARGEST_OUTPUT = 64 * 1024
+LARGEST_REPLY = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A reply on its way. With it ``entry`` is taken off the command stream, the result is
-    remembered for later repeats (``remember``), or the mark of a command that expired is taken
-    away (``forget``)."""
+    """Replies to one command on their way. With them ``entry`` is taken off the command stream, the
+    outcome is remembered for later repeats (``remember``), or the mark of a command that expired is
+    taken away (``forget``)."""
 
-    reply: envelope.Reply
+    replies: tuple[envelope.Reply, ...]
     entry: bytes | None = None
-    remember: bool = False
+    remember: Known | None = None
     forget: bool = False
+
+    @property
+    def command_id(self) -> str:
+        return self.replies[0].command_id
 
 
 class Writer:
@@ -88,7 +92,7 @@ class Writer:
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
-            log.error("too many replies wait for Redis; that to %s is left out", outgoing.reply.command_id)
+            log.error("too many replies wait for Redis; that to %s is left out", outgoing.command_id)
             return False
         return True
 
@@ -135,7 +139,7 @@ class Writer:
         wait = 0.0 if self._stopping.is_set() else max(self._presence_due - time.monotonic(), 0.0)
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(wait > 0, wait))
-            while len(found) < _BATCH:
+            while sum(len(one.replies) for one in found if one is not None) < _BATCH:
                 found.append(self._queue.get_nowait())
         return [one for one in found if one is not None]
 
@@ -148,7 +152,7 @@ class Writer:
             self._presence_due = time.monotonic() + self._presence_every
         for one in replies:
             if one.forget:
-                self._memory.unmark(client, one.reply.command_id)
+                self._memory.unmark(client, one.command_id)
         with client.pipeline(transaction=True) as pipeline:
             for one in replies:
                 self._add(pipeline, one)
@@ -162,16 +166,13 @@ class Writer:
             self._on_written(replies)
 
     def _add(self, pipeline: Any, one: Outgoing) -> None:
-        reply = one.reply
-        raw = reply.encode()
-        if len(raw) > _LARGEST_OUTPUT:
-            note = {"reason": f"the output of {len(raw)} bytes is too large to be kept"}
-            reply = envelope.Reply(reply.command_id, reply.sender, reply.status, reply.rank, note, reply.at)
+        if one.remember is not None:
+            pipeline.set(self._memory.key(one.command_id), one.remember.encode(), ex=SECONDS)
+        for reply in one.replies:
             raw = reply.encode()
-        if one.remember:
-            known = Known(self._memory.owner, reply.status, reply.output)
-            pipeline.set(self._memory.key(reply.command_id), known.encode(), ex=SECONDS)
-        pipeline.xadd(envelope.REPLIES, {"reply": raw}, maxlen=REPLIES_KEPT, approximate=True)
+            if len(raw) > LARGEST_REPLY:
+                raw = replace(reply, output=too_large(len(raw))).encode()
+            pipeline.xadd(envelope.REPLIES, {"reply": raw}, maxlen=REPLIES_KEPT, approximate=True)
         if one.entry is not None:
             pipeline.xack(self._stream, GROUP, one.entry)
             pipeline.xdel(self._stream, one.entry)
@@ -186,7 +187,7 @@ class Writer:
             return unsent
         self._refusals = 0
         for one in unsent:
-            log.error("Redis does not take the reply to %s; it is left out", one.reply.command_id)
+            log.error("Redis does not take the reply to %s; it is left out", one.command_id)
         return []
 
     def _presence(self) -> bytes:
@@ -203,3 +204,8 @@ class Writer:
             return
         if isinstance(said, dict) and said.get("instance") == self._memory.owner:
             client.delete(self._presence_key)
+
+
+def too_large(size: int) -> Mapping[str, Any]:
+    """The output in place of one that is too large to be kept."""
+    return {"reason": f"the output of {size} bytes is too large to be kept"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,28 @@ from pathlib import Path
 import pytest
 
 from benchmarks import alert_storm, sender, webhook_throughput
-from tests.programs import ROOT
+from tests.programs import ROOT, inherited
 
-BENCHMARKS = ("alert_storm", "receipt_to_handler", "time_to_ready", "webhook_throughput")
+BENCHMARKS = (
+    "agent_idle",
+    "agents_thousand",
+    "alert_storm",
+    "command_to_limit",
+    "disk_clean",
+    "receipt_to_handler",
+    "sdk_step_overhead",
+    "time_to_ready",
+    "webhook_throughput",
+)
+SMALL = {
+    "agent_idle": (
+        ("--seconds", "1", "--scrape-every", "0.5"),
+        r"idle agent: (\d+\.\d) MB resident .* of one core \(8 GPUs",
+    ),
+    "agents_thousand": (("--agents", "30", "--alerts-each", "10"), r"30 agents: (\d+\.\d+) s from the first webhook"),
+    "command_to_limit": (("--rounds", "5"), r"command to limit: (\d+\.\d) ms, p95 .* \(median of 5, 8 GPUs\)"),
+}
+"""Options for a small run of those that can be short, and what they print then."""
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -24,6 +44,26 @@ def test_every_benchmark_explains_its_options(name: str) -> None:
         argv, cwd=ROOT, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"}, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_run_gives_a_figure(name: str) -> None:
+    """From start to end, with everything that it measures."""
+    arguments, figure = SMALL[name]
+    argv = [sys.executable, "-W", "error", "-m", f"benchmarks.{name}", *arguments]
+    done = subprocess.run(
+        argv,
+        cwd=ROOT,
+        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.match(figure, done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) > 0
 
 
 def test_the_sender_gets_a_reply_for_every_request(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
     directory = ROOT if in_checkout else tmp_path / "work"
     if not in_checkout:
         directory.mkdir()
-        for shipped in ("playbooks", "monitoring", "examples"):
+        for shipped in ("playbooks", "monitoring", "examples", "packaging"):
             (directory / shipped).symlink_to(ROOT / shipped)
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -82,6 +82,7 @@ class _Session:
     filesystems: Filesystems
     holders: Holders
     gone: set[Inode] = field(default_factory=set)
+    """What is still there in a trial run and would not be in a cleaning; for the rules that follow."""
     files: int = 0
     bytes: int = 0
     ended: Reason | None = None
@@ -177,8 +178,9 @@ class _Turn:
             return
         device = due.directory.root.device
         self._count(device, 1, outcome)
-        if self.session.request.dry_run:
-            self.session.gone.add((device, due.key[2]))
+        request = self.session.request
+        if request.dry_run and len(request.rules) > 1:
+            self.session.gone.add((device, due.chosen.inode))
 
     def _clean_units(self, wanted: tuple[Root, ...], youngest: int) -> Reason | None:
         session = self.session

@@ -37,7 +37,7 @@ class DiskClean:
         request = self._request(order)
         if not self._is_gentle:
             # The lane is one thread, and cleaning is all that it does.
-            pace.take_lowest_priority()
+            pace.take_low_priority()
             self._is_gentle = True
         output = self._cleaner.clean(request, order.is_stopping)
         if not output["filesystems"] and output["stopped"] is None:

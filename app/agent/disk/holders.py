@@ -85,6 +85,11 @@ class Holders:
             self._at = self._clock.steady()
         return self._seen
 
+    def sees_every_process(self) -> bool:
+        """Whether the look at the processes, where it is needed, finds them all; what they have open is another
+        question, of privilege."""
+        return self._sees_all()
+
     def _look(self) -> Seen:
         seen = Seen(complete=self._sees_all())
         own = str(os.getpid())

@@ -1,5 +1,5 @@
-"""The few calls of Linux that Python has no function for: the I/O priority of a thread, holes in a file,
-the attributes of a file, and whether anybody else has a file open.
+"""The few calls of Linux that Python has no function for: the I/O priority of a thread and how long it
+waited, holes in a file, the attributes of a file, and whether anybody else has a file open.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import os
 import platform
 import signal
 
-# ioprio_set(2): the number of the call, by machine; "this thread"; class idle in the upper bits.
+# ioprio_set(2): the number of the call, by machine; "this thread"; the class in the upper bits, best
+# effort, and in the lower ones the last of its eight levels.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_WHO_PROCESS, _THIS_THREAD, _IDLE = 1, 0, 3 << 13
+_WHO_PROCESS, _THIS_THREAD, _BEST_EFFORT_LAST = 1, 0, 2 << 13 | 7
 # fallocate(2)
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 # ioctl_iflags(2): _IOR('f', 1, long) and two of its flags
@@ -24,12 +25,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
-def make_io_idle() -> None:
-    """The calling thread gets the disk only when nobody else wants it. Raises OSError."""
+def make_io_last() -> None:
+    """The calling thread gets the disk after everybody else of its class. Raises OSError."""
     number = _IOPRIO_SET.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"no I/O priority is known for {platform.machine()}")
-    _check(_libc.syscall(number, _WHO_PROCESS, _THIS_THREAD, _IDLE))
+    _check(_libc.syscall(number, _WHO_PROCESS, _THIS_THREAD, _BEST_EFFORT_LAST))
+
+
+def waited_for_a_core() -> float:
+    """Seconds that the calling thread was ready to run since it began, while others ran; 0 where it is not counted."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as facts:  # noqa: PTH123
+            return int(facts.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def punch_hole(fd: int, length: int) -> None:

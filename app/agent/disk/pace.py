@@ -2,8 +2,14 @@
 
 Between its pieces of work the cleaner asks `Pace.goes_on`. That sleeps as long as was worked, so that at
 most half of the time is spent on cleaning, and says when to end: at the deadline, or when the agent is
-told to end. The thread itself takes the lowest CPU priority and the idle class of I/O priority, which the
-schedulers BFQ and mq-deadline respect; where a disk has none (NVMe often), the pauses alone count.
+told to end. The thread itself takes a low CPU priority and the lowest I/O priority of the ordinary class,
+which the schedulers BFQ and mq-deadline respect; where a disk has none (NVMe often), the pauses alone count.
+
+Neither is the lowest there is. In the idle class of I/O, and at nice 19, work on a busy node hardly gets on,
+and it is the busy node whose disk fills and whose training stops when it is full; worse, a thread that waits
+for the disk in the idle class may hold a directory's lock or a transaction of the filesystem's journal,
+for which everybody else then waits. For the same reason the time that the thread waits for a core is no
+work that asks for a pause.
 """
 
 from __future__ import annotations
@@ -23,14 +29,18 @@ log = logging.getLogger(__name__)
 _SPELL = 0.01
 """Seconds of work between two pauses."""
 _LONGEST_REST = 1.0
+_NICE = 10
+"""A tenth of the share that a process of ordinary priority has of a busy core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """The clocks that a cleaning reads and sleeps by: seconds since the epoch, a steady clock, a pause."""
+    """The clocks that a cleaning reads and sleeps by: seconds since the epoch, a steady clock, the part of that
+    in which this thread was ready and another ran, and a pause."""
 
     now: Callable[[], float] = time.time
     steady: Callable[[], float] = time.monotonic
+    waited: Callable[[], float] = kernel.waited_for_a_core
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -41,7 +51,7 @@ class Pace:
         self._clock = clock
         self._deadline = deadline
         self._is_stopping = is_stopping
-        self._since = clock.steady()
+        self._begin_spell()
         self.halt: Reason | None = None
         """Why to end; set once, by `goes_on`."""
 
@@ -49,9 +59,10 @@ class Pace:
         """Rest if it is time for it; whether to work on."""
         if self.halt is not None:
             return False
-        worked = self._clock.steady() - self._since
-        if worked >= _SPELL:
-            self.wait(min(worked, _LONGEST_REST))
+        passed = self._clock.steady() - self._began
+        if passed >= _SPELL:
+            worked = passed - (self._clock.waited() - self._waited)
+            self.wait(min(max(worked, 0.0), _LONGEST_REST))
         if self._is_stopping():
             self.halt = Reason.STOPPING
         elif self._clock.now() >= self._deadline:
@@ -61,13 +72,16 @@ class Pace:
     def wait(self, seconds: float) -> None:
         """Do nothing for so long."""
         self._clock.sleep(seconds)
-        self._since = self._clock.steady()
+        self._begin_spell()
+
+    def _begin_spell(self) -> None:
+        self._began, self._waited = self._clock.steady(), self._clock.waited()
 
 
-def take_lowest_priority() -> None:
+def take_low_priority() -> None:
     """The calling thread yields to everything else, from now on. Best effort: a refusal is logged."""
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        kernel.make_io_idle()
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        kernel.make_io_last()
     except OSError as error:
         log.info("cleaning runs at the agent's own priority: %s", error)

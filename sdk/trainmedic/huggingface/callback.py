@@ -71,8 +71,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        rate, schedule = objects["optimizer"].param_groups[0]["lr"], objects["lr_scheduler"].get_last_lr()[0]
-        self.health.step_ends(state.global_step, control.should_log, samples, rate, schedule)
+        rate, expected = objects["optimizer"].param_groups[0]["lr"], self._live.expected_learning_rate
+        self.health.step_ends(state.global_step, control.should_log, samples, rate, expected)
         if self.loop is not None:
             self.loop.stepped(state.global_step)
         self._moment = _Moment(args, state, control)

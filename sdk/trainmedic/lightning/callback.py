@@ -194,13 +194,12 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     def _report(self, trainer: Any) -> None:
         group = trainer.optimizers[0].param_groups[0]
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self.medic.report(
             step=self._step,
             loss=torch.stack(self._losses).mean() if self._losses else None,
             grad_norm=self._norm,
             learning_rate=group["lr"],
-            expected_learning_rate=schedulers[0].get_last_lr()[0] if schedulers else None,
+            expected_learning_rate=self._live.expected_learning_rate,
             samples=self._samples * trainer.world_size or None,
         )
         self._losses, self._samples, self._norm = [], 0, None

@@ -14,6 +14,7 @@
 Needs torch, which the package ``trainmedic`` itself does not.
 """
 
+from trainmedic.interrupt import SIGNAL as INTERRUPT_SIGNAL
 from trainmedic.torch.attaching import attach
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.own_checkpoints import OwnCheckpoints
@@ -21,4 +22,4 @@ from trainmedic.torch.run import Run
 from trainmedic.torch.steps import Step
 from trainmedic.torch.storage import Directory
 
-__all__ = ["Directory", "LearningRate", "OwnCheckpoints", "Run", "Step", "attach"]
+__all__ = ["INTERRUPT_SIGNAL", "Directory", "LearningRate", "OwnCheckpoints", "Run", "Step", "attach"]

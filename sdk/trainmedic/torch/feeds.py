@@ -48,12 +48,11 @@ class Feed:
                 raise
             if self.passes_over:
                 return batch
-            if self.left_out.holds(self.epoch, before):
-                continue
-            if not self._leaving_out:
+            if self._leaving_out:
+                self._leaving_out -= 1
+                self.left_out.add(self.epoch, before, self.place)
+            elif not self.left_out.holds(self.epoch, before):
                 return batch
-            self._leaving_out -= 1
-            self.left_out.add(self.epoch, before, self.place)
 
     def fetch(self) -> Any:
         """One batch from the source, left out or not; ``place`` is moved. Raises StopIteration."""
@@ -76,7 +75,7 @@ class Feed:
         return REPLAYED
 
     def leave_out(self, batches: int) -> None:
-        """Do not deliver the next so many."""
+        """Do not deliver the next so many; those that are left out already count."""
         self._leaving_out += batches
 
     def stop_loading(self) -> None:

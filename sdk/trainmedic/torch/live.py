@@ -61,6 +61,11 @@ class Live:
         if before is not None:
             self._rate.set_scale(before.scale)
 
+    @property
+    def expected_learning_rate(self) -> float | None:
+        """What the schedule says that the rate is now, scaled; None where there is not one that says so."""
+        return self._rate.expected if self._rate is not None else None
+
     def _scale_lr(self, command: JobCommand) -> Mapping[str, Any]:
         assert self._rate is not None
         assert isinstance(command.parameters, ScaleLr)

@@ -9,7 +9,6 @@ run's, which a checkpoint holds. Not here: the order itself (``order``), other s
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
 from typing import Any, Callable, Iterator
 
 import torch
@@ -69,23 +68,17 @@ class Indexed(Feed):
         return REPLAYED
 
     def leave_out(self, batches: int) -> None:
-        """The next so many, over the end of the epoch too."""
+        """The next so many, over the end of the epoch too; those that are left out already count."""
         epoch, place = self.epoch, self.place
+        size = self.batch_size or 1
         while batches:
             end = len(self._order.entries(epoch))
-            if end == 0:
+            here = (end - place) // size if self._order.drop_last else -(-(end - place) // size)
+            if end == 0 or (here == 0 and place == 0):
                 break
-            start = place
-            remaining = self.left_out.remaining(epoch, place, end)
-            while batches:
-                taken = list(islice(remaining, self.batch_size or 1))
-                if len(taken) < (self.batch_size or 1):  # the epoch's end
-                    batches -= bool(taken) and not self._order.drop_last
-                    place = end
-                    break
-                batches -= 1
-                place = taken[-1] + 1
-            self.left_out.add(epoch, start, place)
+            stop = min(place + batches * size, end) if batches < here else end
+            self.left_out.add(epoch, place, stop)
+            batches -= min(batches, here)
             epoch, place = epoch + 1, 0
         self.stop_loading()
 

@@ -336,7 +336,7 @@ class Run:
         if resumed:
             self._change_as_before()
         self.parts.forget_gradients()
-        self.global_step = one.step
+        self.global_step = self.medic.step = one.step
         self._done, self._losses = 0, []
         told: dict[str, Any] = {"step": one.step, "checkpoint": str(getattr(one.path, "name", one.path))}
         told["saved_at"] = one.at.isoformat()

@@ -18,6 +18,7 @@ import pickle
 import re
 import shutil
 import stat
+import zipfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, Protocol, Sequence
@@ -39,7 +40,7 @@ _LEFTOVER = re.compile(r"unfinished-\d+-step-\d+\Z|abandoned-\d+-step-\d+\Z")
 # What torch.load raises for files that are missing, cut off, changed, or of another time.
 _UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError),
-    pickle.UnpicklingError,
+    *(pickle.UnpicklingError, zipfile.BadZipFile),
 )
 
 
@@ -110,13 +111,15 @@ class Directory:
             raise
         checkpoints.flush_directory(self._root)
         at = datetime.now(timezone.utc)
-        facts = {"step": step, "at": envelope.write_time(at), "files": files}
+        checked = torch.serialization.get_crc32_options()
+        facts = {"step": step, "at": envelope.write_time(at), "files": files, "checksums": checked}
         checkpoints.mark_complete(path, facts)
         return Found(step, at, path)
 
     def load(self, found: Found, parts: Parts) -> Mapping[str, Any]:
-        training = _read(found.path / TRAINING)
-        run: Mapping[str, Any] = _read(found.path / RUN)
+        checked = bool((checkpoints.completion(found.path) or {}).get("checksums"))
+        training = _read(found.path / TRAINING, checked)
+        run: Mapping[str, Any] = _read(found.path / RUN, checked)
         wrong = parts.misfit(training)
         if wrong:
             raise Unusable(f"{found.path.name} is of another training: {wrong}")
@@ -171,13 +174,18 @@ def _write(path: Path, content: Any) -> int:
         return file.tell()
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, checked: bool) -> Any:
     """What `_write` wrote, all of it in memory. Raises Unusable.
 
+    The archive has checksums, which loading does not look at.
     PyTorch's safe loading knows tensors, numbers and containers. A state that holds other objects is unpickled
     where the file is this user's alone, as the program that wrote it: whoever can change it can change that too.
     """
     try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip() if checked else None
+            if damaged is not None:
+                raise ValueError(f"{damaged} was damaged")
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:

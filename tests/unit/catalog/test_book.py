@@ -55,7 +55,7 @@ def test_the_target_comes_from_the_labels() -> None:
 def test_the_target_comes_from_the_playbooks_templates() -> None:
     """Where it names the parts; addresses are looked up, and nothing is guessed."""
     text = PLAYBOOK.replace("target: job", "target: {node: '{{ labels.host }}', gpu: '{{ labels.card }}'}")
-    book = book_of(text.replace("test.rollback", "k8s.label"))
+    book = book_of(text.replace("test.rollback", "test.tell").replace("steps_back: 100", "message: hot"))
     assert book.target_of(alert(host="n1", card="0"), {}) == Target(Kind.GPU, node="n1", gpu="0")
     assert book.target_of(alert(host="10.0.0.1:9400", card="0"), {"10.0.0.1": "n2"}) == Target(
         Kind.GPU, node="n2", gpu="0"
@@ -114,3 +114,10 @@ def test_an_approve_step_asks_its_rendered_message() -> None:
     """Written in short or in long."""
     assert book_with("{approve: 'go on with {{ run.id }}?'}").message("steps", 1, SCOPE) == "go on with r1?"
     assert book_with("{approve: {message: plain}}").message("steps", 1, SCOPE) == "plain"
+
+
+def test_the_job_on_a_node_can_be_the_target() -> None:
+    """Where one and only one is known to be there."""
+    book = book_of(PLAYBOOK.replace("target: job", "target: {job: 'node:{{ labels.node }}'}"))
+    assert book.target_of(alert(node="n1"), {"node:n1": "llm"}) == Target(Kind.JOB, job="llm")
+    assert isinstance(book.target_of(alert(node="n2"), {"node:n1": "llm"}), Unresolved)

@@ -18,7 +18,6 @@ from tests.unit.catalog.actions import PLAYBOOK, TestActions
         (PLAYBOOK.replace("steps_back: 100", "steps_back: 0"), False),
         (PLAYBOOK.replace("steps_back", "step_back"), False),
         (PLAYBOOK.replace("test.rollback", "test.rollbak"), False),
-        (PLAYBOOK.replace("test.rollback", "k8s.label"), True),
         (PLAYBOOK + "  - {wait_for: resolved, timeout: 5m}\n  - {approve: sure?}\n", True),
         (PLAYBOOK + "  - {wait_for: resolved, timeout: 5x}\n", False),
         (PLAYBOOK.replace("target: job", "target: {node: '{{ labels.x }}'}"), True),

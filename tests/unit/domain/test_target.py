@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.target import Kind, Target, resolve
+from app.domain.target import Kind, Target, Unresolved, resolve
 
 INVENTORY = {"10.0.0.5": "node-5", "fd00::5": "node-5"}
 
@@ -83,3 +83,35 @@ def test_what_was_looked_for_is_told_in_a_line_that_can_be_read() -> None:
         "no label names the node (looked for node, nodename, kubernetes_node, hostname, "
         "each also with exported_ before it)"
     )
+
+
+@pytest.mark.parametrize(
+    ("labels", "inventory", "expected"),
+    [
+        ({"namespace": "research", "pod": "llm-0"}, {"pod:research/llm-0": "llm"}, "llm"),
+        (
+            {
+                "namespace": "monitoring",
+                "pod": "dcgm-exporter-x",
+                "exported_namespace": "research",
+                "exported_pod": "llm-0",
+            },
+            {"pod:research/llm-0": "llm"},
+            "llm",
+        ),
+        ({"job_name": "named", "namespace": "research", "pod": "llm-0"}, {"pod:research/llm-0": "llm"}, "named"),
+    ],
+)
+def test_a_pods_job_is_found_where_no_label_names_it(
+    labels: dict[str, str], inventory: dict[str, str], expected: str
+) -> None:
+    """By the inventory; a label that names the job comes first, and the exporter's own pod has none."""
+    assert resolve(Kind.JOB, labels, inventory) == Target(Kind.JOB, job=expected)
+
+
+def test_pods_of_several_jobs_are_refused() -> None:
+    """Never guessed."""
+    labels = {"namespace": "a", "pod": "x", "exported_pod": "y"}
+    found = resolve(Kind.JOB, labels, {"pod:a/x": "one", "pod:a/y": "two"})
+    assert isinstance(found, Unresolved)
+    assert found.reason == "target_ambiguous"

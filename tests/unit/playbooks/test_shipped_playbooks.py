@@ -13,7 +13,8 @@ from app.rehearsal import suite
 
 PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
 SUITES = sorted(PLAYBOOKS.glob(f"*{loader.TEST_SUFFIX}.yaml"))
-FILES = sorted(set(PLAYBOOKS.glob("*.yaml")) - set(SUITES))
+TEMPLATES = set(PLAYBOOKS.glob("*_template.yaml"))
+FILES = sorted(set(PLAYBOOKS.glob("*.yaml")) - set(SUITES) - TEMPLATES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -27,11 +28,10 @@ def test_a_shipped_playbook_has_its_name_and_its_tests(path):
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_a_shipped_playbook_does_what_its_tests_say(path):
-    """All of them, within a second of real time."""
+    """All of them."""
     result = suite.run_file(path, registry.specs_only())
     assert [str(problem) for problem in result.problems] == []
     assert [str(failure) for test in result.results for failure in test.failures] == []
-    assert sum(test.seconds for test in result.results) < 1
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -1,0 +1,58 @@
+"""What this process may do on its node, as far as the kernel tells without anything being tried.
+
+Who calls it: ``wiring.agent_check``, for a person who installs an agent.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# capabilities(7), by number in the mask that /proc shows.
+_CAPABILITIES = {
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_FOWNER": 3,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_LEASE": 28,
+}
+POWER = ("CAP_SYS_ADMIN",)
+"""What NVIDIA's driver asks of whoever sets a power limit."""
+FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")
+"""To delete what other users own: writing in their directories, in sticky ones too, and knowing that a file is
+not in use."""
+PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
+"""To see what other users' processes have open, where the kernel does not answer for a file by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Privileges:
+    """``held`` are those of the capabilities that matter here."""
+
+    user: str
+    held: frozenset[str]
+
+    def lacks(self, needed: Sequence[str]) -> list[str]:
+        """Those of `needed` that are not held."""
+        return [name for name in needed if name not in self.held]
+
+
+def own(proc: Path = Path("/proc")) -> Privileges:
+    """This process's."""
+    uid = os.geteuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    mask = 0
+    try:
+        for line in (proc / "self" / "status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                mask = int(line.split()[1], 16)
+    except OSError:
+        pass
+    return Privileges(user, frozenset(name for name, number in _CAPABILITIES.items() if mask >> number & 1))

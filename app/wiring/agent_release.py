@@ -1,0 +1,41 @@
+"""``trainmedic agent release``: every power cap of this node ends now. For who takes the agent off the node.
+
+The agent must not be running: it would be two that work from one memory. Who calls it: ``cli.agent``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from app.adapters.nvml_gpus import NvmlGpus
+from app.agent.journal import Journal
+from app.agent.policy import Power
+from app.agent.power.control import PowerControl
+from app.agent.power.ledger import PowerLedger
+from app.errors import GpuError
+from app.ports.gpus import in_watts
+from app.settings.agent import AgentSettings
+
+
+def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
+    """What became of each GPU that was capped, or was still owed its power; by UUID.
+
+    Raises ConfigurationError where the agent is running, JournalUnavailable.
+    """
+    with contextlib.closing(Journal.open(settings.state_dir)) as journal, contextlib.closing(NvmlGpus()) as gpus:
+        ledger = PowerLedger(journal)
+        control = PowerControl(gpus, ledger, Power())
+        owed = {uuid: state for uuid, state in ledger.all().items() if state.baseline is not None}
+        for hold_id in {hold.id for state in owed.values() for hold in state.standing}:
+            control.mark_ended(hold_id, "release")
+        told: dict[str, str | GpuError] = {}
+        for uuid in owed:
+            settled = control.try_settle(uuid)
+            if isinstance(settled, GpuError):
+                told[uuid] = settled
+            elif settled.is_overridden:
+                told[uuid] = f"{in_watts(settled.after.limit_mw):g} W, which somebody else has set: left"
+            else:
+                told[uuid] = f"{in_watts(settled.after.limit_mw):g} W, was {in_watts(settled.before.limit_mw):g} W"
+        return told

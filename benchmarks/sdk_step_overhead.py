@@ -1,0 +1,132 @@
+"""What an attached and idle SDK adds to a training step: the same loop with it over without, as a ratio.
+
+The loop is a plain PyTorch one over a `DataLoader`; its step computes for a given time. Blocks of both kinds
+take turns in one run, connected to a Redis, and the median step of each kind counts. On a machine that does
+something else as well, most steps are interrupted; the fastest tenth of them is less so, and is told beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import trainmedic
+import trainmedic.torch
+from tests.conftest import RedisServer
+
+BATCH = 8
+
+
+class Loop:
+    """A model of one weight, so that nearly all of a step is the time that it is told to take."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.model = torch.nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.loader = DataLoader(TensorDataset(torch.randn(100_000, 4)), BATCH, shuffle=True)
+
+    def work(self, batch: Any) -> torch.Tensor:
+        until = time.perf_counter() + self.seconds
+        self.optimizer.zero_grad()
+        loss = self.model(batch[0]).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        while time.perf_counter() < until:
+            pass
+        return loss
+
+    def without(self) -> Iterator[None]:
+        while True:
+            for batch in self.loader:
+                self.work(batch)
+                yield
+
+    def attached(self, medic: trainmedic.Medic, directory: Path) -> Iterator[None]:
+        run = trainmedic.torch.attach(
+            medic, model=self.model, optimizer=self.optimizer, loader=self.loader, checkpoints=directory
+        )
+        with run:
+            for batch in run.batches():
+                with run.step() as step:
+                    loss = self.work(batch)
+                    step.report(loss=loss)
+                yield
+
+
+def timed(steps: Iterator[None], count: int) -> list[float]:
+    """The seconds of each of so many steps, everything between two of them included."""
+    found = []
+    began = time.perf_counter()
+    for _ in range(count):
+        next(steps)
+        ended = time.perf_counter()
+        found.append(ended - began)
+        began = ended
+    return found
+
+
+Steps = list[float]
+
+
+def measure(url: str, directory: Path, seconds: float, rounds: int, count: int) -> tuple[Steps, Steps]:
+    """The seconds of each step, without the SDK and with it."""
+    loop = Loop(seconds)
+    with trainmedic.connect(job="idle", redis_url=url) as medic:
+        kinds: dict[str, tuple[Iterator[None], list[float]]] = {
+            "without": (loop.without(), []),
+            "attached": (loop.attached(medic, directory), []),
+        }
+        for steps, _ in kinds.values():
+            timed(steps, 5)  # what happens once
+        gc.collect()
+        for number in range(rounds):
+            order: Callable[[Any], Any] = reversed if number % 2 else list
+            for kind in order(list(kinds)):
+                steps, found = kinds[kind]
+                found.extend(timed(steps, count))
+        kinds["attached"][0].close()  # type: ignore[attr-defined]
+    return kinds["without"][1], kinds["attached"][1]
+
+
+def compared(without: Steps, attached: Steps, statistic: Callable[[Steps], float]) -> str:
+    one, other = statistic(without), statistic(attached)
+    return f"{other / one:.5f} ({(other - one) * 1e6:+.1f} us)"
+
+
+def fast(steps: Steps) -> float:
+    """The step that a tenth of them are faster than."""
+    return statistics.quantiles(steps, n=10)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=30, help="blocks of each kind")
+    parser.add_argument("--block", type=float, default=0.5, metavar="SECONDS", help="about how long a block takes")
+    parser.add_argument("--step", type=float, nargs="+", default=[0.01, 0.1], metavar="SECONDS")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        server = RedisServer(Path(directory))
+        server.start()
+        try:
+            for seconds in options.step:
+                count = max(int(options.block / seconds), 1)
+                without, attached = measure(server.url, Path(directory) / "saved", seconds, options.rounds, count)
+                median, tenth = (compared(without, attached, how) for how in (statistics.median, fast))
+                print(f"SDK attached, step of {seconds * 1e3:g} ms: {median} x, the fastest tenth {tenth} x")
+        finally:
+            server.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What the ranks decide together, as it is written for each other.
+
+A `Decision` belongs to one look: which commands are up for being carried out there (usually none), and
+in how many calls the next look is. A `Verdict` is given after every rank has come to that look: which of
+the commands are carried out, by all, and which by none. Both are settled once, and read by all.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Collection, Mapping
+
+from trainmedic import envelope
+from trainmedic.board import whole_number
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision of look ``number``, made by rank ``by``. ``over`` says why it is the last one."""
+
+    number: int
+    by: int
+    span: int
+    commands: tuple[envelope.Command, ...] = ()
+    over: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"by": self.by, "span": self.span}
+        if self.commands:
+            found["commands"] = [command.encode().decode("ascii") for command in self.commands]
+        if self.over is not None:
+            found["over"] = self.over
+        return found
+
+    @classmethod
+    def read(cls, number: int, fields: Mapping[str, Any]) -> Decision:
+        """Raises ValueError."""
+        commands = tuple(envelope.Command.decode(raw.encode()) for raw in fields.get("commands", ()))
+        over = fields.get("over")
+        by, span = whole_number(fields, "by"), whole_number(fields, "span")
+        return cls(number, by, max(span, 1), commands, None if over is None else str(over))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``go``: ids that every rank carries out now, in the order of the decision. ``refused``: status and
+    reason of those that none carries out. What is in neither may be called up again."""
+
+    go: tuple[str, ...] = ()
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    missing: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        return {"go": list(self.go), "refused": dict(self.refused), "missing": self.missing}
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Verdict:
+        """Also of a round that was closed because rank 0 is gone: then nothing is carried out."""
+        refused = {name: (str(status), str(reason)) for name, (status, reason) in fields.get("refused", {}).items()}
+        return cls(tuple(fields.get("go", ())), refused, str(fields.get("missing") or fields.get("gone") or ""))
+
+
+def judge(
+    decision: Decision, told: Mapping[int, Any], missing: str, expired: Collection[str], lateness: str
+) -> Verdict:
+    """The verdict over the commands of `decision`, from what each rank has said on coming to it.
+
+    What each says is ``step``, and ``cannot`` with the reason for each command that it would not carry
+    out. Where a rank is `missing`, nothing is carried out and nothing refused; where the ranks are not at
+    the same step, everything is refused.
+    """
+    if missing:
+        return Verdict(missing=missing)
+    steps: dict[str, list[int]] = {}
+    for rank in sorted(told):
+        steps.setdefault(json.dumps(told[rank].get("step")), []).append(rank)
+    apart = "; ".join(f"{ranks_named(ranks)} at step {step}" for step, ranks in list(steps.items())[:4])
+    go, refused = [], {}
+    for command in decision.commands:
+        unable = {rank: said["cannot"][command.id] for rank, said in told.items() if command.id in said["cannot"]}
+        if len(steps) > 1:
+            refused[command.id] = (envelope.FAILED, f"the ranks are not at the same step, so none applied it: {apart}")
+        elif command.id in expired:
+            refused[command.id] = (envelope.EXPIRED, lateness)
+        elif unable:
+            refused[command.id] = (envelope.UNSUPPORTED, _unable(unable, len(told)))
+        else:
+            go.append(command.id)
+    return Verdict(tuple(go), refused)
+
+
+def ranks_named(ranks: list[int]) -> str:
+    """``rank 3``, or ``ranks 0, 1, 2 and 60 more``."""
+    shown = ", ".join(str(rank) for rank in ranks[:6]) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _unable(reasons: Mapping[int, str], world_size: int) -> str:
+    ranks = sorted(reasons)
+    told = f"{ranks_named(ranks)}: {reasons[ranks[0]]}"
+    return told if len(ranks) == world_size else f"{told}; so no rank applied it"

@@ -1,0 +1,109 @@
+"""Jobs of several ranks: every rank carries out the same commands at the same step.
+
+::
+
+    torch.distributed.init_process_group()
+    medic = trainmedic.connect(job="llm-1")        # rank and world size from torchrun
+    trainmedic.distributed.share(medic)            # on every rank, before the loop
+
+How they agree is told in ``sharing``. It takes no collective: only the key-value store that the
+process group was started with, which under torchrun outlives every rank. Here: finding that store, and
+what PyTorch knows of where a rank runs. Needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from trainmedic.client import Medic
+from trainmedic.errors import ConfigurationError
+from trainmedic.sharing import CALL_PATIENCE, PATIENCE, Share
+
+_STORE_SECONDS = 30.0
+
+
+def share(
+    medic: Medic,
+    every: int | None = None,
+    store: Any = None,
+    patience: float = PATIENCE,
+    call_patience: float = CALL_PATIENCE,
+) -> Share:
+    """Let the ranks agree. Every rank calls it once, after the same number of calls of `Medic.commands`.
+
+    From then on every rank calls `Medic.commands` equally often, at the same steps. ``every`` is the
+    number of calls between two looks at what was decided; by default as many as make about a second.
+    ``store`` is a ``torch.distributed.Store`` that all ranks reach; by default that of the process group,
+    or of torchrun. ``patience`` is for how many seconds a rank waits for a decision that is late, and
+    ``call_patience`` for the others at a command. Also found as ``medic.share`` afterwards.
+
+    Returns at once. Raises ConfigurationError.
+    """
+    if every is not None and every < 1:
+        raise ConfigurationError(f"share: every is {every}; it counts calls of commands(), and is at least 1")
+    if dist.is_available() and dist.is_initialized():
+        known = (dist.get_rank(), dist.get_world_size())
+        if known != (medic.rank, medic.world_size):
+            raise ConfigurationError(
+                f"this is rank {known[0]} of {known[1]} for torch.distributed, and rank {medic.rank} of "
+                f"{medic.world_size} for trainmedic: give connect() rank and world_size"
+            )
+    found = store if store is not None else _find_store()
+    prefixed = PrefixStore(f"trainmedic/{medic.job}", found)
+    return medic.share_through(prefixed, _Device().uuid, every, patience, call_patience)
+
+
+def is_needed() -> bool:
+    """Whether this process is one of several ranks that PyTorch knows of."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _find_store() -> Any:
+    """A connection of our own to the store that the ranks were started with."""
+    if not dist.is_available():
+        raise ConfigurationError("share: this PyTorch was built without torch.distributed")
+    if dist.is_initialized():
+        return _connection(dist.distributed_c10d._get_default_store())
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        return TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_STORE_SECONDS),
+        )
+    raise ConfigurationError(
+        "share: the ranks have no store to agree through: call torch.distributed.init_process_group() before, "
+        "start the job with torchrun, or give store="
+    )
+
+
+def _connection(store: Any) -> Any:
+    """A store is not to be shared between threads while one of them waits in it: a copy where there can be one."""
+    try:
+        return store.clone()
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return store
+
+
+class _Device:
+    """The CUDA device of this rank, once the job itself has begun to use CUDA: asking makes no context."""
+
+    def __init__(self) -> None:
+        self._uuid: str | None = None
+
+    def uuid(self) -> str | None:
+        """As NVML names it. For the training thread: which device is current differs between threads."""
+        if self._uuid is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            try:
+                uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+            except (AttributeError, RuntimeError, AssertionError):
+                return None
+            self._uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        return self._uuid

@@ -1,0 +1,40 @@
+"""What the tests of plain PyTorch training share: a server's part over a real Redis, and a small training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainmedic
+from tests.commanding import Commander
+from tests.integration.plain_torch.training import Training
+
+
+@pytest.fixture
+def commander(redis_url: str) -> Iterator[Commander]:
+    made = Commander(redis_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def medic(commander: Commander) -> Iterator[trainmedic.Medic]:
+    with commander.connect() as connected:
+        yield connected
+
+
+@pytest.fixture
+def begin(commander: Commander, medic: trainmedic.Medic, tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    """Begin a training; each is ended with the test."""
+    begun: list[Training] = []
+
+    def make(**options: Any) -> Training:
+        begun.append(Training(commander, options.pop("medic", medic), options.pop("directory", tmp_path), **options))
+        return begun[-1]
+
+    yield make
+    for training in begun:
+        training.run.close()

@@ -1,0 +1,354 @@
+"""What a plain PyTorch run makes of each command, and of taking it back; over a real Redis."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import torch
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
+
+import trainmedic
+import trainmedic.torch
+from tests.commanding import Commander
+from tests.integration.plain_torch.training import SAMPLES, Augmented, Training
+from tests.programs import eventually
+from trainmedic import envelope
+from trainmedic.errors import ConfigurationError
+
+Begin = Callable[..., Training]
+
+
+def constant(optimizer: Any) -> Any:
+    return lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+
+def sizes(training: Training) -> list[int]:
+    return [len(batch) for batch in training.seen]
+
+
+def test_a_scaled_learning_rate_is_kept_over_rollbacks_and_restarts(begin: Begin) -> None:
+    """Scaled and then rolled back to before; rolled back and then scaled; the job killed and started again."""
+    training = begin(scheduler=constant)
+    half, back = training.order("job.scale_lr", factor=0.5), training.order("job.rollback", step=10)
+    training.train(20, {12: [half, back], 15: [back, half]})
+    scaled, went_back, _, again = training.outputs()
+    assert (scaled["before"], scaled["after"], scaled["step"]) == (0.01, 0.005, 12)
+    assert went_back["learning_rate"] == 0.005
+    assert (again["before"], again["after"], again["scale"], again["step"]) == (0.005, 0.0025, 0.25, 10)
+    assert training.run.rate.value == 0.0025
+    training.run.close()
+    later = begin(scheduler=constant)
+    later.run.resume()
+    later.train(22)
+    assert (later.run.rate.value, later.run.lr_scale) == (0.0025, 0.25)
+
+
+def test_a_scale_is_undone_exactly_and_stays_undone(begin: Begin) -> None:
+    """By the command that took it, in whatever order, over a rollback to when it held and over a restart."""
+    training = begin(scheduler=constant)
+    third, tenth = training.order("job.scale_lr", factor=0.3), training.order("job.scale_lr", factor=0.1)
+    undo = training.undo(0, "job.scale_lr", factor=1 / 0.3)
+    training.train(26, {5: third, 8: tenth, 15: undo, 17: training.order("job.rollback", step=10)})
+    assert training.run.lr_scale == 0.1
+    assert training.run.rate.value == 0.01 * 0.1
+    training.run.close()
+    later = begin(scheduler=constant)
+    later.run.resume()
+    later.train(28, {27: later.order("job.scale_lr", undo_of=training.sent[1], factor=10.0)})
+    assert (later.run.lr_scale, later.run.rate.value) == (1.0, 0.01)
+
+
+def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begin, medic: trainmedic.Medic) -> None:
+    """So that a jump that nobody ordered is seen, and one that was ordered is none."""
+    training = begin(scheduler=constant)
+    training.train(4, {3: training.order("job.scale_lr", factor=0.5)})
+    values = medic.progress.values(time.perf_counter())
+    assert values["training_learning_rate"] == values["training_learning_rate_expected"] == 0.005
+    training.optimizer.param_groups[0]["lr"] = 1.0
+    training.run.report(training.run.step(), None, None, None, {})
+    assert medic.progress.values(time.perf_counter())["training_learning_rate_deviation"] > 0.9
+
+
+def test_a_smaller_batch_keeps_the_global_one_and_no_sample_is_lost(begin: Begin) -> None:
+    """Half the batch, twice the accumulation, in the middle of an epoch; and exactly back again."""
+    training = begin(accumulation=1)
+    half = training.order("job.scale_batch", factor=0.5)
+    training.train(13, {4: half, 8: training.undo(0, "job.scale_batch", factor=2.0)})
+    told, _ = training.outputs()
+    assert (told["before"], told["after"], told["accumulation_before"], told["accumulation_after"]) == (4, 2, 1, 2)
+    assert told["global_batch_before"] == told["global_batch_after"] == 4
+    assert sizes(training) == [4] * 4 + [2] * 8 + [4] * 4 + [2]
+    assert sorted(index for batch in training.seen for index in batch) == list(range(SAMPLES))
+    assert (training.run.accumulation, training.run.feed.batch_size) == (1, 4)  # type: ignore[union-attr]
+
+
+def test_a_batch_of_another_size_trains_as_the_whole_one(begin: Begin, tmp_path: Path) -> None:
+    """The gradients of two halves are those of the whole, where nothing depends on the batch."""
+    losses = []
+    for name, at in (("whole", {}), ("halves", {2: True})):
+        data = [(torch.ones(4, 4) * number, torch.arange(4)) for number in range(4)]
+        loader = DataLoader(_Rows(data), batch_size=4)
+        training = begin(directory=tmp_path / name, loader=loader, accumulation=1)
+        training.model = training.run.parts.by_name["model"].eval()
+        orders = {2: training.order("job.scale_batch", factor=0.5)} if at else {}
+        training.train(4, orders)
+        losses.append(training.model[0].weight.detach().clone())
+    assert torch.allclose(losses[0], losses[1], atol=1e-6)
+
+
+class _Rows(torch.utils.data.Dataset[Any]):
+    def __init__(self, batches: list[Any]) -> None:
+        self.rows = [(row, int(index)) for rows, indices in batches for row, index in zip(rows, indices, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def test_accumulation_is_changed_at_a_step_boundary(begin: Begin) -> None:
+    """Three batches make a step from then on, over a rollback too; undone, one does again."""
+    training = begin(accumulation=1)
+    triple = training.order("job.accumulate", factor=3)
+    undo = training.undo(0, "job.accumulate", factor=1 / 3)
+    training.train(14, {11: [triple, training.order("job.rollback")], 12: undo})
+    told, _, undone = training.outputs()
+    assert (told["before"], told["after"], undone["before"], undone["after"]) == (1, 3, 3, 1)
+    assert len(training.seen) == 11 + 2 * 3 + 2
+
+
+def test_what_commands_changed_is_changed_again_after_a_restart(begin: Begin) -> None:
+    """Batch size, accumulation and workers: the script starts with its own, and the run remembers."""
+    training = begin(accumulation=1)
+    half, workers = training.order("job.scale_batch", factor=0.5), training.order("job.dataloader_workers", count=1)
+    training.train(10, {9: [half, workers]})
+    training.outputs()
+    training.run.close()
+    later = begin(accumulation=1)
+    later.run.resume()
+    later.train(11)
+    assert sizes(later) == [2, 2]
+    assert later.run.feed.workers == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("action", "params", "words"),
+    [
+        ("job.scale_batch", {"factor": 0.3}, "the micro-batch would be 1.2"),
+        ("job.scale_batch", {"factor": 2.0}, "the number of accumulation steps would be 0.5"),
+        ("job.accumulate", {"factor": 0.5}, "the number of accumulation steps would be 0.5"),
+        ("job.scale_lr", {"factor": 1e-320}, ""),
+        ("job.rollback", {"step": 3}, "there is no complete checkpoint of step 3 or before"),
+    ],
+)
+def test_what_makes_no_sense_is_rejected_and_changes_nothing(
+    begin: Begin, action: str, params: dict[str, Any], words: str
+) -> None:
+    """With the reason; training goes on as before."""
+    training = begin(accumulation=1)
+    training.train(6, {5: training.order(action, **params)})
+    (reply,) = training.replies()
+    if words:
+        assert (reply.status, words in reply.output["reason"]) == ("rejected", True)
+    assert sizes(training) == [4] * 6
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 2), (2, 1), (1, 0)])
+def test_workers_are_changed_without_losing_or_repeating_a_batch(begin: Begin, start: int, count: int) -> None:
+    """In the middle of an epoch; the answer holds the count from before, which undoes it."""
+    training = begin(workers=start)
+    training.train(13, {5: training.order("job.dataloader_workers", count=count)})
+    (told,) = training.outputs()
+    assert (told["previous"], told["count"]) == (start, count)
+    assert sorted(index for batch in training.seen for index in batch) == list(range(SAMPLES))
+    assert training.run.feed.workers == count  # type: ignore[union-attr]
+
+
+def test_workers_that_cannot_be_started_leave_the_loader_as_it_was(begin: Begin, tmp_path: Path) -> None:
+    """The command fails, the training does not."""
+
+    def refuses(batch: Any) -> Any:  # a local function cannot be handed to a spawned process
+        return torch.utils.data.default_collate(batch)
+
+    loader = DataLoader(Augmented(), 4, collate_fn=refuses, multiprocessing_context=None)
+    training = begin(loader=loader)
+    training.run.feed._pattern = DataLoader(  # type: ignore[union-attr]
+        Augmented(), 4, collate_fn=refuses, num_workers=1, multiprocessing_context="spawn"
+    )
+    training.train(13, {5: training.order("job.dataloader_workers", count=2)})
+    assert training.replies()[0].status == "failed"
+    assert len(training.seen) == 13
+
+
+def test_a_pause_ends_by_command_or_by_its_time(begin: Begin, commander: Commander) -> None:
+    """Meanwhile other commands are carried out, and a stop ends it at once."""
+    training = begin()
+    training.train(3, {1: training.order("job.pause", max="300ms")})
+    assert training.outputs()[0]["max_seconds"] == 0.3
+    began = time.monotonic()
+
+    def later() -> None:
+        training.order("job.pause", max="1h")()
+        training.order("job.resume")()
+
+    training.train(6, {4: later})
+    assert training.outputs()[-1]["was_paused"] is True
+    stop = training.order("job.stop", checkpoint=False)
+    training.train(20, {8: [training.order("job.pause", max="1h"), stop]})
+    assert (training.run.global_step, training.run.stopping) == (8, True)
+    assert time.monotonic() - began < 10
+
+
+def test_a_stop_ends_the_batches_after_a_checkpoint(begin: Begin, tmp_path: Path) -> None:
+    """From which the run goes on when it is started again."""
+    training = begin()
+    training.train(30, {7: training.order("job.stop", checkpoint=True)})
+    assert training.outputs()[0]["checkpoint"] == "step-00000007"
+    assert training.run.global_step == 7
+    assert begin().run.resume() == 7
+
+
+def test_a_stop_does_not_wait_for_a_checkpoint_that_cannot_be_written(begin: Begin, tmp_path: Path) -> None:
+    """It stops, and says what there is not."""
+    (tmp_path / "file").write_text("in the way")
+    training = begin(directory=tmp_path / "file")
+    training.train(30, {7: training.order("job.stop", checkpoint=True)})
+    assert "FileExistsError" in training.outputs()[0]["no_checkpoint"]
+    assert training.run.global_step == 7
+
+
+def test_an_ordered_checkpoint_is_written_once(begin: Begin) -> None:
+    """The second order at the same step finds it there."""
+    training = begin()
+    save = training.order("job.checkpoint")
+    training.train(8, {7: [save, save]})
+    first, second = training.outputs()
+    assert first["checkpoint"] == second["checkpoint"] == "step-00000007"
+    assert first["saved_at"] == second["saved_at"]
+
+
+def test_a_bug_in_the_way_of_a_command_costs_the_command_and_not_the_job(begin: Begin, monkeypatch: Any) -> None:
+    """Answered failed; the next command works."""
+    training = begin()
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(training.run, "roll_back", broken)
+    training.train(14, {11: training.order("job.rollback"), 12: training.order("job.scale_lr", factor=0.5)})
+    failed, applied = training.replies()
+    assert (failed.status, failed.output["reason"], applied.status) == ("failed", "ZeroDivisionError: a bug", "applied")
+    assert training.run.global_step == 14
+
+
+def capabilities(redis_url: str) -> dict[str, str]:
+    with redis.Redis.from_url(redis_url) as client:
+        raw: Any = eventually(lambda: client.get(envelope.job_presence("llm-1")), 5, "presence")
+    found: dict[str, str] = json.loads(raw)["capabilities"]
+    return found
+
+
+def test_a_run_says_what_it_can_do(begin: Begin, redis_url: str) -> None:
+    """Everything live, but for an accelerator that is not there, and accumulation that the loop does not heed."""
+    begin()
+    known = capabilities(redis_url)
+    eventually(lambda: len(capabilities(redis_url)) == 10, 10, "all capabilities")
+    known = capabilities(redis_url)
+    unsupported = {action for action, how in known.items() if how == "unsupported"}
+    expected = {"job.accumulate"} if torch.cuda.is_available() else {"job.accumulate", "job.empty_cache"}
+    assert unsupported == expected
+    assert set(known.values()) == {"live", "unsupported"}
+
+
+def test_a_run_without_checkpoints_or_loader_says_so(begin: Begin, commander: Commander) -> None:
+    """Each command that needs them is answered with what is missing."""
+    training = begin(checkpoints=None, checkpoint_every=None, loader=[(torch.ones(4, 4), torch.arange(4))] * 9)
+    orders = [training.order(f"job.{name}") for name in ("rollback", "checkpoint")]
+    orders += [training.order("job.dataloader_workers", count=1), training.order("job.scale_batch", factor=2.0)]
+    training.train(3, {1: orders})
+    replies = training.replies()
+    assert [reply.status for reply in replies] == ["unsupported"] * 4
+    assert [reply.output["reason"].partition(":")[0] for reply in replies] == [
+        "the run has no place for checkpoints",
+        "the run has no place for checkpoints",
+        "the data do not come from a plain DataLoader over an indexed data set",
+        "the batch size is not that of a plain DataLoader over an indexed data set",
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpoint_every": 0},
+        {"keep": -1},
+        {"accumulation": 0},
+        {"accumulation": True},
+        {"loader": 3},
+        {"also": {"model": 1}},
+    ],
+)
+def test_a_mistake_in_the_script_is_an_error_at_once(begin: Begin, options: dict[str, Any]) -> None:
+    """Not at the first alert."""
+    with pytest.raises(ConfigurationError):
+        begin(**options)
+
+
+def test_an_exception_in_the_step_is_the_users(begin: Begin) -> None:
+    """It passes, the step does not count, and what waits is answered when the job ends."""
+    training = begin()
+    with pytest.raises(KeyError):
+        training.train(5, {3: lambda: {}["missing"]})
+    assert training.run.global_step == 2
+
+
+def test_a_loop_of_its_own_goes_without_batches(begin: Begin, medic: trainmedic.Medic, tmp_path: Path) -> None:
+    """It finds its data by the step, which a rollback sets back."""
+    training = begin()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = trainmedic.torch.attach(medic, model=model, optimizer=optimizer, checkpoints=tmp_path / "own", rollbacks=1)
+    steps = []
+    while run.global_step < 6 and len(steps) < 20:
+        steps.append(run.global_step)
+        with run.step() as step:
+            step.backward(model(torch.ones(1, 1)).sum())
+            step.update()
+            if len(steps) == 3:
+                training.order("job.checkpoint")()
+            if len(steps) == 5:
+                training.order("job.rollback")()
+    run.close()
+    assert steps == [0, 1, 2, 3, 4, 3, 4, 5]
+    with pytest.raises(ConfigurationError, match="needs a loader"):
+        next(run.batches())
+
+
+def test_an_empty_loader_ends_the_batches(begin: Begin) -> None:
+    """Rather than turning in circles."""
+    training = begin(loader=[])
+    training.train(5)
+    assert training.run.global_step == 0
+
+
+def test_epochs_are_counted_from_the_beginning_of_the_training(begin: Begin, tmp_path: Path) -> None:
+    """A rollback into an earlier epoch is made up for; a run that was resumed ends where it would have."""
+    batches = [(torch.ones(4, 4) * number, torch.arange(4) + 4 * number) for number in range(5)]
+    training = begin(loader=batches, checkpoint_every=4)
+    orders = {7: training.order("job.rollback", step=4)}
+    for _ in training.run.batches(epochs=2):
+        with training.run.step() as step:
+            act = orders.pop(step.number, None)
+            if act is not None:
+                act()
+    assert (training.run.epoch, training.run.global_step) == (2, 10)
+    later = begin(loader=batches)
+    assert later.run.resume() == 8
+    assert len(list(later.run.batches(epochs=2))) == 2

@@ -1,0 +1,75 @@
+"""A step that hangs is ended when a command waits that helps it: real processes, a real Redis."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.commanding import Commander
+from tests.programs import ROOT, Program, eventually
+
+JOB = Path(__file__).with_name("hanging_job.py")
+
+
+@contextmanager
+def hanging(commander: Commander, directory: Path, *ways: str) -> Iterator[Program]:
+    """The job, which ends by itself when its hangs are over."""
+    argv = [sys.executable, JOB, commander.url, directory, *ways]
+    with Program(argv, directory / "job.log", {"PYTHONPATH": f"{ROOT / 'sdk'}{os.pathsep}{ROOT}"}) as job:
+        yield job
+        assert job.process.wait(timeout=30) == 0, job.tail()
+
+
+def wait_for_hang(job: Program, how: str) -> None:
+    def printed() -> bool:
+        assert job.process.poll() is None, job.tail()
+        return f"hangs: {how}" in job.log.read_text()
+
+    eventually(printed, 30, f"the hang {how}", every=0.05)
+
+
+def test_a_hanging_step_is_rolled_back(commander: Commander, tmp_path: Path) -> None:
+    """A lock, a sleep, a socket, a loop that swallows every exception: each time the rollback is applied, and
+    training goes on to its end. A handler of the same signal from before is called for what is not ours."""
+    with hanging(commander, tmp_path, "event", "sleep", "socket", "swallow") as job:
+        for how in ("event", "sleep", "socket", "swallow"):
+            wait_for_hang(job, how)
+            reply = commander.final(commander.send("job.rollback", seconds=30), within=25)
+            assert reply.status == "applied", (reply, job.tail())
+            assert (reply.output["step"], reply.output["left_step"]) == (7, 7)
+    assert "finished 40 others heard" in job.log.read_text()
+    assert job.log.read_text().count("hung and was interrupted") == 4
+
+
+def test_a_data_loader_whose_worker_is_stuck_is_begun_anew(commander: Commander, tmp_path: Path) -> None:
+    """Its processes are ended, and the same batches come again from new ones."""
+    with hanging(commander, tmp_path, "worker") as job:
+        eventually(lambda: (tmp_path / "saved" / "step-00000007").exists(), 30, "a checkpoint")
+        reply = commander.final(commander.send("job.rollback", seconds=30), within=25)
+        assert (reply.status, reply.output.get("step")) == ("applied", 7), (reply, job.tail())
+        assert reply.output["data"] == "the same batches again"
+    assert "finished 16" in job.log.read_text()
+    assert "the data loader hung and was interrupted" in job.log.read_text()
+
+
+def test_only_a_hanging_step_is_interrupted_and_only_where_it_helps(commander: Commander, tmp_path: Path) -> None:
+    """Not what takes long between two steps, such as an evaluation; not for a rollback that would be rejected,
+    or for another learning rate. A stop ends it, without a checkpoint: half a step is no state to go on from."""
+    with hanging(commander, tmp_path, "between", "event") as job:
+        wait_for_hang(job, "between")
+        reply = commander.final(commander.send("job.scale_lr", seconds=30, factor=0.5), within=20)
+        assert (reply.status, reply.output["step"]) == ("applied", 9)
+        wait_for_hang(job, "event")
+        useless = [
+            commander.send("job.rollback", seconds=1.5, step=3),
+            commander.send("job.scale_lr", seconds=1.5, factor=0.5),
+        ]
+        eventually(lambda: all(commander.replies(one) for one in useless), 5, "their arrival")
+        stop = commander.final(commander.send("job.stop", seconds=30, checkpoint=True), within=20)
+        assert "interrupted" in stop.output["no_checkpoint"]
+    assert job.log.read_text().count("hung and was interrupted") == 1
+    assert "finished 15 others heard stopping" in job.log.read_text()
+    assert sorted((tmp_path / "saved").glob("step-*"))[-1].name == "step-00000014"

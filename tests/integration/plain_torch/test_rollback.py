@@ -1,0 +1,259 @@
+"""A plain PyTorch training goes back exactly, or says how far not; over a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, IterableDataset
+
+import trainmedic
+import trainmedic.torch
+from tests.commanding import Commander
+from tests.integration.plain_torch.training import Augmented, Training, same
+from trainmedic import checkpoints
+from trainmedic.checkpoints import Found
+
+Begin = Callable[..., Training]
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=1000),
+    "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 50)),
+    "CosineAnnealingLR": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 40, eta_min=1e-3),
+}
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Augmented(), **{"batch_size": 4, "shuffle": True, **options})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "workers", "accumulation"),
+    [("OneCycleLR", 2, 2), ("LambdaLR", 0, 1), ("CosineAnnealingLR", 0, 3)],
+)
+def test_after_rollbacks_training_goes_on_as_if_nothing_had_been(
+    begin: Begin, tmp_path: Path, schedule: str, workers: int, accumulation: int
+) -> None:
+    """Every loss, weight, moment and average to the bit, and the same samples in the same batches: after a
+    rollback within an epoch, one over several epochs, and one to the same checkpoint again."""
+    options = {"scheduler": SCHEDULES[schedule], "workers": workers, "accumulation": accumulation}
+    calm = begin(directory=tmp_path / "calm", **options)
+    calm.train(60)
+    shaken = begin(directory=tmp_path / "shaken", **options)
+    back = shaken.order
+    orders = {14: back("job.rollback"), 47: back("job.rollback", step=20), 31: back("job.rollback", steps_back=7)}
+    shaken.train(60, orders)
+    told = shaken.outputs()
+    assert [(one["step"], one["left_step"]) for one in told] == [(10, 14), (20, 31), (20, 47)]
+    assert {one["data"] for one in told} == {"the same batches again"}
+    assert shaken.losses == calm.losses
+    assert same(shaken.state(), calm.state())
+    assert shaken.seen[-13 * accumulation :] == calm.seen[-13 * accumulation :]
+
+
+def test_skipped_batches_are_left_out_for_good(begin: Begin, tmp_path: Path) -> None:
+    """Neither a later rollback nor a restart brings them back."""
+    calm = begin(directory=tmp_path / "calm")
+    calm.train(40)
+    training = begin()
+    back = training.order("job.rollback", skip_batches=6, step=10)
+    training.train(20, {15: [back], 18: training.order("job.rollback", step=10)})
+    assert training.outputs()[0]["skipped_batches"] == 6
+    wanted = calm.seen[:10] + calm.seen[16:]
+    assert training.seen[15:23] == wanted[10:18]
+    assert training.seen[23:33] == wanted[10:20]
+    again = begin(seed=99)
+    assert again.run.resume() == 20
+    again.train(22)
+    assert again.seen == wanted[20:22]
+
+
+def test_a_restart_after_a_rollback_does_not_meet_the_skipped_batches(begin: Begin) -> None:
+    """Even where it happens before the next checkpoint: the one that was gone back to is of before the skip."""
+    training = begin()
+    training.train(12, {12: training.order("job.rollback", skip_batches=5)})
+    training.run.close()
+    met = begin(seed=99)
+    assert met.run.resume() == 10
+    calm = begin(directory=Path("/nowhere"), checkpoint_every=None)
+    calm.train(20)
+    met.train(13)
+    assert met.seen == calm.seen[15:18]
+
+
+def test_the_newest_from_before_the_alert_is_meant(begin: Begin) -> None:
+    """By the time at which it was complete, whatever came after."""
+    training = begin()
+    training.train(30)
+    saved = {one.step: one.at for one in training.run.storage.found()}  # type: ignore[union-attr]
+    moment = saved[20].isoformat()
+    training.train(32, {31: training.order("job.rollback", before=moment)})
+    (told,) = training.outputs()
+    assert (told["step"], told["checkpoint"]) == (10, "step-00000010")
+    assert datetime.fromisoformat(told["saved_at"]) == saved[10]
+    assert checkpoints.is_pinned(training.run.storage.directory / told["checkpoint"])  # type: ignore[union-attr,operator]
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_passed_over(begin: Begin, tmp_path: Path) -> None:
+    """The next older one is taken, and the answer says why; where there is none, nothing is changed."""
+    training = begin()
+    training.train(35)
+    for step in (20, 30):
+        (tmp_path / f"step-000000{step}" / "training.pt").write_bytes(b"x" * 10)
+        facts = dict(checkpoints.completion(tmp_path / f"step-000000{step}") or {})
+        checkpoints.mark_complete(tmp_path / f"step-000000{step}", {**facts, "files": {"training.pt": 10}})
+    training.train(36, {36: training.order("job.rollback")})
+    (told,) = training.outputs()
+    assert told["step"] == 10
+    assert [text.partition(":")[0] for text in told["unusable"]] == [
+        "step-00000030/training.pt cannot be read",
+        "step-00000020/training.pt cannot be read",
+    ]
+
+
+def test_where_no_checkpoint_can_be_loaded_nothing_is_changed(begin: Begin, tmp_path: Path) -> None:
+    """The command has failed, and training goes on from where it is."""
+    calm = begin(directory=tmp_path / "calm")
+    calm.train(20)
+    training = begin()
+    training.train(10)
+    run = tmp_path / "step-00000010" / "run.pt"
+    run.write_bytes(run.read_bytes()[::-1])
+    training.train(20, {12: training.order("job.rollback"), 13: training.order("job.rollback", step=9)})
+    failed, rejected = training.replies()
+    assert (failed.status, rejected.status) == ("failed", "rejected")
+    assert "no checkpoint could be loaded: step-00000010/run.pt cannot be read" in failed.output["reason"]
+    assert training.losses == calm.losses
+
+
+def test_going_back_again_and_again_is_rejected(begin: Begin, tmp_path: Path) -> None:
+    """After the budget the playbook gets a reason to escalate, also from a job that was restarted meanwhile."""
+    training = begin(rollbacks=2)
+    back = training.order("job.rollback", step=10)
+    training.train(25, {15: back, 16: back})
+    assert [one["rollback_number"] for one in training.outputs()] == [1, 2]
+    training.run.close()
+    later = begin(rollbacks=2)
+    later.run.resume()
+    later.train(26, {26: later.order("job.rollback", step=10)})
+    assert later.replies()[0].status == "rejected"
+    assert "the budget is 2" in later.replies()[0].output["reason"]
+
+
+def test_what_comes_after_a_rollback_is_not_gone_back_to(begin: Begin, tmp_path: Path) -> None:
+    """Checkpoints of the abandoned course count no more, and go when there is a newer one."""
+    training = begin(keep=5)
+    stop = training.order("job.stop", checkpoint=False)
+    training.train(31, {31: [training.order("job.rollback", step=10), stop]})
+    assert training.run.global_step == 10
+    assert [one.step for one in training.run.storage.found()] == [10]  # type: ignore[union-attr]
+    assert len(list(tmp_path.glob("abandoned-*"))) == 2
+    later = begin(keep=5)
+    later.run.resume()
+    later.train(20)
+    assert not list(tmp_path.glob("abandoned-*"))
+
+
+class Lines(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(torch.full((4,), float(number)), number) for number in range(40)])
+
+
+@pytest.mark.parametrize(
+    ("source", "seen", "data"),
+    [
+        (lambda: DataLoader(Lines(), batch_size=4), [[16, 17, 18, 19]], "the same batches again, if"),
+        (lambda: iter(DataLoader(Lines(), batch_size=4)), [[24, 25, 26, 27]], "not the same batches: a stream"),
+        (lambda: [(torch.ones(4, 4), torch.arange(4) + 4 * n) for n in range(10)], [[16, 17, 18, 19]], "the same"),
+    ],
+    ids=["iterable data set", "iterator", "list"],
+)
+def test_other_sources_go_back_as_far_as_they_can(begin: Begin, source: Any, seen: Any, data: str) -> None:
+    """And the answer says whether the same batches come."""
+    training = begin(loader=source(), checkpoint_every=4)
+    training.train(8, {6: training.order("job.rollback", step=4)})
+    (told,) = training.outputs()
+    assert told["data"].startswith(data)
+    assert training.seen[6:7] == seen
+
+
+def test_own_functions_serve_as_checkpoints(begin: Begin, tmp_path: Path) -> None:
+    """With the run's state kept along, a rollback is exact; without it, the step is known and no more."""
+    kept: dict[int, Any] = {}
+    found: list[Found] = []
+
+    def save(step: int, state: Any) -> None:
+        torch.save([part.state_dict() for part in parts(training)] + [state], tmp_path / f"{step}.pt")
+        found.append(Found(step, datetime.now(UTC), tmp_path / f"{step}.pt"))
+
+    def load(one: Found) -> Any:
+        *states, state = torch.load(one.path)
+        for part, held in zip(parts(training), states, strict=True):
+            part.load_state_dict(held)
+        return kept.get(one.step, state)
+
+    def parts(of: Training) -> list[Any]:
+        return [of.model, of.optimizer, of.scheduler, of.ema]
+
+    calm = begin(directory=tmp_path / "calm")
+    calm.train(25)
+    training = begin(checkpoints=trainmedic.torch.OwnCheckpoints(save, load, lambda: found))
+    training.train(25, {24: training.order("job.rollback", step=10)})
+    assert training.losses == calm.losses
+    assert same(training.state(), calm.state())
+    kept[20] = None
+    training.train(32, {28: training.order("job.rollback", step=20)})
+    assert training.outputs()[-1]["data"].startswith("the checkpoint does not hold the place")
+    assert training.run.global_step == 32
+
+
+def test_a_run_resumes_where_it_was_killed(begin: Begin, tmp_path: Path) -> None:
+    """Another process, another seed: the same losses from the newest checkpoint on."""
+    calm = begin(directory=tmp_path / "calm")
+    calm.train(40)
+    first = begin()
+    first.train(25)
+    first.run.close()
+    second = begin(seed=1234)
+    assert second.run.resume() == 20
+    second.train(40)
+    assert second.losses == {step: loss for step, loss in calm.losses.items() if step > 20}
+    assert same(second.state(), calm.state())
+
+
+def test_checkpoints_that_are_all_damaged_stop_a_resumption(begin: Begin, tmp_path: Path) -> None:
+    """Beginning anew in their place would lose them one by one."""
+    first = begin()
+    first.train(10)
+    (tmp_path / "step-00000010" / "run.pt").write_bytes((tmp_path / "step-00000010" / "run.pt").read_bytes()[::-1])
+    with pytest.raises(trainmedic.TrainmedicError, match="no checkpoint could be loaded"):
+        begin().run.resume()
+    assert begin(directory=tmp_path / "empty").run.resume() is None
+
+
+def test_training_goes_on_where_a_checkpoint_cannot_be_written(begin: Begin, tmp_path: Path, caplog: Any) -> None:
+    """The regular ones are missed with a line in the log; an ordered one is answered failed."""
+    (tmp_path / "file").write_text("in the way")
+    training = begin(directory=tmp_path / "file")
+    training.train(12, {11: training.order("job.checkpoint")})
+    (reply,) = training.replies()
+    assert reply.status == "failed"
+    assert "FileExistsError" in reply.output["reason"]
+    assert "no checkpoint of step 10" in caplog.text
+    assert training.run.global_step == 12
+
+
+def test_without_redis_training_goes_on(tmp_path: Path) -> None:
+    """Nobody listens at that address."""
+    absent = Commander("redis://127.0.0.1:1/0")
+    with absent.connect() as medic:
+        training = Training(absent, medic, tmp_path)
+        training.train(25)
+        training.run.close()
+    assert training.run.global_step == 25
+    absent.close()

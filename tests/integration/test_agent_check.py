@@ -1,0 +1,156 @@
+"""``trainmedic agent check`` and ``agent release``, on the stand-in for the GPU driver and a real Redis."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.driver.driver import Driver, cards
+from tests.gpu_node import GpuNode
+from tests.programs import ROOT, inherited
+from trainmedic import envelope
+
+POLICY = """
+allow: [gpu.power_limit, disk.clean]
+cleaning:
+  rules:
+    scratch: {{roots: [{root}/scratch, {root}/missing], globs: ["*.tmp"], min_age: 1d}}
+"""
+NO_REDIS = "redis://127.0.0.1:1/0"
+
+
+def agent(
+    driver: Driver, *options: str | Path, launcher: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*launcher, sys.executable, "-m", "app", "agent", *map(str, options)],
+        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}", **driver.environment, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    (tmp_path / "scratch").mkdir()
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY.format(root=tmp_path))
+    return file
+
+
+def told(driver: Driver, *options: str | Path, status: int = 0, **more: Any) -> Mapping[str, Any]:
+    done = agent(driver, "check", "--json", *options, **more)
+    assert done.returncode == status, done.stderr
+    report: Mapping[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who may not set power limits is told so, and ends with 1")
+def test_it_shows_what_the_node_offers(tmp_path: Path, policy: Path, driver: Driver, redis_url: str) -> None:
+    """GPUs with limits, actions, rules with their roots; a root that is not there yet is only warned of."""
+    given = ("--policy", policy, "--state-dir", tmp_path / "state", "--redis", redis_url, "--node", "n1")
+    report = told(driver, *given, TRAINMEDIC_SIGNING_KEY="a key of sixteen or more characters")
+    assert report["actions"] == ["disk.clean", "gpu.power_limit", "node.facts"]
+    assert [gpu["uuid"] for gpu in report["gpus"]] == [card.uuid for card in driver.cards]
+    assert report["gpus"][0]["max_limit_watts"] == 700
+    assert report["power"] == {"is_allowed": True, "floor_percent": 50, "max_lease": "15m", "may_set": True}
+    roots = report["rules"]["scratch"]["roots"]
+    assert roots[str(tmp_path / "scratch")] is None
+    assert "No such file" in roots[str(tmp_path / "missing")]
+    assert report["redis"] == {"is_reachable": True, "agent": None}
+    assert report["signing_key"] is True
+    assert report["errors"] == []
+    assert any("missing" in one for one in report["warnings"])
+    assert driver.sets() == []
+    assert not (tmp_path / "state").exists()
+    shown = agent(driver, *given, "check")
+    assert shown.returncode == 0
+    assert f"{driver.cards[0].uuid}  NVIDIA H100 80GB HBM3  700 W of 200 to 700 W, default 700 W" in shown.stdout
+    assert "Warning: no signing key is set" in shown.stdout
+
+
+def test_a_mistake_in_the_policy_is_shown_where_it_is(tmp_path: Path, policy: Path, driver: Driver) -> None:
+    """File, line and column; and the rest is looked at all the same."""
+    policy.write_text(policy.read_text().replace("min_age", "min_ages"))
+    report = told(driver, "--policy", policy, "--redis", NO_REDIS, "--state-dir", tmp_path, status=1)
+    assert any(one.startswith(f"{policy}:5:") and "did you mean 'min_age'?" in one for one in report["errors"])
+    assert len(report["gpus"]) == len(driver.cards)
+
+
+def test_redis_that_is_away_has_a_status_of_its_own(tmp_path: Path, driver: Driver) -> None:
+    """3, as for every command that cannot reach what it needs. The password is not shown."""
+    done = agent(driver, "check", "--redis", "redis://:secret@127.0.0.1:1/0", "--state-dir", tmp_path)
+    assert done.returncode == 3
+    assert "Redis cannot be used: Error 111" in done.stderr
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_what_the_policy_allows_and_the_user_may_not_is_an_error(
+    tmp_path: Path, policy: Path, driver: Driver, redis_url: str
+) -> None:
+    """A power limit without the privilege, a root that a link leads to, a state directory that is a file."""
+    (tmp_path / "missing").symlink_to(tmp_path / "scratch")
+    launcher = ("setpriv", "--bounding-set", "-sys_admin,-lease") if os.geteuid() == 0 else ()
+    given = ("--policy", policy, "--redis", redis_url, "--state-dir", policy)
+    report = told(driver, *given, status=1, launcher=launcher)
+    power, root, state = report["errors"]
+    assert "needs CAP_SYS_ADMIN" in power
+    assert "is a symbolic link" in root
+    assert "cannot be used" in state
+    assert any("CAP_LEASE" in one for one in report["warnings"])
+
+
+def test_a_setting_that_is_wrong_ends_with_2(driver: Driver) -> None:
+    """As everywhere."""
+    assert agent(driver, "check", "--redis", "http://x").returncode == 2
+
+
+def test_a_running_agent_is_seen_and_left_alone(
+    tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
+) -> None:
+    """The check says which it is, and that it has another policy than the file says by now. Releasing its caps is
+    refused while it runs, and done when it is stopped."""
+    with GpuNode(tmp_path / "node", redis_url, make_driver(2)) as node:
+        given = ("--node", "n1", "--redis", redis_url, "--state-dir", node.state)
+        cap = node.send(node.cap("1", percent=80))
+        assert node.final(cap).status == envelope.APPLIED
+        report = told(node.driver, *given)
+        assert report["redis"]["agent"]["pid"] == node.agent.process.pid
+        assert any("started with another policy: restart it" in one for one in report["warnings"])
+        refused = agent(node.driver, "release", *given)
+        assert (refused.returncode, node.driver.watts(1)) == (2, 560)
+        assert "another agent is running" in refused.stderr
+        node.agent.end()
+        assert node.driver.watts(1) == 560
+        released = agent(node.driver, "release", *given)
+        assert (released.returncode, node.driver.watts(1)) == (0, 700)
+        assert released.stdout == f"{cards(2)[1].uuid}: 700 W, was 560 W\n"
+        assert agent(node.driver, "release", *given).stdout == "No GPU of this node is capped.\n"
+        node.start()
+        undone = node.final(node.send(node.cap("1", undo_of=cap.id)))
+        assert undone.output["nothing_to_undo"] is True
+
+
+def test_power_that_cannot_be_given_back_is_told(
+    tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
+) -> None:
+    """A driver that is gone: status 1, and the next attempt succeeds."""
+    with GpuNode(tmp_path / "node", redis_url, make_driver(1)) as node:
+        node.final(node.send(node.cap("0", percent=80)))
+        node.agent.end()
+        node.driver.unload()
+        failed = agent(node.driver, "release", "--state-dir", node.state)
+        assert failed.returncode == 1
+        assert "not loaded" in failed.stdout
+        node.driver.reload()
+        assert agent(node.driver, "release", "--state-dir", node.state).returncode == 0
+        assert node.driver.watts(0) == 700

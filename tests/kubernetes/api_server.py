@@ -1,0 +1,355 @@
+"""A stand-in for the Kubernetes API server: real HTTP, in a thread of its own.
+
+Our code and the official client run against it unchanged. It models paths, verbs and Status objects;
+resourceVersion with conflicts; merge patches; uid preconditions; selectors; paged lists whose
+continuation can expire; watches with bookmarks that can break off; the Eviction API with
+PodDisruptionBudgets; bearer tokens and RBAC rules; and, on demand, latency, overload, errors and
+an outage. Every request is recorded as RBAC would see it.
+
+Not modelled: admission, defaulting and validation of bodies (a schema check is made elsewhere), other
+patch types than JSON merge patch, server-side apply, controllers (no Deployment makes pods), kubelets
+(`Kubelet` in ``world`` ends pods through the API), TLS, streaming logs, and discovery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from tests.kubernetes.object_store import KINDS, Object, Objects, Place, Refused
+
+_PATH = re.compile(
+    r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
+    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[^/]+))?$"
+)
+_SELECTOR = re.compile(r"^(?P<name>[^=!,\s]+)(?:(?P<op>==|=|!=)(?P<value>.*))?$")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request in RBAC's words. ``group`` is empty for the core API; ``resource`` has its subresource."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+    name: str
+
+
+@dataclass
+class Fault:
+    """What befalls the next `times` requests of these verbs (all, where empty) on this resource."""
+
+    status: int
+    times: int = 1
+    verbs: frozenset[str] = frozenset()
+    resource: str = ""
+    retry_after: int | None = None
+    is_done_first: bool = False
+    """The request is carried out, and then answered with the error."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One permission, as in a Role."""
+
+    group: str
+    resource: str
+    verbs: frozenset[str]
+    namespace: str | None = None
+
+
+@dataclass
+class ApiServer:
+    """Start it with ``with ApiServer().running() as server``."""
+
+    token: str = "of-the-service-account"
+    objects: Objects = field(default_factory=Objects)
+    requests: list[Request] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    rules: Sequence[Rule] | None = None
+    """What the token may do; everything, where None."""
+    latency: float = 0.0
+    is_out: bool = False
+    url: str = ""
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _news: asyncio.Event | None = None
+    _watches: set[web.StreamResponse] = field(default_factory=set)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[ApiServer]:
+        ready = threading.Event()
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="api-server")
+        thread.start()
+        ready.wait(10)
+        try:
+            yield self
+        finally:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            thread.join(10)
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """Nobody answers: connections are cut."""
+        self.is_out = True
+        self.break_watches()
+        try:
+            yield
+        finally:
+            self.is_out = False
+
+    def break_watches(self) -> None:
+        """Every open watch loses its connection."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._cut_watches)
+
+    def kubeconfig(self) -> dict[str, Any]:
+        """By which a client finds this server."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "stand-in", "cluster": {"server": self.url}}],
+            "users": [{"name": "trainmedic", "user": {"token": self.token}}],
+            "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": "trainmedic"}}],
+            "current-context": "stand-in",
+        }
+
+    # --- serving ----------------------------------------------------------------------------------
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._stopping = asyncio.Event()
+        app = web.Application(client_max_size=8 << 20)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.2, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        assert site._server is not None
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+        ready.set()
+        await self._stopping.wait()
+        self._cut_watches()
+        await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if self.latency:
+            await asyncio.sleep(self.latency)
+        if self.is_out:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response(status=503)
+        try:
+            if request.headers.get("Authorization", "").removeprefix("Bearer ") != self.token:
+                raise Refused(401, "Unauthorized", "Unauthorized")
+            if request.path in ("/version", "/healthz"):
+                return web.json_response({"major": "1", "minor": "34", "gitVersion": "v1.34.0-stand-in"})
+            matched = _PATH.match(request.rel_url.path)
+            if matched is None:
+                raise Refused(404, "NotFound", "the server could not find the requested resource")
+            return await self._handle(request, matched)
+        except Refused as refusal:
+            return _refusal(refusal, None)
+
+    async def _handle(self, request: web.Request, matched: re.Match[str]) -> web.StreamResponse:
+        place: Place = (matched["core"] or matched["group"], matched["plural"])
+        if place not in KINDS:
+            raise Refused(404, "NotFound", "the server could not find the requested resource")
+        seen = _seen(request, matched, place)
+        self.requests.append(seen)
+        self._authorize(seen)
+        fault = self._fault(seen)
+        if fault and not fault.is_done_first:
+            return _refusal(Refused(fault.status, "InternalError", "the stand-in was told to fail"), fault.retry_after)
+        body = await request.json() if request.can_read_body else {}
+        if seen.verb == "watch":
+            return await self._watch(request, place)
+        with self._lock:
+            answer = self._act(seen, place, request, body, matched["sub"] or "")
+        assert self._news is not None
+        self._news.set()
+        if fault:
+            return _refusal(Refused(fault.status, "InternalError", "the stand-in was told to fail"), fault.retry_after)
+        return web.json_response(answer, status=201 if seen.verb == "create" else 200)
+
+    def _act(self, seen: Request, place: Place, request: web.Request, body: Object, sub: str) -> Object:
+        manager = request.query.get("fieldManager", "unknown")
+        match seen.verb:
+            case "get":
+                return self.objects.get(place, seen.namespace, seen.name)
+            case "list":
+                return self._page(place, matched_namespace(request), request.query)
+            case "create" if sub == "eviction":
+                self.objects.evict(seen.namespace, seen.name, body.get("deleteOptions") or {})
+                return {"apiVersion": "v1", "kind": "Status", "status": "Success"}
+            case "create":
+                return self.objects.create(place, seen.namespace, body, manager)
+            case "patch":
+                if request.content_type != "application/merge-patch+json":
+                    raise Refused(415, "UnsupportedMediaType", f"not modelled: {request.content_type}")
+                return self.objects.patch(place, seen.namespace, seen.name, body, manager)
+            case "delete":
+                return self.objects.delete(place, seen.namespace, seen.name, body)
+        raise Refused(405, "MethodNotAllowed", f"not modelled: {seen.verb}")
+
+    def _page(self, place: Place, namespace: str | None, query: Mapping[str, str]) -> Object:
+        found = [
+            one
+            for one in self.objects.list(place, namespace)
+            if _labels_match(query.get("labelSelector", ""), one) and _fields_match(query.get("fieldSelector", ""), one)
+        ]
+        start, version = 0, self.objects.version
+        if query.get("continue"):
+            start, version = json.loads(base64.b64decode(query["continue"]))
+            if version < self.objects.oldest:
+                raise Refused(410, "Expired", "The provided continue parameter is too old")
+        limit = int(query.get("limit") or 0) or len(found) + 1
+        more = start + limit < len(found)
+        token = base64.b64encode(json.dumps([start + limit, version]).encode()).decode() if more else ""
+        metadata = {"resourceVersion": str(version), "continue": token}
+        return {
+            "apiVersion": place[0],
+            "kind": f"{KINDS[place][0]}List",
+            "metadata": metadata,
+            "items": found[start : start + limit],
+        }
+
+    async def _watch(self, request: web.Request, place: Place) -> web.StreamResponse:
+        version = int(request.query.get("resourceVersion") or self.objects.version)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        self._watches.add(response)
+        deadline = asyncio.get_running_loop().time() + float(request.query.get("timeoutSeconds") or 300)
+        try:
+            while (left := deadline - asyncio.get_running_loop().time()) > 0:
+                if version < self.objects.oldest:
+                    status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+                    await _tell(response, "ERROR", status)
+                    return response
+                with self._lock:
+                    changes = self.objects.since(place, version)
+                    reached = self.objects.version
+                for change in changes:
+                    await _tell(response, change.type, change.object)
+                if reached > version:
+                    version = reached
+                    bookmark = {"kind": KINDS[place][0], "metadata": {"resourceVersion": str(version)}}
+                    await _tell(response, "BOOKMARK", bookmark)
+                assert self._news is not None
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), min(left, 0.2))
+        except ConnectionError:
+            pass
+        finally:
+            self._watches.discard(response)
+        return response
+
+    def _cut_watches(self) -> None:
+        for response in list(self._watches):
+            transport = response._req.transport if response._req is not None else None
+            if transport is not None:
+                transport.abort()
+
+    def _authorize(self, seen: Request) -> None:
+        if self.rules is None or any(_permits(rule, seen) for rule in self.rules):
+            return
+        where = f' in the namespace "{seen.namespace}"' if seen.namespace else " at the cluster scope"
+        raise Refused(
+            403,
+            "Forbidden",
+            f'{seen.resource} "{seen.name}" is forbidden: User "trainmedic" cannot {seen.verb} resource '
+            f'"{seen.resource}" in API group "{seen.group}"{where}',
+        )
+
+    def _fault(self, seen: Request) -> Fault | None:
+        for fault in list(self.faults):
+            if (not fault.verbs or seen.verb in fault.verbs) and fault.resource in ("", seen.resource):
+                fault.times -= 1
+                if fault.times <= 0:
+                    self.faults.remove(fault)
+                return fault
+        return None
+
+
+def matched_namespace(request: web.Request) -> str | None:
+    matched = _PATH.match(request.rel_url.path)
+    return matched["namespace"] if matched else None
+
+
+def _seen(request: web.Request, matched: re.Match[str], place: Place) -> Request:
+    name, sub = matched["name"] or "", matched["sub"] or ""
+    verbs = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete", "PUT": "update"}
+    verb = verbs.get(request.method, request.method.lower())
+    if verb == "list" and request.query.get("watch") in ("true", "1"):
+        verb = "watch"
+    group = "" if matched["core"] else place[0].partition("/")[0]
+    return Request(verb, group, place[1] + (f"/{sub}" if sub else ""), matched["namespace"] or "", name)
+
+
+def _permits(rule: Rule, seen: Request) -> bool:
+    return (
+        rule.group == seen.group
+        and rule.resource == seen.resource
+        and seen.verb in rule.verbs
+        and rule.namespace in (None, seen.namespace)
+    )
+
+
+def _labels_match(selector: str, found: Object) -> bool:
+    labels = found["metadata"].get("labels") or {}
+    for term in filter(None, (part.strip() for part in selector.split(","))):
+        matched = _SELECTOR.match(term)
+        if matched is None or " in " in term:
+            raise Refused(400, "BadRequest", f"not modelled: the selector {term!r}")
+        value = labels.get(matched["name"])
+        if matched["op"] is None and value is None:
+            return False
+        if matched["op"] in ("=", "==") and value != matched["value"]:
+            return False
+        if matched["op"] == "!=" and value == matched["value"]:
+            return False
+    return True
+
+
+def _fields_match(selector: str, found: Object) -> bool:
+    for term in filter(None, selector.split(",")):
+        path, _, wanted = term.partition("=")
+        if path not in ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"):
+            raise Refused(400, "BadRequest", f"field label not supported: {path}")
+        value: Any = found
+        for part in path.split("."):
+            value = (value or {}).get(part)
+        if (value or "") != wanted.lstrip("="):
+            return False
+    return True
+
+
+async def _tell(response: web.StreamResponse, type_: str, found: Object) -> None:
+    await response.write(json.dumps({"type": type_, "object": found}).encode() + b"\n")
+
+
+def _refusal(refusal: Refused, retry_after: int | None) -> web.Response:
+    status = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": str(refusal),
+        "reason": refusal.reason,
+        "code": refusal.status,
+        "details": {"causes": list(refusal.causes)},
+    }
+    headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
+    return web.json_response(status, status=refusal.status, headers=headers)

@@ -1,0 +1,254 @@
+"""What the stand-in for the Kubernetes API server keeps: objects, versions, who manages which field.
+
+Without HTTP; `api_server` puts that in front. What is modelled is what clients see: resourceVersion
+and its conflicts, merge patches, uid preconditions, a pod's graceful end, PodDisruptionBudgets
+counted from the pods that are Ready, and a log of changes for watches.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+Object = dict[str, Any]
+Place = tuple[str, str]
+"""API version and plural: ``("apps/v1", "deployments")``."""
+
+KINDS: dict[Place, tuple[str, bool]] = {
+    ("v1", "namespaces"): ("Namespace", False),
+    ("v1", "nodes"): ("Node", False),
+    ("v1", "pods"): ("Pod", True),
+    ("v1", "events"): ("Event", True),
+    ("v1", "configmaps"): ("ConfigMap", True),
+    ("apps/v1", "deployments"): ("Deployment", True),
+    ("apps/v1", "statefulsets"): ("StatefulSet", True),
+    ("apps/v1", "daemonsets"): ("DaemonSet", True),
+    ("apps/v1", "replicasets"): ("ReplicaSet", True),
+    ("batch/v1", "jobs"): ("Job", True),
+    ("policy/v1", "poddisruptionbudgets"): ("PodDisruptionBudget", True),
+    ("kubeflow.org/v1", "pytorchjobs"): ("PyTorchJob", True),
+    ("jobset.x-k8s.io/v1alpha2", "jobsets"): ("JobSet", True),
+}
+"""Kind and whether it is in a namespace. The last two stand for custom kinds."""
+
+
+class Refused(Exception):
+    """An answer that is no success: the HTTP status and the ``reason`` of the Status object."""
+
+    def __init__(self, status: int, reason: str, message: str, causes: tuple[Mapping[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.causes = causes
+
+
+@dataclass(frozen=True)
+class Change:
+    """One entry of the log that watches read."""
+
+    version: int
+    type: str
+    place: Place
+    object: Object
+
+
+@dataclass
+class Objects:
+    """All objects of one cluster. Not for several threads."""
+
+    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
+    version: int = 1000
+    oldest: int = 1000
+    """Watches and continuations from before it are too old."""
+    log: list[Change] = field(default_factory=list)
+    _kept: dict[Place, dict[tuple[str, str], Object]] = field(default_factory=dict)
+
+    def get(self, place: Place, namespace: str, name: str) -> Object:
+        found = self._kept.get(place, {}).get((namespace, name))
+        if found is None:
+            raise Refused(404, "NotFound", f'{place[1]} "{name}" not found')
+        return copy.deepcopy(found)
+
+    def list(self, place: Place, namespace: str | None) -> list[Object]:
+        kept = self._kept.get(place, {})
+        return [copy.deepcopy(found) for key, found in sorted(kept.items()) if namespace is None or key[0] == namespace]
+
+    def create(self, place: Place, namespace: str, body: Object, manager: str) -> Object:
+        kind, _ = KINDS[place]
+        body = copy.deepcopy(body)
+        if body.get("kind", kind) != kind or body.get("apiVersion", place[0]) != place[0]:
+            raise Refused(400, "BadRequest", f"the body is not a {kind} of {place[0]}")
+        metadata = body.setdefault("metadata", {})
+        if not metadata.get("name") and metadata.get("generateName"):
+            metadata["name"] = metadata["generateName"] + uuid.uuid4().hex[:5]
+        if not metadata.get("name"):
+            raise Refused(422, "Invalid", "metadata.name: Required value: name or generateName is required")
+        key = (namespace, metadata["name"])
+        if key in self._kept.get(place, {}):
+            raise Refused(409, "AlreadyExists", f'{place[1]} "{key[1]}" already exists')
+        body |= {"apiVersion": place[0], "kind": kind}
+        metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": written(self.now()), "generation": 1}
+        if namespace:
+            metadata["namespace"] = namespace
+        metadata["managedFields"] = _managed([], manager, dict(_leaves({}, body)))
+        self._put(place, key, body, "ADDED")
+        return copy.deepcopy(body)
+
+    def patch(self, place: Place, namespace: str, name: str, change: Object, manager: str) -> Object:
+        """A merge patch (RFC 7386). One that changes nothing makes no new version."""
+        before = self.get(place, namespace, name)
+        asked = change.get("metadata", {}).get("resourceVersion")
+        if asked is not None and asked != before["metadata"]["resourceVersion"]:
+            raise Refused(
+                409,
+                "Conflict",
+                f'Operation cannot be fulfilled on {place[1]} "{name}": the object has been modified; please apply '
+                "your changes to the latest version and try again",
+            )
+        after = merged(before, change)
+        for fixed in ("uid", "creationTimestamp", "resourceVersion", "managedFields", "name", "namespace"):
+            if fixed in before["metadata"]:
+                after["metadata"][fixed] = before["metadata"][fixed]
+        if after == before:
+            return before
+        if after.get("spec") != before.get("spec"):
+            after["metadata"]["generation"] = before["metadata"].get("generation", 0) + 1
+        changed = dict(_leaves(before, after))
+        after["metadata"]["managedFields"] = _managed(before["metadata"].get("managedFields", []), manager, changed)
+        self._put(place, (namespace, name), after, "MODIFIED")
+        return copy.deepcopy(after)
+
+    def delete(self, place: Place, namespace: str, name: str, options: Object) -> Object:
+        """A pod on a node keeps its name until its kubelet has ended it, unless the grace is 0."""
+        found = self.get(place, namespace, name)
+        uid = (options.get("preconditions") or {}).get("uid")
+        if uid and uid != found["metadata"]["uid"]:
+            raise Refused(409, "Conflict", f'{place[1]} "{name}": the UID in the precondition does not match')
+        grace = options.get("gracePeriodSeconds")
+        if grace is None:
+            grace = found.get("spec", {}).get("terminationGracePeriodSeconds", 30) if place[1] == "pods" else 0
+        is_running = found.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+        if place[1] == "pods" and found.get("spec", {}).get("nodeName") and grace > 0 and is_running:
+            if "deletionTimestamp" not in found["metadata"]:
+                found["metadata"] |= {
+                    "deletionTimestamp": written(self.now()),
+                    "deletionGracePeriodSeconds": grace,
+                }
+                self._put(place, (namespace, name), found, "MODIFIED")
+            return found
+        del self._kept[place][(namespace, name)]
+        self.version += 1
+        found["metadata"]["resourceVersion"] = str(self.version)
+        self.log.append(Change(self.version, "DELETED", place, found))
+        return found
+
+    def evict(self, namespace: str, name: str, options: Object) -> None:
+        pod = self.get(("v1", "pods"), namespace, name)
+        if "deletionTimestamp" not in pod["metadata"] and _is_ready(pod):
+            for budget in self.list(("policy/v1", "poddisruptionbudgets"), namespace):
+                if _selects(budget["spec"].get("selector") or {}, pod) and self._allowed(budget) < 1:
+                    told = f"The disruption budget {budget['metadata']['name']} does not allow it now"
+                    cause = {"reason": "DisruptionBudget", "message": told}
+                    raise Refused(
+                        429,
+                        "TooManyRequests",
+                        "Cannot evict pod as it would violate the pod's disruption budget.",
+                        (cause,),
+                    )
+        self.delete(("v1", "pods"), namespace, name, options)
+
+    def since(self, place: Place, version: int) -> list[Change]:
+        return [change for change in self.log if change.version > version and change.place == place]
+
+    def forget_the_past(self) -> None:
+        """As after a compaction: what was read before can neither be watched on nor continued."""
+        self.log.clear()
+        self.version += 1
+        self.oldest = self.version
+
+    def _allowed(self, budget: Object) -> int:
+        pods = [
+            pod
+            for pod in self.list(("v1", "pods"), budget["metadata"]["namespace"])
+            if _selects(budget["spec"].get("selector") or {}, pod)
+        ]
+        healthy = sum(_is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in pods)
+        spec = budget["spec"]
+        if "minAvailable" in spec:
+            return healthy - int(spec["minAvailable"])
+        return int(spec.get("maxUnavailable", 0)) - (len(pods) - healthy)
+
+    def _put(self, place: Place, key: tuple[str, str], body: Object, type_: str) -> None:
+        self.version += 1
+        body["metadata"]["resourceVersion"] = str(self.version)
+        self._kept.setdefault(place, {})[key] = copy.deepcopy(body)
+        self.log.append(Change(self.version, type_, place, copy.deepcopy(body)))
+
+
+def merged(base: Any, change: Any) -> Any:
+    """`change` applied to `base` as RFC 7386 says."""
+    if not isinstance(change, Mapping):
+        return copy.deepcopy(change)
+    result = copy.deepcopy(base) if isinstance(base, dict) else {}
+    for name, value in change.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+def written(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _leaves(before: Any, after: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], None]]:
+    """The paths at which `after` differs from `before`; lists count as one value."""
+    if isinstance(after, Mapping) and (isinstance(before, Mapping) or not before):
+        for name in {*after, *(before or {})}:
+            if path == ("metadata",) and name in ("managedFields", "resourceVersion", "generation", "uid"):
+                continue
+            yield from _leaves((before or {}).get(name), after.get(name), (*path, name))
+    elif before != after and path:
+        yield path, None
+
+
+def _managed(entries: list[Object], manager: str, changed: Mapping[tuple[str, ...], None]) -> list[Object]:
+    """Who has set which field last: one entry a manager, as ``fieldsV1`` writes it."""
+    owners: dict[str, dict[str, Any]] = {entry["manager"]: copy.deepcopy(entry["fieldsV1"]) for entry in entries}
+    for path in changed:
+        for tree in owners.values():
+            _remove(tree, path)
+        branch = owners.setdefault(manager, {})
+        for part in path:
+            branch = branch.setdefault(f"f:{part}", {})
+    return [
+        {"manager": name, "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": tree}
+        for name, tree in owners.items()
+        if tree
+    ]
+
+
+def _remove(tree: dict[str, Any], path: tuple[str, ...]) -> None:
+    head = f"f:{path[0]}"
+    if head not in tree:
+        return
+    if len(path) > 1:
+        _remove(tree[head], path[1:])
+    if len(path) == 1 or not tree[head]:
+        del tree[head]
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+
+
+def _selects(selector: Object, pod: Object) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    wanted = selector.get("matchLabels") or {}
+    return bool(wanted) and all(labels.get(name) == value for name, value in wanted.items())

@@ -1,0 +1,212 @@
+"""`ports.Cluster`: what the adapter promises of the Kubernetes API."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from app.adapters.kubernetes_cluster import KubernetesCluster
+from app.errors import (
+    ClusterRefused,
+    ClusterUnavailable,
+    ConfigurationError,
+    EvictionBlocked,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+)
+from app.ports.cluster import NODES, PODS, Ref, Resource
+from tests.kubernetes.api_server import ApiServer, Fault, Rule
+from tests.kubernetes.world import BUDGETS, World
+
+EVENTS = Resource("v1", "events", "Event")
+
+
+async def test_an_object_is_read_as_it_was_made(world: World) -> None:
+    """What `create` returns, `get` and `list` return too."""
+    node = await world.node()
+    found = await world.cluster.get(node)
+    assert found["metadata"]["name"] == node.name
+    listed = await world.cluster.list(NODES, fields=f"metadata.name={node.name}")
+    assert [one["metadata"]["uid"] for one in listed] == [found["metadata"]["uid"]]
+
+
+async def test_what_does_not_exist_is_said_to_be_missing(world: World) -> None:
+    """Reading and changing raise ObjectMissing, which no retry mends."""
+    nobody = Ref(NODES, f"nobody-{world.tag}")
+    with pytest.raises(ObjectMissing, match="Node nobody"):
+        await world.cluster.get(nobody)
+    with pytest.raises(ObjectMissing):
+        await world.cluster.patch(nobody, {"spec": {"unschedulable": True}})
+
+
+async def test_a_name_that_is_taken_is_told_apart(world: World) -> None:
+    """A second object of one name is refused with ObjectExists."""
+    node = await world.node()
+    with pytest.raises(ObjectExists):
+        await world.cluster.create(NODES, None, {"metadata": {"name": node.name}})
+
+
+async def test_a_patch_with_an_old_version_changes_nothing(world: World) -> None:
+    """With metadata.resourceVersion a patch holds only for the object as it was read."""
+    node = await world.node()
+    old = (await world.cluster.get(node))["metadata"]["resourceVersion"]
+    await world.cluster.patch(node, {"metadata": {"labels": {"a": "1"}}})
+    with pytest.raises(ObjectChanged):
+        await world.cluster.patch(node, {"metadata": {"resourceVersion": old}, "spec": {"unschedulable": True}})
+    assert not (await world.cluster.get(node)).get("spec", {}).get("unschedulable")
+
+
+async def test_the_server_notes_which_fields_are_ours(world: World) -> None:
+    """managedFields names `trainmedic` as the one who set a field."""
+    node = await world.node()
+    found = await world.cluster.patch(node, {"spec": {"unschedulable": True}})
+    ours = [entry for entry in found["metadata"]["managedFields"] if entry["manager"] == "trainmedic"]
+    assert any("f:unschedulable" in entry["fieldsV1"].get("f:spec", {}) for entry in ours)
+
+
+async def test_deleting_what_is_gone_is_fine_and_another_of_its_name_is_left(world: World) -> None:
+    """A deletion is of one uid: it can be repeated, and never meets a successor of the same name."""
+    node = await world.node()
+    pod = await world.pod("one", node)
+    uid = (await world.cluster.get(pod))["metadata"]["uid"]
+    await world.cluster.delete(pod, uid, timedelta(0))
+    await world.cluster.delete(pod, uid, timedelta(0))
+    await world.pod("one", node)
+    with pytest.raises(ObjectChanged):
+        await world.cluster.delete(pod, uid, timedelta(0))
+    assert await world.exists(pod)
+
+
+async def test_an_eviction_that_a_budget_forbids_is_told_apart_from_an_overloaded_server(world: World) -> None:
+    """Both are answered 429; only the first is EvictionBlocked."""
+    node = await world.node()
+    pod = await world.pod("one", node, labels={"app": "guarded"})
+    await world.make(
+        BUDGETS,
+        world.namespace,
+        {
+            "metadata": {"name": "guard"},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}},
+        },
+    )
+    uid = (await world.cluster.get(pod))["metadata"]["uid"]
+    with pytest.raises(EvictionBlocked, match="budget"):
+        await world.cluster.evict(pod, uid)
+    assert await world.exists(pod)
+
+
+async def test_an_evicted_pod_ends_in_its_own_time(world: World) -> None:
+    """Eviction asks; the pod is marked and stays until its kubelet has ended it."""
+    node = await world.node()
+    pod = await world.pod("one", node)
+    uid = (await world.cluster.get(pod))["metadata"]["uid"]
+    await world.cluster.evict(pod, uid, timedelta(seconds=20))
+    marked = await world.cluster.get(pod)
+    assert marked["metadata"]["deletionGracePeriodSeconds"] == 20
+
+
+async def test_an_event_is_left_on_the_object(world: World) -> None:
+    """`record` makes an Event that names the object by kind, name and uid."""
+    node = await world.node()
+    found = await world.cluster.get(node)
+    await world.cluster.record(found, "Cordoned", "by a test")
+    events = await world.cluster.list(EVENTS, "default")
+    mine = [event for event in events if event["involvedObject"].get("uid") == found["metadata"]["uid"]]
+    assert [(event["reason"], event["message"], event["type"]) for event in mine] == [
+        ("Cordoned", "by a test", "Normal")
+    ]
+
+
+async def test_a_long_list_comes_whole(world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in pages is put together, also where its continuation expires on the way."""
+    monkeypatch.setattr("app.adapters.kubernetes_cluster.PAGE", 3)
+    node = await world.node()
+    for number in range(8):
+        await world.pod(f"pod-{number}", node)
+    assert len(await world.cluster.list(PODS, world.namespace)) == 8
+
+    pages = 0
+    page = stand_in._page
+
+    def forgetting(*arguments: object) -> object:
+        nonlocal pages
+        pages += 1
+        if pages == 2:
+            stand_in.objects.forget_the_past()
+        return page(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stand_in, "_page", forgetting)
+    assert len(await world.cluster.list(PODS, world.namespace)) == 8
+    assert pages == 3
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_a_failing_server_is_temporary(world: World, stand_in: ApiServer, status: int) -> None:
+    """An overloaded or failing API server is worth another try, after the time that it names."""
+    node = await world.node()
+    stand_in.faults.append(Fault(status, retry_after=7))
+    with pytest.raises(ClusterUnavailable) as caught:
+        await world.cluster.get(node)
+    assert caught.value.retry_after == 7
+    assert (await world.cluster.get(node))["metadata"]["name"] == node.name
+
+
+async def test_a_server_that_is_away_is_temporary(world: World, stand_in: ApiServer) -> None:
+    """A connection that is cut is ClusterUnavailable, and the next call after the outage works."""
+    node = await world.node()
+    with stand_in.outage(), pytest.raises(ClusterUnavailable):
+        await world.cluster.get(node)
+    await world.cluster.check()
+
+
+async def test_what_our_account_may_not_do_is_permanent(world: World, stand_in: ApiServer) -> None:
+    """A 403 says who may not do what; no retry mends it."""
+    node = await world.node()
+    stand_in.rules = [Rule("", "nodes", frozenset({"get"}))]
+    await world.cluster.get(node)
+    with pytest.raises(ClusterRefused, match="cannot patch resource"):
+        await world.cluster.patch(node, {"spec": {"unschedulable": True}})
+    stand_in.rules = None
+
+
+async def test_a_watch_tells_changes_until_it_breaks(world: World, stand_in: ApiServer) -> None:
+    """Each change after the list's version comes once; a lost connection is ClusterUnavailable."""
+    node = await world.node()
+    _, version = await world.cluster.list_at(PODS)
+    seen: list[tuple[str, str]] = []
+
+    async def follow() -> None:
+        async for type_, found in world.cluster.watch(PODS, version, 30):
+            if type_ != "BOOKMARK":
+                seen.append((type_, found["metadata"]["name"]))
+                if len(seen) == 2:
+                    stand_in.break_watches()
+
+    following = asyncio.create_task(follow())
+    await world.pod("one", node)  # made, then its status set
+    with pytest.raises(ClusterUnavailable):
+        await asyncio.wait_for(following, 10)
+    assert seen == [("ADDED", "one"), ("MODIFIED", "one")]
+
+
+async def test_a_watch_from_too_long_ago_says_so(world: World, stand_in: ApiServer) -> None:
+    """ObjectChanged: list again."""
+    _, version = await world.cluster.list_at(PODS)
+    stand_in.objects.forget_the_past()
+    with pytest.raises(ObjectChanged):
+        async for _ in world.cluster.watch(PODS, version, 5):
+            pass
+
+
+async def test_no_kubeconfig_is_a_clear_error(tmp_path: Path) -> None:
+    """A missing file and a broken one name the file."""
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        await KubernetesCluster.opened(tmp_path / "nowhere")
+    broken = tmp_path / "broken"
+    broken.write_text("clusters: [")
+    with pytest.raises(ConfigurationError, match="broken"):
+        await KubernetesCluster.opened(broken)

@@ -1,0 +1,293 @@
+"""``k8s.drain``, on an API server: order, budgets, what is left alone, interruptions, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from app import telemetry
+from app.actions.kubernetes.drain import Drain, DrainParams, sort
+from app.actions.kubernetes.nodes import Cordon, Uncordon
+from app.adapters.redis_bus import RedisBus
+from app.adapters.system_clock import SystemClock
+from app.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from app.ports.cluster import Ref, Resource
+from tests.kubernetes.api_server import ApiServer, Fault, Rule
+from tests.kubernetes.world import BUDGETS, Kubelet, World
+from trainmedic import envelope
+
+EVENTS = Resource("v1", "events", "Event")
+RUN = "0198a000-0000-7000-8000-000000000001"
+
+
+async def budget(world: World, app: str, least: int) -> Ref:
+    spec = {"minAvailable": least, "selector": {"matchLabels": {"app": app}}}
+    await world.make(BUDGETS, world.namespace, {"metadata": {"name": f"guard-{app}"}, "spec": spec})
+    return Ref(BUDGETS, f"guard-{app}", world.namespace)
+
+
+async def test_a_node_is_emptied_and_its_undo_uncordons(world: World) -> None:
+    """The node is cordoned, its pods end in their own time, and the output says how many."""
+    node = await world.node()
+    for number in range(5):
+        await world.pod(f"worker-{number}", node)
+    elsewhere = await world.pod("elsewhere", await world.node("other"))
+    async with Kubelet(world, node, after=0.1):
+        output = await world.act(Drain, node, RUN, timeout=20)
+    assert output["gone"] == 5
+    assert output["evicted"] == 5
+    assert output["left"] == []
+    assert output["before"] == {"cordoned": False}
+    assert (await world.cluster.get(node))["spec"]["unschedulable"] is True
+    assert await world.exists(elsewhere)
+    await world.act(Uncordon, node, RUN, restore=True)
+    assert not (await world.cluster.get(node)).get("spec", {}).get("unschedulable")
+
+
+async def test_daemon_sets_mirror_pods_and_finished_pods_are_left_alone(world: World) -> None:
+    """They are counted and stay."""
+    node = await world.node()
+    left = [
+        await world.pod("exporter", node, owner="DaemonSet"),
+        await world.pod("static", node, owner="Node", annotations={"kubernetes.io/config.mirror": "abc"}),
+        await world.pod("done", node, owner="Job", phase="Succeeded"),
+    ]
+    await world.pod("worker", node)
+    async with Kubelet(world, node):
+        output = await world.act(Drain, node, RUN, timeout=20)
+    assert output["skipped"] == {"daemonset": 1, "mirror": 1, "finished": 1}
+    assert output["gone"] == 1
+    for pod in left:
+        assert await world.exists(pod)
+
+
+async def test_a_disruption_budget_is_respected_until_it_allows(world: World) -> None:
+    """A held-back pod goes when its budget lets it, and holds up no other."""
+    node, other = await world.node(), await world.node("other")
+    guarded = await world.pod("guarded", node, labels={"app": "a"})
+    await world.pod("free", node)
+    await budget(world, "a", 1)
+    async with Kubelet(world, node) as kubelet:
+        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30))
+        await _until(lambda: "free" in kubelet.ended)
+        await asyncio.sleep(1.5)
+        assert "deletionTimestamp" not in (await world.cluster.get(guarded))["metadata"]
+        await world.pod("replacement", other, labels={"app": "a"})
+        output = await draining
+    assert output["gone"] == 2
+
+
+async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: World) -> None:
+    """At the deadline: the pods, with the budget or the slow end that kept each. The node stays cordoned."""
+    node = await world.node()
+    await world.pod("guarded", node, labels={"app": "a"})
+    await world.pod("slow", node)
+    await budget(world, "a", 1)
+    told: list[str] = []
+
+    async def tell(what: str) -> None:
+        told.append(what)
+
+    async with Kubelet(world, node, stubborn=frozenset({"slow"})):
+        with pytest.raises(TemporaryFailure, match="2 pods are still there") as caught:
+            await world.act(Drain, node, RUN, timeout=4, tell=tell)
+    why = {one["pod"].partition("/")[2]: one["why"] for one in caught.value.output["left"]}
+    assert "disruption budget" in why["guarded"]
+    assert why["slow"] == "ends"
+    assert caught.value.output["before"] == {"cordoned": False}
+    assert any("still there" in one for one in told)
+    uid = (await world.cluster.get(node))["metadata"]["uid"]
+    events = [one for one in await world.cluster.list(EVENTS, "default") if one["involvedObject"].get("uid") == uid]
+    assert {(one["reason"], one["type"]) for one in events} == {("Cordoned", "Normal"), ("DrainFailed", "Warning")}
+
+
+@pytest.mark.parametrize(
+    ("pod", "allowed", "why"),
+    [
+        ({"owner": None}, {"force": True}, "no controller"),
+        ({"volumes": ({"name": "v", "emptyDir": {}},)}, {"delete_emptydir_data": True}, "emptyDir on disk"),
+    ],
+)
+async def test_what_would_be_lost_forbids_the_drain_before_anything_is_evicted(
+    world: World, pod: dict[str, Any], allowed: dict[str, bool], why: str
+) -> None:
+    """Nothing is touched until the playbook's author has said that it may be."""
+    node = await world.node()
+    bare = await world.pod("precious", node, **pod)
+    worker = await world.pod("worker", node)
+    with pytest.raises(PermanentFailure, match=why):
+        await world.act(Drain, node, RUN, timeout=5)
+    for one in (bare, worker):
+        assert "deletionTimestamp" not in (await world.cluster.get(one))["metadata"]
+    async with Kubelet(world, node):
+        output = await world.act(Drain, node, RUN, timeout=20, **allowed)
+    assert output["gone"] == 2
+
+
+async def test_shared_memory_does_not_forbid_a_drain(world: World) -> None:
+    """Training pods mount an emptyDir in memory as /dev/shm; it holds nothing worth keeping."""
+    node = await world.node()
+    await world.pod("rank-0", node, volumes=({"name": "shm", "emptyDir": {"medium": "Memory"}},))
+    async with Kubelet(world, node):
+        assert (await world.act(Drain, node, RUN, timeout=20))["gone"] == 1
+
+
+async def test_the_grace_period_of_the_step_is_the_pods(world: World) -> None:
+    """It overrides what the pod asks for."""
+    node = await world.node()
+    pod = await world.pod("worker", node)
+    with pytest.raises(TemporaryFailure):
+        await world.act(Drain, node, RUN, timeout=2, grace_period="7s")
+    assert (await world.cluster.get(pod))["metadata"]["deletionGracePeriodSeconds"] == 7
+
+
+async def test_an_interrupted_drain_goes_on_and_evicts_nobody_twice(world: World, stand_in: ApiServer) -> None:
+    """As after a kill of the server: the same command finds pods that end already, and only waits for them."""
+    node = await world.node()
+    for number in range(4):
+        await world.pod(f"worker-{number}", node)
+    call = world.call(Drain, node, RUN, timeout=30)
+    interrupted = asyncio.create_task(world.perform(Drain, call))
+    await _until(lambda: _evictions(stand_in) == 4)
+    interrupted.cancel()
+    await asyncio.wait([interrupted])
+    async with Kubelet(world, node):
+        output = await world.perform(Drain, world.again(call, deadline=call.deadline))
+    assert output["left"] == []
+    assert output["before"] == {"cordoned": False}
+    assert _evictions(stand_in) == 4
+
+
+@pytest.mark.parametrize("trouble", ["outage", "429", "500", "slow"])
+async def test_an_api_server_in_trouble_in_the_middle_is_outlasted(
+    world: World, stand_in: ApiServer, trouble: str
+) -> None:
+    """Away, overloaded, failing or slow: the drain waits, goes on and ends right."""
+    node = await world.node()
+    for number in range(4):
+        await world.pod(f"worker-{number}", node)
+    async with Kubelet(world, node, after=0.2):
+        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=60))
+        await _until(lambda: _evictions(stand_in) >= 1)
+        if trouble == "outage":
+            with stand_in.outage():
+                await asyncio.sleep(2)
+        elif trouble == "slow":
+            stand_in.latency = 0.4
+            await asyncio.sleep(2)
+            stand_in.latency = 0
+        else:
+            stand_in.faults.append(Fault(int(trouble), times=10, retry_after=1 if trouble == "429" else None))
+        output = await draining
+    assert output["left"] == []
+    assert output["gone"] >= 1
+    assert not stand_in.objects.list(("v1", "pods"), world.namespace)
+
+
+async def test_an_api_server_that_stays_away_leaves_a_clear_failure(world: World, stand_in: ApiServer) -> None:
+    """At the deadline the failure says that it was the API that was waited for."""
+    node = await world.node()
+    await world.pod("worker", node)
+    draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=4))
+    await _until(lambda: _evictions(stand_in) == 1)
+    with stand_in.outage(), pytest.raises((TemporaryFailure, OutcomeUnknown), match="Kubernetes API"):
+        await draining
+
+
+async def test_the_permissions_that_it_declares_are_those_that_it_needs(world: World, stand_in: ApiServer) -> None:
+    """With them alone it works; without the right to evict it says so."""
+    node = await world.node()
+    await world.pod("worker", node)
+    declared = [Rule(one.group, one.resource, frozenset(one.verbs)) for one in Drain.permissions]
+    stand_in.rules = [one for one in declared if one.resource != "pods/eviction"]
+    with pytest.raises(ClusterRefused, match="pods/eviction"):
+        await world.act(Drain, node, RUN, timeout=5)
+    stand_in.rules = [*declared, Rule("", "pods", frozenset({"delete"}))]  # the kubelet's
+    async with Kubelet(world, node):
+        await world.act(Drain, node, RUN, timeout=20)
+    stand_in.rules = None
+
+
+@pytest.fixture
+async def bus(redis_url: str) -> AsyncIterator[RedisBus]:
+    bus = RedisBus(redis_url, SystemClock(), telemetry.Metrics())
+    await bus.start()
+    yield bus
+    await bus.close()
+
+
+async def test_a_drain_waits_for_the_checkpoint_of_the_job_on_its_node(
+    world: World, bus: RedisBus, redis_url: str, stand_in: ApiServer
+) -> None:
+    """No pod is evicted until the job has answered; a job on other nodes is not asked."""
+
+    node = await world.node()
+    await world.pod("rank-0", node)
+    client = redis.asyncio.Redis.from_url(redis_url)
+    for name, place in (("here", node.name), ("elsewhere", "another-node")):
+        presence = {"job": name, "at": envelope.write_time(SystemClock().now()), "ranks": [0]}
+        presence["placement"] = [{"rank": 0, "node": place}]
+        await client.set(envelope.job_presence(name), json.dumps(presence), ex=30)
+    world.bus = bus
+    async with Kubelet(world, node):
+        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30, checkpoint="20s"))
+        entry = await client.xread({envelope.job_commands("here"): "0"}, block=5000)
+        sent = envelope.Command.decode(next(iter(entry))[1][0][1][b"command"])
+        assert sent.action == "job.checkpoint"
+        await asyncio.sleep(0.5)
+        assert _evictions(stand_in) == 0
+        reply = envelope.Reply(sent.id, "here/0", envelope.APPLIED, 0, {"step": 7})
+        await client.xadd(envelope.REPLIES, {"reply": reply.encode()})
+        output = await draining
+    assert output["checkpoints"] == {"here": "written"}
+    assert output["gone"] == 1
+    assert not await client.exists(envelope.job_commands("elsewhere"))
+    await client.aclose()
+
+
+async def test_a_job_that_does_not_answer_holds_the_drain_only_so_long(
+    world: World, bus: RedisBus, redis_url: str
+) -> None:
+    """The deadline of the checkpoint passes, and the drain goes on; the output says which job was silent."""
+
+    node = await world.node()
+    client = redis.asyncio.Redis.from_url(redis_url)
+    presence = {"job": "mute", "ranks": [0], "placement": [{"rank": 0, "node": node.name}]}
+    presence["at"] = envelope.write_time(SystemClock().now())
+    await client.set(envelope.job_presence("mute"), json.dumps(presence), ex=30)
+    world.bus = bus
+    output = await world.act(Drain, node, RUN, timeout=30, checkpoint="1s")
+    assert output["checkpoints"] == {"mute": "no answer in time"}
+    await client.aclose()
+
+
+def test_pods_that_end_already_are_waited_for_whatever_they_are() -> None:
+    """One without a controller that somebody has deleted forbids nothing."""
+    pod = {"metadata": {"name": "a", "namespace": "b", "uid": "c", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert sort([pod], DrainParams()).ending == (pod,)
+
+
+async def test_a_drain_after_a_cordon_of_the_same_run_shares_its_undo(world: World) -> None:
+    """Both steps' undos may run: the node is uncordoned once, and the second finds nothing."""
+    node = await world.node()
+    await world.act(Cordon, node, RUN)
+    await world.act(Drain, node, RUN, timeout=5)
+    first = await world.act(Uncordon, node, RUN, restore=True)
+    second = await world.act(Uncordon, node, RUN, restore=True)
+    assert (first["note"], second["note"]) == ("put back", "nothing of this run's to take back")
+
+
+def _evictions(stand_in: ApiServer) -> int:
+    return sum(one.resource == "pods/eviction" for one in stand_in.requests)
+
+
+async def _until(condition: Any, patience: timedelta = timedelta(seconds=10)) -> None:
+    async with asyncio.timeout(patience.total_seconds()):
+        while not condition():
+            await asyncio.sleep(0.02)

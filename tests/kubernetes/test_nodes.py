@@ -1,0 +1,228 @@
+"""``k8s.cordon``, ``k8s.uncordon``, ``k8s.taint``, ``k8s.label``, on an API server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.actions.kubernetes.nodes import Cordon, Label, Taint, Uncordon
+from app.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from app.ports.cluster import NODES, Ref, Resource
+from tests.kubernetes.api_server import ApiServer, Fault, Rule
+from tests.kubernetes.world import World
+
+EVENTS = Resource("v1", "events", "Event")
+RUN, OTHER = "0198a000-0000-7000-8000-000000000001", "0198a000-0000-7000-8000-000000000002"
+
+
+async def is_cordoned(world: World, node: Ref) -> bool:
+    return bool((await world.cluster.get(node)).get("spec", {}).get("unschedulable"))
+
+
+async def annotations(world: World, node: Ref) -> dict[str, str]:
+    return dict((await world.cluster.get(node))["metadata"].get("annotations") or {})
+
+
+async def test_a_cordon_is_taken_back_and_leaves_no_trace(world: World) -> None:
+    """Undo lets pods onto the node again, and takes our annotation away."""
+    node = await world.node()
+    output = await world.act(Cordon, node, RUN)
+    assert output == {"node": node.name, "before": {"cordoned": False}, "after": {"cordoned": True}}
+    assert await is_cordoned(world, node)
+    undone = await world.act(Uncordon, node, RUN, restore=True)
+    assert undone["after"] == {"cordoned": False}
+    assert not await is_cordoned(world, node)
+    assert not any("trainmedic" in name for name in await annotations(world, node))
+
+
+async def test_a_cordon_twice_is_one(world: World) -> None:
+    """A repeat of the same run changes nothing, and its undo still works."""
+    node = await world.node()
+    await world.act(Cordon, node, RUN)
+    version = (await world.cluster.get(node))["metadata"]["resourceVersion"]
+    again = await world.act(Cordon, node, RUN, resumed=True)
+    assert again["before"] == {"cordoned": False}
+    assert (await world.cluster.get(node))["metadata"]["resourceVersion"] == version
+    await world.act(Uncordon, node, RUN, restore=True)
+    assert not await is_cordoned(world, node)
+
+
+async def test_a_node_that_somebody_else_had_cordoned_stays_so(world: World) -> None:
+    """The undo restores what was, which was cordoned; so does an explicit uncordon, and says why."""
+    node = await world.node(unschedulable=True)
+    output = await world.act(Cordon, node, RUN)
+    assert "somebody else" in output["note"]
+    await world.act(Uncordon, node, RUN, restore=True)
+    assert await is_cordoned(world, node)
+    with pytest.raises(PermanentFailure, match="not set by Trainmedic"):
+        await world.act(Uncordon, node, OTHER)
+    assert await is_cordoned(world, node)
+
+
+async def test_force_uncordons_whoever_had_cordoned(world: World) -> None:
+    """`force: true` is the playbook author's word for it."""
+    node = await world.node(unschedulable=True)
+    output = await world.act(Uncordon, node, OTHER, force=True)
+    assert output["before"] == {"cordoned": True}
+    assert not await is_cordoned(world, node)
+
+
+async def test_a_node_that_somebody_cordoned_anew_is_left(world: World) -> None:
+    """Uncordoned and cordoned again by a person since: the API server knows, and it stays cordoned."""
+    node = await world.node()
+    await world.act(Cordon, node, RUN)
+    for value in (None, True):
+        await patched_by_a_person(world, node, {"spec": {"unschedulable": value}})
+    undone = await world.act(Uncordon, node, RUN, restore=True)
+    assert "somebody else" in undone["note"]
+    assert await is_cordoned(world, node)
+    assert not any("trainmedic" in name for name in await annotations(world, node))
+
+
+async def test_two_runs_may_hold_one_node(world: World) -> None:
+    """The node is let go when the last of them lets go, in either order."""
+    for first, second in ((RUN, OTHER), (OTHER, RUN)):
+        node = await world.node(f"held-{first[-1]}")
+        await world.act(Cordon, node, RUN)
+        await world.act(Cordon, node, OTHER)
+        await world.act(Uncordon, node, first, restore=True)
+        assert await is_cordoned(world, node)
+        await world.act(Uncordon, node, second, restore=True)
+        assert not await is_cordoned(world, node)
+
+
+async def test_an_explicit_uncordon_lets_go_of_all_our_cordons(world: World) -> None:
+    """A playbook that has checked a node's health ends what earlier runs did; their undo finds nothing more."""
+    node = await world.node()
+    await world.act(Cordon, node, RUN)
+    await world.act(Uncordon, node, OTHER)
+    assert not await is_cordoned(world, node)
+    later = await world.act(Uncordon, node, RUN, restore=True)
+    assert later["note"] == "nothing of this run's to take back"
+
+
+async def test_an_undo_of_what_never_happened_changes_nothing(world: World) -> None:
+    """The step's outcome may have been unknown; the undo then finds no note."""
+    node = await world.node(unschedulable=True)
+    await world.act(Uncordon, node, RUN, restore=True)
+    assert await is_cordoned(world, node)
+
+
+async def test_a_taint_comes_beside_the_others_and_goes_alone(world: World) -> None:
+    """Other taints are left as they are, before and after."""
+    node = await world.node(taints=[{"key": "other", "effect": "NoSchedule", "value": "x"}])
+    output = await world.act(Taint, node, RUN, key="gpu-unhealthy", value="xid-79")
+    assert output["before"] == {"taint/gpu-unhealthy:NoSchedule": None}
+    taints = (await world.cluster.get(node))["spec"]["taints"]
+    assert {taint["key"]: taint.get("value") for taint in taints} == {"other": "x", "gpu-unhealthy": "xid-79"}
+    await world.act(Taint, node, RUN, key="gpu-unhealthy", restore=True)
+    assert [taint["key"] for taint in (await world.cluster.get(node))["spec"]["taints"]] == ["other"]
+
+
+async def test_a_taint_that_was_there_with_another_value_gets_it_back(world: World) -> None:
+    """Undo restores the value from before."""
+    node = await world.node(taints=[{"key": "health", "effect": "NoSchedule", "value": "good"}])
+    await world.act(Taint, node, RUN, key="health", value="bad")
+    await world.act(Taint, node, RUN, key="health", restore=True)
+    assert (await world.cluster.get(node))["spec"]["taints"][0]["value"] == "good"
+
+
+async def test_a_label_is_set_removed_and_restored(world: World) -> None:
+    """Setting and removing are both undone to what was; what somebody changed since is left."""
+    node = await world.node()
+    await patched_by_a_person(world, node, {"metadata": {"labels": {"pool": "a", "tier": "gold"}}})
+    await world.act(Label, node, RUN, key="pool", value="quarantine")
+    await world.act(Label, node, RUN, key="tier")
+    labels = (await world.cluster.get(node))["metadata"]["labels"]
+    assert labels["pool"] == "quarantine"
+    assert "tier" not in labels
+    await world.act(Label, node, RUN, key="pool", restore=True)
+    await patched_by_a_person(world, node, {"metadata": {"labels": {"tier": "silver"}}})
+    await world.act(Label, node, RUN, key="tier", restore=True)
+    labels = (await world.cluster.get(node))["metadata"]["labels"]
+    assert labels == labels | {"pool": "a", "tier": "silver"}
+
+
+async def test_an_event_tells_on_the_node_who_did_it_and_why(world: World) -> None:
+    """`kubectl describe node` shows the playbook, the run and the reason."""
+    node = await world.node()
+    await world.act(Cordon, node, RUN)
+    uid = (await world.cluster.get(node))["metadata"]["uid"]
+    events = [one for one in await world.cluster.list(EVENTS, "default") if one["involvedObject"].get("uid") == uid]
+    assert [one["reason"] for one in events] == ["Cordoned"]
+    assert f"playbook a-playbook, run {RUN}: NodeDown fires" in events[0]["message"]
+
+
+async def test_a_node_that_does_not_exist_is_a_clear_permanent_failure(world: World) -> None:
+    """No retry mends it, and the message names the node."""
+    with pytest.raises(ObjectMissing, match="Node nobody does not exist"):
+        await world.act(Cordon, Ref(NODES, "nobody"), RUN)
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 503])
+async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_in: ApiServer, status: int) -> None:
+    """Conflicts, overload and failures in the middle are tried again within the step's time."""
+    node = await world.node()
+    stand_in.faults += [Fault(status, times=2, verbs=frozenset({"patch"}), resource="nodes")]
+    await world.act(Cordon, node, RUN)
+    assert await is_cordoned(world, node)
+    assert not stand_in.faults
+
+
+async def test_a_change_that_was_made_and_answered_with_an_error_is_seen(world: World, stand_in: ApiServer) -> None:
+    """The next try finds our note, reports what was before truly, and the undo works."""
+    node = await world.node()
+    stand_in.faults += [Fault(504, verbs=frozenset({"patch"}), resource="nodes", is_done_first=True)]
+    output = await world.act(Cordon, node, RUN)
+    assert output["before"] == {"cordoned": False}
+    await world.act(Uncordon, node, RUN, restore=True)
+    assert not await is_cordoned(world, node)
+
+
+async def test_a_server_that_stays_away_ends_the_attempt_in_time(world: World, stand_in: ApiServer) -> None:
+    """Where nothing can have been done that is temporary; where it may have been, the outcome is unknown."""
+    node = await world.node()
+    stand_in.faults += [Fault(500, times=99, verbs=frozenset({"get"}), resource="nodes")]
+    with pytest.raises(TemporaryFailure, match="not done in time"):
+        await world.act(Cordon, node, RUN, timeout=0.5)
+    stand_in.faults[:] = [Fault(500, times=99, verbs=frozenset({"patch"}), resource="nodes")]
+    with pytest.raises(OutcomeUnknown, match="not done in time"):
+        await world.act(Cordon, node, RUN, timeout=0.5)
+
+
+async def test_without_permission_the_step_says_which_is_missing(world: World, stand_in: ApiServer) -> None:
+    """A 403 is not tried again, and its text is the API server's own."""
+    node = await world.node()
+    stand_in.rules = [Rule("", "nodes", frozenset({"get", "delete"}))]
+    with pytest.raises(ClusterRefused, match='cannot patch resource "nodes"'):
+        await world.act(Cordon, node, RUN)
+    stand_in.rules = None
+
+
+@pytest.mark.parametrize(
+    ("action", "params"),
+    [
+        (Taint, {"key": "bad key"}),
+        (Taint, {"key": "a", "effect": "Never"}),
+        (Taint, {"key": "a", "value": "spaces are not allowed"}),
+        (Label, {"key": "trainmedic.io/own", "value": "x"}),
+        (Label, {"key": "a", "value": "x" * 64}),
+        (Uncordon, {"forced": True}),
+    ],
+)
+def test_bad_parameters_are_refused(action: type[Any], params: dict[str, Any]) -> None:
+    """Before anything is asked of the API server."""
+    with pytest.raises(ValueError, match="validation error"):
+        action.Params.model_validate(params)
+
+
+async def patched_by_a_person(world: World, ref: Ref, change: dict[str, Any]) -> None:
+    """A change that the API server notes as made by another program."""
+    await world.cluster._call(
+        "PATCH",
+        f"/api/v1/nodes/{ref.name}",
+        {"fieldManager": "kubectl"},
+        change,
+        content_type="application/merge-patch+json",
+    )

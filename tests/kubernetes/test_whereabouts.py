@@ -1,0 +1,98 @@
+"""The cached watch: what it knows of nodes and pods, and how it keeps up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from app import telemetry
+from app.adapters.kubernetes_whereabouts import Whereabouts
+from app.ports.cluster import Ref
+from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.world import World
+
+
+@pytest.fixture
+async def whereabouts(world: World) -> AsyncIterator[Whereabouts]:
+    found = Whereabouts(world.cluster, telemetry.Metrics())
+    task = asyncio.create_task(found.watch())
+    await _until(lambda: found.is_filled)
+    yield found
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def placed(world: World, node: Ref, name: str, address: str, **labels: str) -> Ref:
+    pod = await world.pod(name, node, labels={key.replace("__", "/").replace("_", "-"): v for key, v in labels.items()})
+    await world.cluster.patch(pod, {"status": {"podIP": address, "podIPs": [{"ip": address}]}}, "status")
+    return pod
+
+
+async def test_an_address_leads_to_its_node(world: World, whereabouts: Whereabouts) -> None:
+    """That of a node itself, of a pod on it, and of IPv6."""
+    node = await world.node()
+    await world.cluster.patch(
+        node, {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}}, "status"
+    )
+    await placed(world, node, "exporter", "2001:db8::7")
+    await _until(lambda: "2001:db8::7" in whereabouts.inventory())
+    known = whereabouts.inventory()
+    assert known["192.0.2.10"] == known["2001:db8::7"] == node.name
+
+
+async def test_a_pods_job_is_known_and_forgotten(world: World, whereabouts: Whereabouts) -> None:
+    """A JobSet's pod belongs to the JobSet, not to its inner Job; a pod that is gone belongs to nobody."""
+    node = await world.node()
+    labels = {"jobset.sigs.k8s.io__jobset_name": "llm-1", "batch.kubernetes.io__job_name": "llm-1-workers-0"}
+    pod = await placed(world, node, "rank-0", "192.0.2.20", **labels)
+    key = f"pod:{world.namespace}/rank-0"
+    await _until(lambda: whereabouts.inventory().get(key) == "llm-1")
+    assert whereabouts.inventory()[f"node:{node.name}"] == "llm-1"
+    await placed(world, node, "other-0", "192.0.2.21", job_name="llm-2")
+    await _until(lambda: f"node:{node.name}" not in whereabouts.inventory())
+    uid = (await world.cluster.get(pod))["metadata"]["uid"]
+    await world.cluster.delete(pod, uid, timedelta(0))
+    await _until(lambda: key not in whereabouts.inventory())
+    assert whereabouts.inventory()[f"node:{node.name}"] == "llm-2"
+    assert "192.0.2.20" not in whereabouts.inventory()
+
+
+async def test_a_finished_pods_address_is_nobodys(world: World, whereabouts: Whereabouts) -> None:
+    """The cluster gives it to another pod."""
+    node = await world.node()
+    pod = await placed(world, node, "done", "192.0.2.30")
+    await _until(lambda: "192.0.2.30" in whereabouts.inventory())
+    await world.cluster.patch(pod, {"status": {"phase": "Succeeded"}}, "status")
+    await _until(lambda: "192.0.2.30" not in whereabouts.inventory())
+
+
+@pytest.mark.parametrize("trouble", ["broken", "compacted", "outage"])
+async def test_what_changed_while_nobody_watched_is_known_after(
+    world: World, whereabouts: Whereabouts, stand_in: ApiServer, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a broken watch, a version that is too old, and an outage."""
+    monkeypatch.setattr("app.adapters.kubernetes_whereabouts._FIRST_WAIT", 0.05)
+    node = await world.node()
+    await placed(world, node, "before", "192.0.2.40")
+    await _until(lambda: "192.0.2.40" in whereabouts.inventory())
+    if trouble == "outage":
+        with stand_in.outage():
+            await asyncio.sleep(0.5)
+    elif trouble == "compacted":
+        stand_in.objects.forget_the_past()
+        stand_in.break_watches()
+    else:
+        stand_in.break_watches()
+    await placed(world, node, "after", "192.0.2.41")
+    await _until(lambda: "192.0.2.41" in whereabouts.inventory())
+    assert "192.0.2.40" in whereabouts.inventory()
+
+
+async def _until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.02)

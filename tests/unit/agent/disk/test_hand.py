@@ -1,0 +1,109 @@
+"""The hand for ``disk.clean``: what a command may ask for, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.agent.disk import pace
+from app.agent.disk.hand import DiskClean
+from app.agent.disk.pace import Time
+from app.agent.orders import Order, Rejected
+from tests.unit.agent.disk.trees import cleaner, names, put
+from trainmedic import envelope
+
+
+@pytest.fixture(autouse=True)
+def _priority_is_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowering it cannot be taken back, and this thread has other tests to run."""
+    monkeypatch.setattr(pace, "take_low_priority", lambda: None)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    put(tmp_path / "root" / "a", size=5000)
+    return tmp_path / "root"
+
+
+def order(params: Mapping[str, Any], *, resumed: bool = False, lasts: float = 600) -> Order:
+    now = datetime.now(UTC)
+    command = envelope.Command(
+        id="c1",
+        action="disk.clean",
+        target={"kind": "node", "node": "n1"},
+        params=params,
+        run_id="r1",
+        playbook="p",
+        reason="",
+        issued_at=now,
+        expires_at=now + timedelta(seconds=lasts),
+    )
+    return Order(command, resumed=resumed)
+
+
+def test_a_command_cleans_and_its_output_can_be_sent(root: Path) -> None:
+    """Plain values only, with what a playbook asks: how much, how full before and after, and whether resumed."""
+    hand = DiskClean(cleaner({"tmp": {"roots": [root]}}))
+    assert (hand.action, hand.lane) == ("disk.clean", "disk")
+    output = json.loads(json.dumps(hand.perform(order({"rules": ["tmp"]}))))
+    assert (output["files"], output["bytes"], output["dry_run"], output["resumed"]) == (1, 8192, False, False)
+    assert output["free_percent_before"] <= 100
+    assert names(root) == set()
+
+
+def test_a_command_that_comes_again_finds_nothing_more_to_do(root: Path) -> None:
+    """What the rules name is gone; the output says that it counts only the second part."""
+    hand = DiskClean(cleaner({"tmp": {"roots": [root]}}))
+    hand.perform(order({"rules": ["tmp"]}))
+    again = hand.perform(order({"rules": ["tmp"]}, resumed=True))
+    assert (again["files"], again["resumed"]) == (0, True)
+
+
+def test_a_trial_run_deletes_nothing(root: Path) -> None:
+    """dry_run says what would go."""
+    output = DiskClean(cleaner({"tmp": {"roots": [root]}})).perform(order({"rules": ["tmp"], "dry_run": True}))
+    assert (output["files"], names(root)) == (1, {"a"})
+
+
+def test_it_ends_before_the_command_expires(root: Path) -> None:
+    """In time for the answer to be back."""
+    clock = Time(now=lambda: time.time() + 596, sleep=lambda _: None)
+    output = DiskClean(cleaner({"tmp": {"roots": [root]}}, time=clock)).perform(order({"rules": ["tmp"]}))
+    assert output["stopped"] == "out_of_time"
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({}, "rules must be a list"),
+        ({"rules": []}, "rules must be a list"),
+        ({"rules": "tmp"}, "rules must be a list"),
+        ({"rules": ["tmp"] * 101}, "rules must be a list"),
+        ({"rules": ["tmp", "other"]}, "no cleaning rule 'other'; it has 'gone', 'tmp'"),
+        ({"rules": [3]}, "no cleaning rule '3'"),
+        ({"rules": ["tmp"], "until_free_percent": 100}, "until_free_percent must be"),
+        ({"rules": ["tmp"], "until_free_percent": True}, "until_free_percent must be"),
+        ({"rules": ["tmp"], "until_free_percent": float("nan")}, "until_free_percent must be"),
+        ({"rules": ["tmp"], "dry_run": "no"}, "dry_run must be true or false"),
+        ({"rules": ["tmp"], "roots": ["/"]}, "does not know 'roots'"),
+        ({"rules": ["gone"]}, "no root of 'gone' can be cleaned: "),
+    ],
+)
+def test_what_makes_no_sense_is_rejected_and_nothing_is_touched(root: Path, params: dict[str, Any], told: str) -> None:
+    """With the reason. A command can name rules; it can never say where or what to delete."""
+    hand = DiskClean(cleaner({"tmp": {"roots": [root]}, "gone": {"roots": [root / "gone"]}}))
+    with pytest.raises(Rejected, match="^.*" + told.replace("'", ".")):
+        hand.perform(order(params))
+    assert names(root) == {"a"}
+
+
+def test_a_policy_without_rules_says_so() -> None:
+    """It is the policy that has to be changed, not the playbook."""
+    with pytest.raises(Rejected, match="it has none"):
+        DiskClean(cleaner({})).perform(order({"rules": ["tmp"]}))

@@ -1,0 +1,122 @@
+"""A manifest beside a playbook becomes part of it when it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.actions import registry
+from app.catalog import loader
+from app.catalog.library import Library
+from app.domain.target import IdentityLabels
+
+PLAYBOOK = """\
+playbook: check-node
+on: {alert: NodeBack}
+target: node
+vars: {image: health:1}
+steps:
+  - id: check
+    action: k8s.create_job
+    with: {template: health_template.yaml, namespace: ops}
+"""
+MANIFEST = """\
+metadata: {name: health}
+spec:
+  template:
+    spec:
+      nodeName: "{{ target.node }}"
+      containers: [{name: check, image: "{{ vars.image }}"}]
+      restartPolicy: Never
+"""
+SCOPE = {"target": {"node": "node-7"}, "vars": {"image": "health:1"}, "steps": {}, "labels": {}, "run": {}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "check.yaml").write_text(PLAYBOOK)
+    (tmp_path / "health_template.yaml").write_text(MANIFEST)
+    return tmp_path
+
+
+def problems_of(folder: Path) -> list[str]:
+    loaded = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels())
+    return [str(problem) for problem in loaded.problems]
+
+
+def manifest_of(book: object) -> dict[str, object]:
+    params = book.params("steps", 0, SCOPE)  # type: ignore[attr-defined]
+    return dict(params.manifest)
+
+
+def test_the_manifest_is_rendered_with_the_runs_names(folder: Path) -> None:
+    """Its strings are templates like those of the playbook itself."""
+    (book,) = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels()).books
+    spec = manifest_of(book)["spec"]["template"]["spec"]  # type: ignore[index]
+    assert spec["nodeName"] == "node-7"
+    assert spec["containers"] == [{"name": "check", "image": "health:1"}]
+
+
+def test_the_stored_text_is_whole(folder: Path) -> None:
+    """A run that was begun with an earlier version finds its manifest in the text, whatever the file says now."""
+    actions = registry.specs_only()
+    (book,) = loader.load_file(folder / "check.yaml", actions, IdentityLabels()).books
+    (folder / "health_template.yaml").unlink()
+    again = loader.load_one(book.text, str(folder / "check.yaml"), actions)
+    assert again.version == book.version
+    assert manifest_of(again) == manifest_of(book)
+
+
+def test_a_changed_manifest_is_a_new_version(folder: Path) -> None:
+    """Though the playbook's own file is as it was."""
+    library = Library([folder], registry.specs_only())
+    assert library.reload()
+    assert not library.reload()
+    before = library.get("check-node")
+    (folder / "health_template.yaml").write_text(MANIFEST.replace("name: health", "name: other"))
+    assert library.reload()
+    after = library.get("check-node")
+    assert before is not None
+    assert after is not None
+    assert before.version != after.version
+    assert library.problems == ()
+
+
+def test_a_template_is_no_playbook(folder: Path) -> None:
+    """It is passed over where the folder's playbooks are read."""
+    assert [path.name for path in loader.playbook_files(folder)] == ["check.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("missing_template.yaml", None, "check.yaml:8:22: template: missing_template.yaml: there is no such file"),
+        ("../up_template.yaml", None, "is no file name that ends in _template.yaml"),
+        ("health.yaml", None, "is no file name that ends in _template.yaml"),
+        ("health_template.yaml", "a: [", "health_template.yaml:1"),
+        ("health_template.yaml", "- a list", "must hold one YAML mapping"),
+        ("health_template.yaml", "kind: Pod\nspec: {}", "must be a Job"),
+        ("health_template.yaml", "kind: Job", "has no spec"),
+        ("health_template.yaml", "spec: {x: '{{ lables.x }}'}", "lables"),
+    ],
+)
+def test_what_is_wrong_with_a_template_is_told_when_it_is_loaded(
+    folder: Path, name: str, content: str | None, told: str
+) -> None:
+    """With the place in the playbook, or in the file itself where the YAML is broken."""
+    (folder / "check.yaml").write_text(PLAYBOOK.replace("health_template.yaml", name))
+    if content is not None:
+        (folder / name).write_text(content)
+    assert any(told in problem for problem in problems_of(folder)), problems_of(folder)
+
+
+def test_a_text_that_looks_like_yaml_comes_back_as_it_was(folder: Path) -> None:
+    """Quotes, comments, empty lines and blanks at the beginning of a line do not change on the way."""
+    content = "\n".join(
+        ["# a comment: 'x'", "", "spec:", "    a: |", "       kept", "", "         as it is", '    b: "\'"']
+    )
+    (folder / "health_template.yaml").write_text(content)
+    (book,) = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels()).books
+    again = loader.load_one(book.text, "check.yaml", registry.specs_only())
+    assert manifest_of(again) == manifest_of(book)

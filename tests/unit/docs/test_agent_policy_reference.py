@@ -1,0 +1,33 @@
+"""The reference of the agent's policy is complete."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from app.agent.disk.rules import Cleaning, Rule
+from app.agent.policy import CHANGING, Policy, Power
+
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "agent-policy.md").read_text(encoding="utf-8")
+NOT_IN_THE_FILE = {"name", "source", "digest"}
+KEYS = {one.name for part in (Policy, Power, Cleaning, Rule) for one in fields(part)} - NOT_IN_THE_FILE
+
+
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_every_key_has_its_row(key: str) -> None:
+    """In the first column of a table."""
+    assert any(f"`{key}`" in line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| "))
+
+
+def test_every_action_that_can_be_allowed_is_named() -> None:
+    """Under ``allow``."""
+    assert all(f"`{action}`" in PAGE for action in CHANGING)
+
+
+def test_the_defaults_are_those_of_the_code() -> None:
+    """Floor, lease and files per command."""
+    assert f"| `floor_percent` | `{Power().floor_percent:g}` |" in PAGE
+    assert Power().max_lease.total_seconds() == 15 * 60
+    assert f"| `max_files` | `{Cleaning().max_files}` |" in PAGE

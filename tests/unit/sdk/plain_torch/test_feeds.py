@@ -1,0 +1,373 @@
+"""Every source of batches goes back as far as it can, and says how far that is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from trainmedic.errors import ConfigurationError, Rejected, Unsupported
+from trainmedic.torch import randomness
+from trainmedic.torch.feeds import NOT_REPLAYED, REPLAYED, Feed, Numbered, Reread, Stateful, Stream
+from trainmedic.torch.loading import Indexed
+from trainmedic.torch.sources import feed_for
+
+SAMPLES, BATCH = 22, 4
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Backwards(Sampler[int]):
+    """A sampler of the user's own that draws from Python's generator."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(SAMPLES), SAMPLES))
+
+
+class Forgetful(Sampler[int]):
+    """One that never gives the same order twice, whatever is seeded."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        self.asked += 1
+        return iter([(index + self.asked) % SAMPLES for index in range(SAMPLES)])
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES))
+
+
+class KeepsPlace:
+    """A loader in the manner of torchdata's StatefulDataLoader."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Iterator[int]:
+        start, self.next = self.next, 0
+        for number in range(start, SAMPLES):
+            self.next = number + 1
+            yield number
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+class CountingWithPlace(IterableDataset[int]):
+    """A data set in the manner of Hugging Face's streaming ones: at its end it stays at its end."""
+
+    def __init__(self) -> None:
+        self.start = self.next = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.start, SAMPLES):
+            self.next = number + 1
+            yield number
+        self.start = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = self.next = state["next"]
+
+
+class Endless:
+    """Batch number n, for every n."""
+
+    def __getitem__(self, number: int) -> int:
+        return number * number
+
+
+def numbers(**options: Any) -> DataLoader[int]:
+    return DataLoader(Numbers(), **{"batch_size": BATCH, **options})
+
+
+EXACT: dict[str, Any] = {
+    "in order": lambda: numbers(),
+    "shuffled": lambda: numbers(shuffle=True),
+    "shuffled, the last batch dropped": lambda: numbers(shuffle=True, drop_last=True),
+    "shuffled by a generator of its own": lambda: numbers(shuffle=True, generator=torch.Generator().manual_seed(9)),
+    "with replacement": lambda: numbers(sampler=RandomSampler(Numbers(), replacement=True, num_samples=30)),
+    "weighted": lambda: numbers(sampler=WeightedRandomSampler([1.0, 2.0] * 11, SAMPLES)),
+    "a subset": lambda: numbers(sampler=SubsetRandomSampler(range(0, SAMPLES, 2))),
+    "distributed": lambda: numbers(sampler=DistributedSampler(Numbers(), num_replicas=2, rank=1)),
+    "a sampler of the user": lambda: numbers(sampler=Backwards()),
+    "a batch sampler": lambda: DataLoader(Numbers(), batch_sampler=BatchSampler(RandomSampler(Numbers()), 5, False)),
+    "a list of batches as sampler": lambda: DataLoader(Numbers(), batch_sampler=[[1, 2], [3], [4, 5, 6], [7]]),
+    "not batched": lambda: DataLoader(Numbers(), batch_size=None, shuffle=True),
+    "a list": lambda: [[number] for number in range(9)],
+    "endless": Endless,
+    "keeps its place": KeepsPlace,
+    "a data set that keeps its place": lambda: DataLoader(CountingWithPlace(), batch_size=BATCH),
+    "iterable": lambda: DataLoader(Counting(), batch_size=BATCH),
+    "any iterable": lambda: dict.fromkeys(range(9)),
+}
+
+
+def feed_of(source: Any) -> Feed:
+    torch.manual_seed(1)
+    random.seed(1)
+    return feed_for(source, seed=5, rank=0)
+
+
+def taken(feed: Feed, batches: int) -> list[list[Any]]:
+    """The next batches, over the ends of epochs."""
+    found: list[list[Any]] = []
+    while len(found) < batches:
+        try:
+            batch = feed.next()
+        except StopIteration:
+            continue
+        found.append(torch.as_tensor(batch).flatten().tolist() if not isinstance(batch, list) else batch)
+    return found
+
+
+@pytest.mark.parametrize("ahead", [0, 3, 8, 13])
+@pytest.mark.parametrize("kind", EXACT)
+def test_going_back_gives_the_same_batches_again(kind: str, ahead: int) -> None:
+    """Wherever the place is: at the beginning, within an epoch, in a later one; and after any way ahead."""
+    feed = feed_of(EXACT[kind]())
+    taken(feed, ahead)
+    state = feed.state()
+    first = taken(feed, 12)
+    assert feed.restore(state).startswith(REPLAYED)
+    assert taken(feed, 12) == first
+    feed.restore(state)
+    assert taken(feed, 5) == first[:5]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EXACT if kind not in ("iterable", "any iterable")])
+def test_another_process_finds_the_same_place(kind: str) -> None:
+    """A restart has nothing but the state, and other random numbers."""
+    feed = feed_of(EXACT[kind]())
+    taken(feed, 8)
+    state = feed.state()
+    first = taken(feed, 12)
+    later = feed_of(EXACT[kind]())
+    torch.manual_seed(77)
+    later.restore(state)
+    assert taken(later, 12) == first
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_left_out_batches_are_not_seen_again(kind: str) -> None:
+    """Not after the next rollback either, which need not leave out anything itself."""
+    feed = feed_of(EXACT[kind]())
+    taken(feed, 2)
+    state = feed.state()
+    all_of_them = taken(feed, 12)
+    feed.restore(state)
+    feed.leave_out(3)
+    assert taken(feed, 6) == all_of_them[3:9]
+    feed.restore(state)
+    feed.leave_out(2)  # of those that are left out already
+    assert taken(feed, 6) == all_of_them[3:9]
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_what_is_left_out_may_reach_over_epochs(kind: str) -> None:
+    """Eleven batches, in epochs of four to ten."""
+    feed = feed_of(EXACT[kind]())
+    taken(feed, 1)
+    state = feed.state()
+    all_of_them = taken(feed, 16)
+    feed.restore(state)
+    feed.leave_out(11)
+    assert taken(feed, 5) == all_of_them[11:]
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "a sampler of the user", "with replacement"])
+def test_each_epoch_has_an_order_of_its_own(kind: str) -> None:
+    """As it would without Trainmedic."""
+    feed = feed_of(EXACT[kind]())
+    first, second = (next_epoch(feed) for _ in range(2))
+    assert first != second
+    assert sum(map(len, first)) == sum(map(len, second))
+
+
+def flat(batches: list[list[Any]]) -> list[Any]:
+    return [sample for batch in batches for sample in batch]
+
+
+def next_epoch(feed: Feed) -> list[list[int]]:
+    found = []
+    while True:
+        try:
+            found.append(torch.as_tensor(feed.next()).flatten().tolist())
+        except StopIteration:
+            return found
+
+
+def test_every_sample_comes_once_an_epoch() -> None:
+    """The last batch is short, or left out where the loader says so."""
+    whole = next_epoch(feed_of(numbers(shuffle=True)))
+    assert sorted(flat(whole)) == list(range(SAMPLES))
+    assert [len(batch) for batch in whole] == [4, 4, 4, 4, 4, 2]
+    assert [len(batch) for batch in next_epoch(feed_of(numbers(drop_last=True)))] == [4] * 5
+
+
+def test_the_training_random_numbers_are_not_touched() -> None:
+    """Shuffling, and beginning to load, draw from generators of their own."""
+    feed = feed_of(numbers(shuffle=True))
+    before = (torch.get_rng_state(), random.getstate())
+    taken(feed, 15)
+    feed.state()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+@pytest.mark.parametrize("change", ["batch size", "nothing"])
+def test_changing_the_loader_neither_loses_nor_repeats_a_sample(change: str) -> None:
+    """In the middle of an epoch, which ends where it would have."""
+    feed = feed_of(numbers(shuffle=True))
+    begun = flat(taken(feed, 2))
+    if change == "batch size":
+        feed.set_batch_size(2)
+    else:
+        feed.stop_loading()
+    rest = next_epoch(feed)
+    assert sorted(begun + flat(rest)) == list(range(SAMPLES))
+    assert len(rest[0]) == (2 if change == "batch size" else BATCH)
+
+
+def test_a_place_holds_for_another_batch_size_too() -> None:
+    """A checkpoint from before the change is gone back to after it."""
+    feed = feed_of(numbers(shuffle=True))
+    taken(feed, 2)
+    state, samples = feed.state(), flat(taken(feed, 4))
+    feed.set_batch_size(2)
+    feed.restore(state)
+    assert flat(next_epoch(feed)) == samples
+
+
+def test_a_sampler_that_does_not_repeat_itself_is_told_of() -> None:
+    """The order of its epoch is another one when it is asked again."""
+    feed = feed_of(numbers(sampler=Forgetful()))
+    state = feed.state()
+    taken(feed, 8)  # into the next epoch
+    assert feed.restore(state).startswith(NOT_REPLAYED)
+
+
+def test_a_stream_goes_on_and_leaves_out_no_more_than_was_asked() -> None:
+    """What is past since the checkpoint counts as left out."""
+    feed = feed_of(iter(range(100)))
+    taken(feed, 3)
+    state = feed.state()
+    taken(feed, 4)
+    assert feed.restore(state) == f"{NOT_REPLAYED}: a stream only goes on; 4 batches since then are left out"
+    feed.leave_out(2)
+    assert isinstance(feed, Stream)
+    assert feed.next() == 9
+
+
+def test_what_would_have_to_be_read_too_long_goes_on() -> None:
+    """A limit, so that a rollback does not read for hours."""
+    feed = feed_for(DataLoader(Counting(), batch_size=1), seed=5, rank=0, reread=4)
+    taken(feed, 6)
+    state = feed.state()
+    taken(feed, 2)
+    assert feed.restore(state).startswith(NOT_REPLAYED)
+    assert taken(feed, 1) == [[8]]
+
+
+def test_a_source_that_has_become_shorter_is_told_of() -> None:
+    """Nothing is made up."""
+    source = dict.fromkeys(range(9))
+    feed = feed_of(source)
+    taken(feed, 8)
+    state = feed.state()
+    for number in range(4, 9):
+        del source[number]
+    assert feed.restore(state) == f"{NOT_REPLAYED}: the source has only 4 batches this time"
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        (numbers(), Indexed),
+        (DataLoader(Counting()), Reread),
+        (KeepsPlace(), Stateful),
+        ([1, 2], Numbered),
+        (iter([1, 2]), Stream),
+        (DataLoader(Numbers(), batch_sampler=(batch for batch in [[1], [2]])), Reread),  # of unknown length
+    ],
+)
+def test_the_best_feed_that_a_source_allows_serves_it(source: Any, kind: type[Feed]) -> None:
+    """Exact where it can be."""
+    assert type(feed_for(source, 0, 0)) is kind
+
+
+def test_what_gives_no_batches_is_an_error_at_once() -> None:
+    """Not at the first rollback, at night."""
+    with pytest.raises(ConfigurationError, match="no batches can be read from a int"):
+        feed_for(7, 0, 0)
+
+
+def test_what_cannot_be_changed_says_so() -> None:
+    """Workers and batch size of what is no plain loader; the batch size of a batch sampler."""
+    with pytest.raises(Unsupported):
+        feed_of([1, 2]).set_workers(2)
+    with pytest.raises(Unsupported):
+        feed_of([1, 2]).set_batch_size(2)
+    with pytest.raises(Rejected):
+        feed_of(EXACT["a list of batches as sampler"]()).set_batch_size(2)
+
+
+def test_a_seed_is_mixed_from_its_numbers() -> None:
+    """Neighbours differ in half of the bits, and it is the same everywhere."""
+    seeds = {randomness.mixed(*pair) for pair in ((0, 0), (0, 1), (1, 0), (1, 1), (0,), (0, 0, 0))}
+    assert len(seeds) == 6
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+    assert 15 < bin(randomness.mixed(0, 0) ^ randomness.mixed(0, 1)).count("1") < 48
+
+
+def test_the_generators_come_back_as_they_were() -> None:
+    """Python's, NumPy's and PyTorch's."""
+    numpy = pytest.importorskip("numpy")
+
+    def drawn() -> list[float]:
+        return [random.random(), float(numpy.random.rand()), float(torch.rand(1))]
+
+    state = randomness.capture()
+    first = drawn()
+    with randomness.kept():
+        drawn()
+        randomness.seed(3)
+    second = drawn()
+    randomness.restore(state)
+    assert drawn() == first
+    assert drawn() == second

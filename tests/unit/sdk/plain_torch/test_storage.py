@@ -1,0 +1,273 @@
+"""A checkpoint is there whole or not at all, and only what may go is deleted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainmedic import checkpoints, envelope
+from trainmedic.checkpoints import COMPLETE, PINNED, Found
+from trainmedic.errors import ConfigurationError
+from trainmedic.torch import Directory, OwnCheckpoints
+from trainmedic.torch.parts import Parts
+from trainmedic.torch.storage import RUN, TRAINING, Unusable
+
+WHY = {"why": "a test"}
+
+
+class Held:
+    """Something of the user's that keeps a state which safe loading does not know."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def parts(width: int = 3, **more: Any) -> Parts:
+    model = nn.Linear(width, 1)
+    return Parts(model=model, optimizer=torch.optim.AdamW(model.parameters()), **more)
+
+
+def weight(of: Parts) -> torch.Tensor:
+    found: torch.Tensor = of.by_name["model"].weight
+    return found
+
+
+def change(of: Parts) -> None:
+    with torch.no_grad():
+        weight(of).add_(1.0)
+
+
+def age(checkpoint: Path, minutes: int) -> None:
+    """Make it look as if it had been written earlier."""
+    facts = dict(checkpoints.completion(checkpoint) or {})
+    at = datetime.now(UTC) - timedelta(minutes=minutes)
+    checkpoints.mark_complete(checkpoint, {**facts, "at": envelope.write_time(at)})
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    """The parts in place, and the run's own state."""
+    storage, training = Directory(tmp_path / "made" / "on the way"), parts()
+    found = storage.save(150, training, {"step": 150})
+    kept = weight(training).clone()
+    change(training)
+    assert storage.found() == [found]
+    assert storage.load(found, training) == {"step": 150}
+    assert torch.equal(weight(training), kept)
+    assert found.path.name == "step-00000150"
+
+
+def test_there_is_nothing_where_there_is_no_directory(tmp_path: Path) -> None:
+    """A run that has not saved yet."""
+    assert Directory(tmp_path / "none").found() == []
+
+
+def cut(path: Path) -> None:
+    (path / TRAINING).write_bytes((path / TRAINING).read_bytes()[:-100])
+
+
+def without_mark(path: Path) -> None:
+    (path / COMPLETE).unlink()
+
+
+def without_file(path: Path) -> None:
+    (path / RUN).unlink()
+
+
+def half_a_mark(path: Path) -> None:
+    (path / COMPLETE).write_bytes((path / COMPLETE).read_bytes()[:10])
+
+
+def odd_mark(path: Path) -> None:
+    checkpoints.mark_complete(path, {"step": "many", "at": 3, "files": []})
+
+
+@pytest.mark.parametrize("harm", [cut, without_mark, without_file, half_a_mark, odd_mark])
+def test_a_half_written_one_is_seen_and_never_counts(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    """A file cut off or missing, a mark missing or unreadable."""
+    storage, training = Directory(tmp_path), parts()
+    harm(storage.save(150, training, {}).path)
+    assert [(one.step, one.complete) for one in storage.found()] == [(150, False)]
+    storage.save(150, training, {})
+    assert [one.complete for one in storage.found()] == [True]
+
+
+def test_a_damaged_one_changes_nothing_when_it_is_loaded(tmp_path: Path) -> None:
+    """Bytes that changed on the disk, the length being right: the archive's checksums do not agree."""
+    storage, training = Directory(tmp_path), parts(width=1000)
+    found = storage.save(150, training, {})
+    raw = bytearray((found.path / TRAINING).read_bytes())
+    middle = raw.index(weight(training).detach().numpy().tobytes()[:16]) + 100
+    raw[middle : middle + 50] = bytes(50)
+    (found.path / TRAINING).write_bytes(raw)
+    change(training)
+    kept = weight(training).clone()
+    with pytest.raises(Unusable, match=r"step-00000150/training\.pt cannot be read"):
+        storage.load(found, training)
+    assert torch.equal(weight(training), kept)
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04", b"\x80\x04."])
+def test_whatever_stands_in_the_file_only_makes_it_unusable(tmp_path: Path, content: bytes) -> None:
+    """Also where its length is what the mark says."""
+    storage, training = Directory(tmp_path), parts()
+    found = storage.save(150, training, {})
+    (found.path / RUN).write_bytes(content)
+    with pytest.raises(Unusable):
+        storage.load(found, training)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: parts(width=4), "weight has another shape"),
+        (lambda: parts(ema=nn.Linear(3, 1)), "it has no ema"),
+        (lambda: Parts(model=nn.Linear(3, 1, bias=False)), "1 names differ, such as bias"),
+        (lambda: Parts(model=(m := nn.Linear(3, 1)), optimizer=torch.optim.SGD([m.weight])), "other parameter groups"),
+    ],
+)
+def test_one_of_another_training_is_refused_whole(tmp_path: Path, other: Callable[[], Parts], words: str) -> None:
+    """Before anything of it is loaded."""
+    storage = Directory(tmp_path)
+    found = storage.save(150, parts(), {})
+    present = other()
+    kept = weight(present).clone()
+    with pytest.raises(Unusable, match=words):
+        storage.load(found, present)
+    assert torch.equal(weight(present), kept)
+
+
+def test_a_save_that_fails_leaves_nothing_and_harms_nothing(tmp_path: Path) -> None:
+    """What cannot be pickled; the checkpoint from before stays as it is."""
+    held = Held()
+    storage, training = Directory(tmp_path), parts(also=held)
+    storage.save(100, training, {})
+    held.value = lambda: None
+    with pytest.raises(Exception, match="lambda"):
+        storage.save(150, training, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000100"]
+
+
+def test_a_state_of_the_users_own_classes_is_loaded_from_files_of_ones_own(tmp_path: Path) -> None:
+    """Safe loading does not know the class; where others could write, it stays refused."""
+    held = Held()
+    held.value = {timedelta(seconds=3)}
+    storage, training = Directory(tmp_path), parts(also=held)
+    found = storage.save(100, training, {})
+    held.value = None
+    storage.load(found, training)
+    assert held.value == {timedelta(seconds=3)}
+    found.path.chmod(0o777)
+    with pytest.raises(Unusable):
+        storage.load(found, training)
+
+
+def test_only_surplus_is_deleted(tmp_path: Path) -> None:
+    """The newest stay, a pinned one stays, leftovers of a killed process go."""
+    storage, training = Directory(tmp_path, keep=2), parts()
+    for step in (100, 200, 300, 400, 500):
+        age(storage.save(step, training, {}).path, minutes=100 - step // 10)
+    checkpoints.pin(tmp_path / "step-00000200", WHY)
+    for leftover in ("unfinished-77-step-00000450", "abandoned-1-step-00000320"):
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / TRAINING).write_bytes(b"half")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "notes.txt").write_text("kept")
+    storage.prune()
+    kept = ["mine", "notes.txt", "step-00000200", "step-00000400", "step-00000500"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
+def test_without_a_number_none_is_deleted(tmp_path: Path) -> None:
+    """The user deletes them."""
+    storage, training = Directory(tmp_path, keep=None), parts()
+    for step in range(5):
+        storage.save(step, training, {})
+    storage.prune()
+    assert len(storage.found()) == 5
+
+
+def test_after_a_rollback_later_ones_are_put_aside_and_the_target_is_pinned(tmp_path: Path) -> None:
+    """Until the next rollback, which pins another; half-written ones are put aside too."""
+    storage, training = Directory(tmp_path, keep=None), parts()
+    found = {step: storage.save(step, training, {}) for step in (100, 200, 300, 400)}
+    without_mark(found[400].path)
+    storage.went_back(found[200], WHY)
+    assert sorted(one.step for one in storage.found()) == [100, 200]
+    assert sorted(path.name for path in tmp_path.glob("abandoned*")) == [
+        "abandoned-1-step-00000300",
+        "abandoned-1-step-00000400",
+    ]
+    assert (found[200].path / PINNED).exists()
+    storage.save(300, training, {})
+    storage.went_back(found[100], WHY)
+    assert not checkpoints.is_pinned(tmp_path / "abandoned-1-step-00000200")
+    assert (tmp_path / "abandoned-2-step-00000300").exists()
+    assert [one.step for one in storage.found()] == [100]
+
+
+def test_own_functions_save_load_and_list(tmp_path: Path) -> None:
+    """What was saved after a checkpoint that was gone back to does not count any more, after a restart neither."""
+    written: dict[int, tuple[datetime, Mapping[str, Any]]] = {}
+
+    def storage() -> OwnCheckpoints:
+        return OwnCheckpoints(
+            save=lambda step, state: written.update({step: (datetime.now(UTC), state)}),
+            load=lambda found: written[found.step][1],
+            found=lambda: [Found(step, at, f"mine-{step}") for step, (at, _) in written.items()],
+            directory=tmp_path,
+        )
+
+    mine = storage()
+    for step in (100, 200):
+        mine.save(step, parts(), {"step": step})
+    first = min(mine.found(), key=lambda one: one.step)
+    assert mine.load(first, parts()) == {"step": 100}
+    mine.went_back(first, WHY)
+    assert [one.step for one in mine.found()] == [100]
+    assert [one.step for one in storage().found()] == [100]
+    storage().save(200, parts(), {})
+    assert sorted(one.step for one in storage().found()) == [100, 200]
+    (tmp_path / ".trainmedic-abandoned.json").write_text("[[")
+    assert len(storage().found()) == 2
+
+
+def test_own_functions_that_fail_make_a_checkpoint_unusable() -> None:
+    """So that an older one is tried."""
+
+    def load(found: Found) -> None:
+        raise KeyError("model")
+
+    mine = OwnCheckpoints(lambda step, state: None, load, list)
+    with pytest.raises(Unusable, match="mine-1 could not be loaded: KeyError: 'model'"):
+        mine.load(Found(1, datetime.now(UTC), "mine-1"), parts())
+
+
+def test_what_keeps_no_state_is_an_error_at_once() -> None:
+    """And several of a kind have names of their own."""
+    with pytest.raises(ConfigurationError, match="scheduler: a function has no state_dict"):
+        Parts(model=nn.Linear(1, 1), scheduler=age)
+    several = Parts(model={"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)}, optimizer=[Held(), Held()], scaler=None)
+    assert list(several.by_name) == ["model.a", "model.b", "optimizer.0", "optimizer.1"]
+
+
+def test_nobody_else_may_read_what_was_not_meant_for_them(tmp_path: Path) -> None:
+    """Files get the user's usual mode, no wider one."""
+    previous = os.umask(0o077)
+    try:
+        found = Directory(tmp_path).save(1, parts(), {})
+    finally:
+        os.umask(previous)
+    assert {path.stat().st_mode & 0o077 for path in (found.path, *found.path.iterdir())} == {0}

@@ -1,0 +1,89 @@
+"""What commands have changed is kept until it is undone, and leaves no trace then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainmedic.changes import ACCUMULATION, FILE, LEARNING_RATE, Changes, whole
+from trainmedic.errors import Rejected
+
+
+def scaled(changes: Changes, command_id: str, factor: float, undo_of: str | None = None) -> float:
+    changes.note(LEARNING_RATE, changes.with_factor(LEARNING_RATE, command_id, factor, undo_of))
+    return changes.scale(LEARNING_RATE)
+
+
+def test_an_undone_change_leaves_no_trace() -> None:
+    """Exactly 1.0 again, though 0.3 times its reciprocal is not; and in whatever order they are undone."""
+    changes = Changes()
+    scaled(changes, "a", 0.3)
+    scaled(changes, "b", 0.7)
+    assert scaled(changes, "c", 1 / 0.3, undo_of="a") == 0.7
+    assert scaled(changes, "d", 1 / 0.7, undo_of="b") == 1.0
+
+
+def test_an_undo_of_what_is_not_known_is_a_change_like_any_other() -> None:
+    """Such as after the file was lost."""
+    assert scaled(Changes(), "b", 2.0, undo_of="a") == 2.0
+
+
+def test_changes_survive_a_restart(tmp_path: Path) -> None:
+    """Another process recalls them from the file; the undo still fits."""
+    changes = Changes(tmp_path)
+    scaled(changes, "a", 0.5)
+    changes.workers, changes.left_out = 2, [[0, 10, 20]]
+    changes.save()
+    later = Changes(tmp_path)
+    assert later.scale(LEARNING_RATE) == 1.0
+    later.recall()
+    assert (later.scale(LEARNING_RATE), later.workers, later.left_out) == (0.5, 2, [[0, 10, 20]])
+    assert scaled(later, "b", 2.0, undo_of="a") == 1.0
+
+
+def test_without_a_file_a_checkpoint_serves(tmp_path: Path) -> None:
+    """It holds the same."""
+    changes = Changes()
+    scaled(changes, "a", 0.5)
+    later = Changes(tmp_path)
+    later.recall(changes.state())
+    assert later.scale(LEARNING_RATE) == 0.5
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"learning_rate": {"a": 0}, "batch_size": {}, "accumulation": {}}', b"\xff"]
+)
+def test_a_damaged_file_is_no_change(tmp_path: Path, content: bytes) -> None:
+    """Better the script's own values than none."""
+    (tmp_path / FILE).write_bytes(content)
+    changes = Changes(tmp_path)
+    changes.recall()
+    assert changes.scale(LEARNING_RATE) == 1.0
+
+
+def test_a_run_that_begins_anew_forgets(tmp_path: Path) -> None:
+    """The file too."""
+    changes = Changes(tmp_path)
+    scaled(changes, "a", 0.5)
+    changes.forget()
+    assert changes.scale(LEARNING_RATE) == 1.0
+    assert not (tmp_path / FILE).exists()
+
+
+def test_whole_numbers_stay_whole() -> None:
+    """Thirds and the like come out even; what does not is rejected, or rounded down where that is wanted."""
+    assert whole(6, {"a": 1 / 3}, "it") == 2
+    assert whole(2, {"a": 1 / 3, "b": 3}, "it") == 2
+    assert whole(8, {"a": 0.3}, "it", round_down=True) == 2
+    with pytest.raises(Rejected, match=r"it would be 2\.4"):
+        whole(8, {"a": 0.3}, "it")
+    with pytest.raises(Rejected, match=r"it would be 0\.5"):
+        whole(1, {"a": 0.5}, "it", round_down=True)
+
+
+def test_each_kind_of_change_has_its_own_factors() -> None:
+    """Scaling the learning rate does not accumulate."""
+    changes = Changes()
+    scaled(changes, "a", 0.5)
+    assert changes.scale(ACCUMULATION) == 1.0
