@@ -31,7 +31,7 @@ TRIALS = int(os.environ.get("TRIALS", "3"))
 GPUS = 8
 DEFAULT = 700.0
 LEASE_SECONDS = LEASE.total_seconds()
-ALIVE = 0.7
+ALIVE = 1.0
 """Seconds that an agent which lives may take to end a cap whose lease is over."""
 PATIENCE = 60.0
 
@@ -189,6 +189,11 @@ def alerts(watts: Sequence[tuple[int, int]]) -> dict[str, Any]:
     return fired
 
 
+def may_have_acted(attempt: Mapping[str, Any]) -> bool:
+    """A cap whose lease ran out before anybody was told of it has failed; another attempt may make it anew."""
+    return attempt["status"] not in ("failed", "rejected") or "it has ended since" in attempt["error"]
+
+
 class Trial:
     """Every GPU gets hot, is capped, perhaps capped harder, cools, and gets its power back; the processes are killed
     as the alerts come, as they resolve, or both."""
@@ -256,10 +261,9 @@ class Trial:
         assert lowered.keys() <= set(map(float, watts)), told
         assert raised.keys() <= {DEFAULT, float(watts[0])}, told
         for step, limit in zip((one for one in run["steps"] if one["action"]), watts, strict=True):
-            may_have = {one["command_id"] for one in step["attempts"] if one["status"] not in ("failed", "rejected")}
-            assert lowered[limit] <= len(may_have), told
+            assert lowered[limit] <= len({one["command_id"] for one in step["attempts"] if may_have_acted(one)}), told
             if step["status"] == "succeeded":
-                assert lowered[limit] == 1, told
+                assert lowered[limit] >= 1, told
                 assert step["undo"]["status"] == "done", told
             self.seen[f"{step['id']} {step['status']}"] += 1
         assert run["status"] in ("succeeded", "failed"), told
