@@ -122,22 +122,33 @@ def test_the_shipped_playbooks_find_real_facts(node: GpuNode, name: str) -> None
         for phase, index in book.steps:
             condition = book.steps[phase, index].when
             if condition is not None and f"steps.{facts}.output" in condition.text:
-                # Above the least that there can be, and not above the most: what is not there would fail one of them.
-                assert book.when(phase, index, scope(book, facts, output, dict.fromkeys(book.spec.vars, -1)))
-                assert not book.when(phase, index, scope(book, facts, output, dict.fromkeys(book.spec.vars, 101)))
+                # So far beyond any value that whatever stands in for what is not there would decide otherwise.
+                high, low = (scope(book, facts, shifted(output, by), by / 2) for by in (10_000, -10_000))
+                assert book.when(phase, index, high)
+                assert not book.when(phase, index, low)
                 looked += 1
             step = (book.spec.steps if phase == "steps" else book.spec.on_failure)[index]
             if f"steps.{facts}.output" in str(getattr(step, "with_", "")):
-                assert "?" not in str(book.params(phase, index, scope(book, facts, output, book.spec.vars)))
+                assert "?" not in str(book.params(phase, index, scope(book, facts, output)))
     assert looked
 
 
-def scope(book: CompiledBook, facts: str, output: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What steps see once the step ``facts`` has this output and the alert fires on, with these ``vars``."""
+def shifted(value: Any, by: float) -> Any:
+    """The same facts with every number so much higher."""
+    if isinstance(value, Mapping):
+        return {name: shifted(member, by) for name, member in value.items()}
+    if isinstance(value, list):
+        return [shifted(member, by) for member in value]
+    return value + by if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def scope(book: CompiledBook, facts: str, output: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
+    """What steps see once the step ``facts`` has this output and the alert fires on; every one of ``vars`` is
+    `limit`, where there is one."""
     steps = {step.id: {"status": "timed_out", "output": {}, "error": None, "attempts": 1} for step in book.spec.steps}
     steps[facts] |= {"status": "succeeded", "output": output}
     return {
-        "vars": dict(values),
+        "vars": dict(book.spec.vars) if limit is None else dict.fromkeys(book.spec.vars, limit),
         "steps": steps,
         "target": {"kind": "job", "node": None, "gpu": None, "job": "llm"},
         "labels": {"alertname": book.spec.on.alertnames[0]},
