@@ -140,13 +140,12 @@ def ratio(arm: Arm, plan: Plan) -> float:
     """The part of the time that went into steps that count.
 
     Alone, only the steps before the first fault that nothing gets over do: before the first NaN or hang.
-    Otherwise it is the steps of the run, at their usual length, over the time that it took.
+    Otherwise those that were not gone back over do. What is lost are the others, hangs, checkpoints and repairs.
     """
     if arm.name == ALONE:
         stops = [int(one["step"]) for one in arm.events if one.get("kind") in (faults.HANG, faults.NAN)]
         return min([*stops, plan.steps]) / plan.steps
-    end = arm.end
-    return float(plan.steps * end["usual"] / end["seconds"])
+    return float(arm.end["useful"] / arm.end["seconds"])
 
 
 def report(arms: Mapping[str, Arm], told: Sequence[phases.Account], plan: Plan) -> str:
