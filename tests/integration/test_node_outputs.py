@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from app.actions import registry
@@ -14,12 +15,14 @@ from app.actions.placement import Ended, merged_output
 from app.catalog import loader
 from app.catalog.book import CompiledBook
 from app.domain.target import IdentityLabels, Kind, Target
-from tests.driver.driver import UNKNOWN, Driver
+from tests.driver.driver import SET_LIMIT, UNKNOWN, Driver
 from tests.gpu_node import GpuNode
 from tests.programs import ROOT
 from trainmedic import envelope
 
 REFERENCE = (ROOT / "docs" / "reference" / "actions.md").read_text()
+CAPS = (ROOT / "docs" / "how-to" / "cap-gpu-power.md").read_text()
+REFUSALS = re.findall(r"^\| `(NVML_ERROR_\w+)`.*? \| `(\w+)` \|", CAPS, re.MULTILINE)
 PLAYBOOKS = ("gpu-temperature-high", "training-throughput-drop")
 """Those that decide by facts."""
 
@@ -107,6 +110,23 @@ def test_the_reference_of_facts_has_what_an_agent_answers(node: GpuNode) -> None
     node.driver.fail("nvmlDeviceGetPowerUsage", UNKNOWN, gpu=0)
     node.driver.lose(1)
     compare("node.facts", [well, asked(node, "1")], OF_THE_MACHINE.fullmatch)
+
+
+def test_a_cap_is_refused_as_the_page_on_caps_says(node: GpuNode) -> None:
+    """For what the driver answers, and for what the target names."""
+
+    def answer(gpu: str) -> str:
+        return node.final(node.send(node.cap(gpu, percent=80))).status
+
+    assert len(REFUSALS) == 5
+    for error, said in REFUSALS:
+        node.driver.fail(SET_LIMIT, getattr(pynvml, error), gpu=0)
+        assert answer("0") == said, error
+        node.driver.heal()
+    assert "MIG instance (`MIG-…`) | `unsupported`" in CAPS
+    assert answer("MIG-5a3c") == envelope.UNSUPPORTED
+    assert "no such GPU on the node | `rejected`" in CAPS
+    assert answer("7") == envelope.REJECTED
 
 
 @pytest.mark.parametrize("name", PLAYBOOKS)
