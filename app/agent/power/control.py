@@ -230,14 +230,14 @@ class PowerControl:
         return {hold.id for hold in standing if self.remaining(hold) > 0}
 
     def remaining(self, hold: Hold | None) -> float:
-        """Seconds that its lease has left. By the clock, and by time since boot: a clock that is set back
-        does not make a lease longer."""
+        """Seconds that its lease has left. By the clock, and by time since boot: a clock that is set back does not
+        make a lease longer, and one set back while the agent was away makes it no longer than the policy allows."""
         if hold is None:
             return 0.0
         by_clock = hold.lease_until - self.now()
         until, end = self._ends.get(hold.id, (0.0, 0.0))
         if until != hold.lease_until:
-            end = self._boottime() + by_clock
+            end = self._boottime() + min(by_clock, self.bounds.max_lease.total_seconds())
             self._ends[hold.id] = (hold.lease_until, end)
         return min(by_clock, end - self._boottime())
 
