@@ -90,7 +90,7 @@ class Training:
 
 
 def unprotected(training: Training, options: argparse.Namespace) -> None:
-    os.nice(19)  # it is in nobody's way: what it tells does not depend on how long it takes
+    os.nice(5)  # it is in nobody's way: what it tells does not depend on how long it takes
     for step, batch in enumerate(training.loader, 1):
         loss, _ = training.train(batch, step)
         if loss != loss:
