@@ -75,10 +75,15 @@ class LearningRate:
     @property
     def value(self) -> float:
         """The present rate of the first group."""
-        return self.values[0]
+        return float(self.present)
 
     @property
-    def expected(self) -> float | None:
+    def present(self) -> Number:
+        """The same as the optimizer holds it: a number, or a tensor that is not waited for."""
+        return self.optimizers[0].param_groups[0]["lr"]
+
+    @property
+    def expected(self) -> Number | None:
         """What the schedule says that the first group's rate is, scaled; None where there is not one that says so."""
         return self._schedule.rate
 

@@ -81,7 +81,7 @@ class Live:
             self._rate.set_scale(before.scale)
 
     @property
-    def expected_learning_rate(self) -> float | None:
+    def expected_learning_rate(self) -> Any:
         """What the schedule says that the rate is now, scaled; None where there is not one that says so."""
         return self._rate.expected if self._rate is not None else None
 

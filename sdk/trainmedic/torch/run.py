@@ -189,16 +189,21 @@ class Run:
 
     def report(self, step: Step, loss: Any, grad_norm: Any, samples: float | None, more: Mapping[str, Any]) -> None:
         """Of a step of several batches, the last one reports, with the mean of the losses."""
-        if loss is not None and self.accumulation > 1:
-            self._losses.append(loss.detach() if hasattr(loss, "detach") else loss)
-        if not step.is_update:
-            return
-        if self._losses:
-            loss, self._losses = sum(self._losses) / len(self._losses), []
+        if self.accumulation > 1:
+            if loss is not None:
+                self._losses.append(loss.detach() if hasattr(loss, "detach") else loss)
+            if not step.is_update:
+                return
+            if self._losses:
+                loss, self._losses = sum(self._losses) / len(self._losses), []
         if samples is None and self.feed is not None and self.feed.batch_size is not None:
             samples = self.feed.batch_size * self.accumulation * self.medic.world_size
-        values = {"learning_rate": self.rate.value, "expected_learning_rate": self.rate.expected, **more}
-        self.medic.report(step.number, loss, grad_norm, samples=samples, **values)
+        rate = self.rate
+        if more:
+            more = {"learning_rate": rate.present, "expected_learning_rate": rate.expected, **more}
+            self.medic.report(step.number, loss, grad_norm, samples=samples, **more)
+        else:
+            self.medic.report(step.number, loss, grad_norm, rate.present, samples, rate.expected)
 
     def complete(self, step: Step) -> None:
         """A batch is done. With the last one of a step comes the boundary."""
