@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 import trainmedic
 import trainmedic.lightning
-from tests.commanding import Sent
+from tests.commanding import Commander, Sent
 from tests.integration.frameworks.line import Line, Points, Script, loader, make_trainer
 from trainmedic.lightning import saved
 
@@ -124,6 +125,25 @@ def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Pat
     assert script.steps == [*range(1, 8), *range(6, 16)]
     with pytest.raises(RuntimeError, match="out of memory"):
         fit(make_trainer(tmp_path / "again", max_steps=15), medic, module=Line(fails_at=(8,) * 9))
+
+
+def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Commander) -> None:
+    """And starts again from the checkpoint."""
+    sent: list[str] = []
+
+    class Hanging(Line):
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            if self.global_step == 12 and not sent:
+                sent.append(commander.send("job.rollback"))
+                time.sleep(60)
+            return super().training_step(batch, index)
+
+    script = Script()
+    with commander.connect(hang_floor=0.3) as medic:
+        fit(make_trainer(tmp_path, script, max_steps=15), medic, module=Hanging())
+    assert script.steps == [*range(1, 13), *range(11, 16)]
+    reply = commander.final(sent[0])
+    assert (reply.status, reply.output["left_step"], reply.output["checkpoint_step"]) == ("applied", 12, 10)
 
 
 def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
