@@ -215,10 +215,10 @@ class Writer:
 
     def _said(self, client: redis.Redis) -> Mapping[str, Any]:
         """The presence that stands in Redis; nothing where there is none that can be read."""
-        raw: Any = client.get(self._presence_key)
         try:
+            raw: Any = client.get(self._presence_key)
             said = json.loads(raw) if raw else {}
-        except ValueError:
+        except (ValueError, redis.ResponseError):  # somebody else's value, perhaps of another type
             return {}
         return said if isinstance(said, dict) else {}
 
