@@ -19,8 +19,9 @@ from trainmedic import envelope
 from trainmedic.answers import fitting
 from trainmedic.board import Board
 from trainmedic.commands import JobCommand
-from trainmedic.decisions import Decision, Verdict, judge, ranks_named
+from trainmedic.decisions import Decision, Verdict, judge
 from trainmedic.desk import TOO_LATE, Desk, utc_now
+from trainmedic.group import ranks_named
 from trainmedic.rounds import SILENT_AFTER
 
 log = logging.getLogger("trainmedic")

@@ -88,7 +88,7 @@ class Handlers:
     def rollback(self, command: JobCommand) -> Output:
         wanted = command.parameters
         assert isinstance(wanted, Rollback)
-        return self._run.roll_back(self._run.choose(wanted), wanted.skip_batches)
+        return self._run.returning.roll_back(wanted, command.group)
 
     def scale_lr(self, command: JobCommand) -> Output:
         run, wanted = self._run, command.parameters
