@@ -10,10 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
 from tests.driver.driver import Card, Driver, cards
+
+# How long an example takes says something about the machine, and nothing about the code.
+hypothesis.settings.register_profile("trainmedic", deadline=None)
+hypothesis.settings.load_profile("trainmedic")
 
 
 class RedisServer:

@@ -108,10 +108,14 @@ class PowerLimit(PlacedAction):
             return [ports.Renewal(hold, node, "refused", why) for hold in held.values()]
         unknown = reply.output.get("unknown")
         lost = set(unknown) if isinstance(unknown, list) else set()
-        why = f"the agent on {node} holds it no more: its lease ran out before it was renewed"
+        ended = reply.output.get("ended")
+        told = ended if isinstance(ended, Mapping) else {}
+        why = f"the agent on {node} holds it no more"
         return [
-            ports.Renewal(hold, node, "lost", why) if command_id in lost else ports.Renewal(hold, node, "renewed")
-            for command_id, hold in held.items()
+            ports.Renewal(hold, node, "lost", f"{why}: {told.get(one, 'no such cap stands there')}")
+            if one in lost
+            else ports.Renewal(hold, node, "renewed")
+            for one, hold in held.items()
         ]
 
 

@@ -41,13 +41,13 @@ class Fault(NamedTuple):
 def plan(count: int, steps: int, seed: int) -> list[Fault]:
     """`count` faults, as many of each kind as can be, in a random order and at uneven distances.
 
-    None comes in the first or the last twentieth of the run, so that each meets a model that has learnt
-    something, and leaves time to see whether it was repaired.
+    None comes in the first or the last tenth of the run, so that each meets a model that has learnt something
+    and has a checkpoint, and leaves time to see whether it was repaired.
     """
     chance = random.Random(seed)
     kinds = [KINDS[number % len(KINDS)] for number in range(count)]
     chance.shuffle(kinds)
-    first, last = steps // 20, steps - steps // 20
+    first, last = steps // 10, steps - steps // 10
     apart = (last - first) / max(count, 1)
     return [
         Fault(number, kind, int(first + apart * (number + chance.uniform(0.0, 0.3))))

@@ -8,9 +8,8 @@ calls it: ``__main__``.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import statistics
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+import trainmedic
 from benchmarks.unattended import corpus, faults
 from benchmarks.unattended.model import BATCH, CharModel, Rows, validation_loss
+from trainmedic.torch import attach
 
 _PEAK_RATE = 3e-3
-_LAST_RATE = 0.0
+_LAST_RATE = 3e-4
 _SPARE = 3
 """Times as many batches as steps: what is skipped and gone back over comes out of it."""
 
@@ -44,12 +45,22 @@ class Training:
         self.faults = faults.Faults([faults.Fault(*one) for one in json.loads(options.faults)], self._tell_fault)
         self.executed = 0
         self.step = 0
-        self._began: list[float] = []
+        self.is_protected = options.medic
+        self._pace = options.pace
+        self._began: float | None = None
+        self._took: dict[int, float] = {}
 
     def train(self, batch: tuple[torch.Tensor, torch.Tensor], step: int) -> tuple[float, float]:
-        """One step: the loss and the gradient norm before clipping."""
+        """One step, no faster than the pace: the loss and the gradient norm before clipping."""
+        began = time.perf_counter()
+        self._began = self._began or began
         self.step = step
-        self._began.append(time.perf_counter())
+        result = self._step(batch, step)
+        time.sleep(max(0.0, self._pace - (time.perf_counter() - began)))
+        self._took[step] = time.perf_counter() - began
+        return result
+
+    def _step(self, batch: tuple[torch.Tensor, torch.Tensor], step: int) -> tuple[float, float]:
         numbers, rows = batch
         number = int(numbers[0]) // BATCH
         self.faults.begin(step, number, self.optimizer)
@@ -67,27 +78,47 @@ class Training:
     def validate(self) -> float:
         return validation_loss(self.model, self.text)
 
-    def pace(self) -> dict[str, float]:
-        """Seconds from the first step to now, and how long a step usually takes."""
-        steps = itertools.pairwise(self._began)
-        usual = statistics.median(then - since for since, then in steps)
-        return {"seconds": time.perf_counter() - self._began[0], "usual": usual}
+    def spent(self) -> dict[str, float]:
+        """Seconds since the first step began, and those of them in steps that count: the last time of each."""
+        assert self._began is not None
+        return {"seconds": time.perf_counter() - self._began, "useful": sum(self._took.values())}
 
     def _tell_fault(self, fault: faults.Fault) -> None:
-        # A hang may be the last that is heard of the run.
-        result = {"validation": self.validate()} if fault.kind == faults.HANG else {}
+        # Of a run that nobody looks after, a hang is the last that is heard.
+        result = {"validation": self.validate()} if fault.kind == faults.HANG and not self.is_protected else {}
         tell("fault", number=fault.number, kind=fault.kind, step=self.step, executed=self.executed, **result)
 
 
 def unprotected(training: Training, options: argparse.Namespace) -> None:
+    os.nice(5)  # it is in nobody's way: what it tells does not depend on how long it takes
     for step, batch in enumerate(training.loader, 1):
-        began = time.perf_counter()
         loss, _ = training.train(batch, step)
         if loss != loss:
             tell_once("nan", step=step)
         if step == options.steps:
             return
-        time.sleep(max(0.0, options.pace - (time.perf_counter() - began)))
+
+
+def protected(training: Training, options: argparse.Namespace) -> None:
+    medic = trainmedic.connect("unattended", metrics_port=options.metrics_port, hang_floor=options.hang_floor)
+    with (
+        medic,
+        attach(
+            medic,
+            model=training.model,
+            optimizer=training.optimizer,
+            scheduler=training.scheduler,
+            loader=training.loader,
+            checkpoints=options.checkpoints,
+            checkpoint_every=options.checkpoint_every,
+        ) as run,
+    ):
+        for batch in run.batches(steps=options.steps):
+            with run.step() as step:
+                loss, norm = training.train(batch, step.number)
+                step.report(loss=loss, grad_norm=norm)
+            if run.global_step < step.number:
+                tell("back", step=run.global_step, left=step.number)
 
 
 _told: set[str] = set()
@@ -121,9 +152,10 @@ def main() -> None:
     options = parse()
     training = Training(options)
     tell("started", digest=training.text.digest, characters=len(training.text.training))
-    unprotected(training, options)
-    pace = training.pace()
-    tell("finished", step=training.step, executed=training.executed, validation=training.validate(), **pace)
+    run = protected if options.medic else unprotected
+    run(training, options)
+    spent = training.spent()
+    tell("finished", step=training.step, executed=training.executed, validation=training.validate(), **spent)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ HELP = {
 }
 
 
-class _Shown(Collector):
+class Shown(Collector):
+    """What `Endpoint` answers with; ``now`` is the clock, in seconds."""
+
     def __init__(self, job: str, progress: Progress, ranks: Ranks, now: Callable[[], float]) -> None:
         self._job = job
         self._progress = progress
@@ -100,7 +102,7 @@ class Endpoint:
         if prometheus_client is None:
             raise ConfigurationError("metrics_port needs prometheus_client: pip install 'trainmedic[metrics]'")
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Shown(job, progress, ranks, time.perf_counter))
+        registry.register(Shown(job, progress, ranks, time.perf_counter))
         # When the process began, by which rules tell a job that was started anew.
         prometheus_client.ProcessCollector(registry=registry)
         try:

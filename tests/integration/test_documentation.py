@@ -16,6 +16,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Followed elsewhere, because they need real programs beside the server, or check their blocks in a way of their own.
 ELSEWHERE = {
     "docs/tutorial/protect-a-training-run.md": "tests/acceptance/test_loss_spike.py",
+    "docs/how-to/kubernetes.md": "tests/helm/test_documentation.py",
+    "docs/how-to/upgrade.md": "tests/helm/test_documentation.py",
     "docs/how-to/monitoring.md": "tests/integration/test_monitoring.py",
     "docs/how-to/write-a-playbook.md": "tests/unit/docs/test_playbook_examples.py",
     "docs/reference/actions.md": "tests/unit/docs/test_actions_reference.py",
@@ -39,6 +41,7 @@ def environment(scratch: Path) -> dict[str, str]:
         "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}",
         "HOME": str(scratch),
         "COLUMNS": "200",
+        "OMP_NUM_THREADS": "1",  # the models are tiny, and the machine may be busy
     }
 
 

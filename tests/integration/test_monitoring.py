@@ -20,6 +20,7 @@ RULES = sorted((MONITORING / "rules").glob("*.yaml"))
 RULE_TESTS = sorted((MONITORING / "rules" / "tests").glob("*.yaml"))
 ALERTS = {
     "GPUTemperatureHigh": "warning",
+    "GPUThermalThrottling": "warning",
     "GPUMemoryUsageHigh": "critical",
     "GPUUtilizationLow": "warning",
     "TrainingLossSpike": "critical",
@@ -138,6 +139,7 @@ def test_what_explains_an_alert_silences_it(alertmanager_url: str) -> None:
         {"alertname": "GradientExplosion", "job_name": "llm-2"},
         {"alertname": "TrainingThroughputDrop", "job_name": "llm-3"},
         {"alertname": "GPUUtilizationLow", "node": "node-6", "gpu_id": "0"},
+        {"alertname": "GPUUtilizationLow", "node": "node-5", "uuid": "GPU-c", "gpu_id": "2"},
         {"alertname": "TrainingThroughputDrop", "job_name": "llm-4"},
         {"alertname": "TrainingMemoryPressure", "job_name": "llm-5", "memory": "cuda"},
         {"alertname": "GPUMemoryUsageHigh", "job_name": "llm-6", "gpu": "3"},
@@ -165,6 +167,7 @@ def test_what_explains_an_alert_silences_it(alertmanager_url: str) -> None:
         {"alertname": "GPUTemperatureHigh", "node": "node-4", "UUID": "GPU-a", "gpu": "0"},
         {"alertname": "GPUUtilizationLow", "node": "node-4", "UUID": "GPU-a", "gpu": "0"},
         {"alertname": "GPUUtilizationLow", "node": "node-4", "UUID": "GPU-b", "gpu": "1"},
+        {"alertname": "GPUThermalThrottling", "node": "node-5", "uuid": "GPU-c", "gpu_id": "2"},
     ]
     ends = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
     api = f"{alertmanager_url}/api/v2/alerts"

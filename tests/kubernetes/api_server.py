@@ -8,7 +8,7 @@ an outage. Every request is recorded as RBAC would see it.
 
 Not modelled: admission, defaulting and validation of bodies (a schema check is made elsewhere), other
 patch types than JSON merge patch, server-side apply, controllers (no Deployment makes pods), kubelets
-(`Kubelet` in ``world`` ends pods through the API), TLS, streaming logs, and discovery.
+(`Kubelet` in ``world`` ends pods through the API), TLS, and streaming logs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.kubernetes.object_store import KINDS, Object, Objects, Place, Refused
+from tests.kubernetes.object_store import DISCOVERY, KINDS, Object, Objects, Place, Refused
 
 _PATH = re.compile(
     r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
@@ -43,6 +43,7 @@ class Request:
     resource: str
     namespace: str
     name: str
+    token: str = ""
 
 
 @dataclass
@@ -77,7 +78,9 @@ class ApiServer:
     requests: list[Request] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     rules: Sequence[Rule] | None = None
-    """What the token may do; everything, where None."""
+    """What any token may do; everything, where None."""
+    accounts: dict[str, Sequence[Rule]] = field(default_factory=dict)
+    """Further tokens, each with all that it may do."""
     latency: float = 0.0
     is_out: bool = False
     url: str = ""
@@ -114,13 +117,13 @@ class ApiServer:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._cut_watches)
 
-    def kubeconfig(self) -> dict[str, Any]:
-        """By which a client finds this server."""
+    def kubeconfig(self, token: str | None = None) -> dict[str, Any]:
+        """By which a client finds this server; with a token of `accounts` it is that account's."""
         return {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "stand-in", "cluster": {"server": self.url}}],
-            "users": [{"name": "trainmedic", "user": {"token": self.token}}],
+            "users": [{"name": "trainmedic", "user": {"token": token or self.token}}],
             "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": "trainmedic"}}],
             "current-context": "stand-in",
         }
@@ -152,10 +155,12 @@ class ApiServer:
             request.transport.abort()
             return web.Response(status=503)
         try:
-            if request.headers.get("Authorization", "").removeprefix("Bearer ") != self.token:
+            if _token(request) != self.token and _token(request) not in self.accounts:
                 raise Refused(401, "Unauthorized", "Unauthorized")
             if request.path in ("/version", "/healthz"):
                 return web.json_response({"major": "1", "minor": "34", "gitVersion": "v1.34.0-stand-in"})
+            if request.path in DISCOVERY:
+                return web.json_response(DISCOVERY[request.path])
             matched = _PATH.match(request.rel_url.path)
             if matched is None:
                 raise Refused(404, "NotFound", "the server could not find the requested resource")
@@ -264,7 +269,8 @@ class ApiServer:
                 transport.abort()
 
     def _authorize(self, seen: Request) -> None:
-        if self.rules is None or any(_permits(rule, seen) for rule in self.rules):
+        applied = [rules for rules in (self.rules, self.accounts.get(seen.token)) if rules is not None]
+        if all(any(_permits(rule, seen) for rule in rules) for rules in applied):
             return
         where = f' in the namespace "{seen.namespace}"' if seen.namespace else " at the cluster scope"
         raise Refused(
@@ -296,7 +302,12 @@ def _seen(request: web.Request, matched: re.Match[str], place: Place) -> Request
     if verb == "list" and request.query.get("watch") in ("true", "1"):
         verb = "watch"
     group = "" if matched["core"] else place[0].partition("/")[0]
-    return Request(verb, group, place[1] + (f"/{sub}" if sub else ""), matched["namespace"] or "", name)
+    resource = place[1] + (f"/{sub}" if sub else "")
+    return Request(verb, group, resource, matched["namespace"] or "", name, _token(request))
+
+
+def _token(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ")
 
 
 def _permits(rule: Rule, seen: Request) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from app.adapters.kubernetes_cluster import KubernetesCluster
+from tests.helm import charts
+from tests.kubernetes.accounts import Accounts
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
 
@@ -23,11 +25,16 @@ def stand_in() -> Iterator[ApiServer]:
         yield server
 
 
+def is_real(request: pytest.FixtureRequest) -> bool:
+    """Whether the test is for the real API server. One that also asks for `stand_in` gets that one."""
+    return bool(REAL) and "stand_in" not in request.fixturenames
+
+
 @pytest.fixture
 def kubeconfig(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A kubeconfig of the cluster to act on. A test that also asks for `stand_in` gets that one."""
-    if REAL and "stand_in" not in request.fixturenames:
-        return Path(REAL)
+    """A kubeconfig of the cluster to act on."""
+    if is_real(request):
+        return Path(str(REAL))
     server: ApiServer = request.getfixturevalue("stand_in")
     path = tmp_path / "kubeconfig.json"
     path.write_text(json.dumps(server.kubeconfig()))
@@ -42,8 +49,15 @@ async def cluster(kubeconfig: Path) -> AsyncIterator[KubernetesCluster]:
 
 
 @pytest.fixture
-async def world(cluster: KubernetesCluster) -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest, cluster: KubernetesCluster, tmp_path: Path) -> AsyncIterator[World]:
+    """On the stand-in each action works by an account that has what the chart grants for it."""
     world = World(cluster)
+    accounts = None
+    if not is_real(request):
+        accounts = Accounts(request.getfixturevalue("stand_in"), tmp_path, charts.rules_of)
+        world.by = accounts.of
     await world.start()
     yield world
+    if accounts is not None:
+        await accounts.close()
     await world.clean()

@@ -24,6 +24,7 @@ KINDS: dict[Place, tuple[str, bool]] = {
     ("v1", "pods"): ("Pod", True),
     ("v1", "events"): ("Event", True),
     ("v1", "configmaps"): ("ConfigMap", True),
+    ("v1", "secrets"): ("Secret", True),
     ("apps/v1", "deployments"): ("Deployment", True),
     ("apps/v1", "statefulsets"): ("StatefulSet", True),
     ("apps/v1", "daemonsets"): ("DaemonSet", True),
@@ -31,9 +32,37 @@ KINDS: dict[Place, tuple[str, bool]] = {
     ("batch/v1", "jobs"): ("Job", True),
     ("policy/v1", "poddisruptionbudgets"): ("PodDisruptionBudget", True),
     ("kubeflow.org/v1", "pytorchjobs"): ("PyTorchJob", True),
+    ("kubeflow.org/v1", "mpijobs"): ("MPIJob", True),
+    ("kubeflow.org/v1", "tfjobs"): ("TFJob", True),
+    ("kubeflow.org/v1", "xgboostjobs"): ("XGBoostJob", True),
+    ("kubeflow.org/v1", "paddlejobs"): ("PaddleJob", True),
+    ("kubeflow.org/v1", "jaxjobs"): ("JAXJob", True),
     ("jobset.x-k8s.io/v1alpha2", "jobsets"): ("JobSet", True),
+    ("trainer.kubeflow.org/v1alpha1", "trainjobs"): ("TrainJob", True),
+    ("ray.io/v1", "rayjobs"): ("RayJob", True),
+    ("ray.io/v1", "rayclusters"): ("RayCluster", True),
+    ("example.com/v1", "trainings"): ("Training", True),
 }
-"""Kind and whether it is in a namespace. The last two stand for custom kinds."""
+"""Kind and whether it is in a namespace. Those after PodDisruptionBudget stand for custom kinds."""
+
+
+def _discovery() -> dict[str, Object]:
+    """What the API server tells of its kinds, by path."""
+    told: dict[str, Object] = {"/api": {"kind": "APIVersions", "versions": ["v1"]}}
+    groups: dict[str, Object] = {}
+    for (api, plural), (kind, is_namespaced) in KINDS.items():
+        path = f"/api/{api}" if "/" not in api else f"/apis/{api}"
+        listed = told.setdefault(path, {"kind": "APIResourceList", "groupVersion": api, "resources": []})
+        verbs = ["create", "delete", "get", "list", "patch", "watch"]
+        listed["resources"].append({"name": plural, "kind": kind, "namespaced": is_namespaced, "verbs": verbs})
+        if "/" in api:
+            group, _, version = api.partition("/")
+            served = {"groupVersion": api, "version": version}
+            groups[group] = {"name": group, "versions": [served], "preferredVersion": served}
+    return {**told, "/apis": {"kind": "APIGroupList", "groups": list(groups.values())}}
+
+
+DISCOVERY = _discovery()
 
 
 class Refused(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, cast
@@ -36,6 +36,8 @@ class World:
     tag: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     made: list[Ref] = field(default_factory=list)
     bus: ports.CommandBus | None = None
+    by: Callable[[type[Any]], Awaitable[KubernetesCluster]] | None = None
+    """By whose account an action works; by the suite's own where None."""
 
     @property
     def namespace(self) -> str:
@@ -94,7 +96,8 @@ class World:
 
     async def perform(self, action: type[Any], call: ports.Call) -> Any:
         bus, http = cast(ports.CommandBus, self.bus), cast(ports.HttpCaller, None)
-        return await action(ports.Services(SystemClock(), bus, http, cluster=self.cluster)).perform(call)
+        cluster = await self.by(action) if self.by else self.cluster
+        return await action(ports.Services(SystemClock(), bus, http, cluster=cluster)).perform(call)
 
     def again(self, call: ports.Call, **changes: Any) -> ports.Call:
         """The same call as a restarted server makes it."""

@@ -15,9 +15,9 @@ from typing import Any, Callable, Hashable, Iterable, Iterator, Mapping, Sequenc
 
 import torch
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import SWALR
 
 from trainmedic.errors import Rejected
+from trainmedic.torch.schedule import Schedule, keeps_what_is_known
 
 MARK = "trainmedic_lr_scale"
 """Key of the optimizer's groups by which a state that was saved by whomever says how it is scaled."""
@@ -60,9 +60,9 @@ class LearningRate:
 
     def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
         self.optimizers = list(_several(optimizer))
-        self._schedulers = list(_flat(_unwrapped(one) for one in _several(scheduler)))
-        known = bool(self._schedulers) and _keeps_what_is_known(self._schedulers[0])
-        self._says = self._schedulers[0] if known and getattr(self._schedulers[0], "_last_lr", None) else None
+        given = [_unwrapped(one) for one in _several(scheduler)]
+        self._schedulers = list(_flat(given))
+        self._schedule = Schedule(self.optimizers[0], given)
         self.scale = self._marked()  # the optimizer may have been scaled before, and loaded or handed on since
         # What was written where, and the unscaled value of it: so that a scale that is taken back leaves no trace.
         self._written: dict[Name, tuple[float, float]] = {}
@@ -84,9 +84,8 @@ class LearningRate:
 
     @property
     def expected(self) -> Number | None:
-        """What the schedule says that the first group's rate is; None where there is not one that says so."""
-        scheduler = self._says
-        return scheduler._last_lr[0] if scheduler is not None else None
+        """What the schedule says that the first group's rate is, scaled; None where there is not one that says so."""
+        return self._schedule.rate
 
     def multiply(self, factor: float) -> None:
         """By so much more. Raises Rejected where the result is no usable number."""
@@ -148,7 +147,7 @@ class LearningRate:
             yield from optimizer.param_groups
 
     def _places(self) -> Iterator[_Place]:
-        known = [one for one in self._schedulers if _keeps_what_is_known(one)]
+        known = [one for one in self._schedulers if keeps_what_is_known(one)]
         for number, group in enumerate(self._groups()):
             for key in ("lr", *(_IN_GROUPS if known else ())):
                 if key in group:
@@ -167,7 +166,7 @@ class LearningRate:
 
     def _follow_unknown(self) -> None:
         for scheduler in self._schedulers:
-            if not _keeps_what_is_known(scheduler):
+            if not keeps_what_is_known(scheduler):
                 _follow(scheduler, self)
 
     def unscaled(self, step: Callable[[], Any]) -> Any:
@@ -200,15 +199,6 @@ def _following(step: Callable[..., Any]) -> Callable[..., Any]:
         return type(scheduler)._trainmedic_rate.unscaled(lambda: step(scheduler, *arguments, **options))
 
     return stepped
-
-
-def _keeps_what_is_known(scheduler: Any) -> bool:
-    """Whether it computes as PyTorch's own schedulers do; subclasses that only add to them count."""
-    kind = type(scheduler)
-    if not isinstance(scheduler, lr_scheduler.LRScheduler):
-        return False
-    ours = {lr_scheduler.__name__, SWALR.__module__}
-    return all(getattr(kind, name).__module__ in ours for name in ("step", "get_lr"))
 
 
 def _flat(schedulers: Iterable[Any]) -> Iterator[Any]:

@@ -331,7 +331,7 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
     def answer(command: Command) -> Reply | None:
         match command.target["node"]:
             case "n1":
-                return reply(command, renewed=["c1"], unknown=["c2"])
+                return reply(command, renewed=["c1"], unknown=["c2"], ended={"c2": "the lease ran out"})
             case "n2":
                 return reply(command, "rejected", reason="the policy does not allow it")
         return None
@@ -347,6 +347,7 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
         "c3": ("n2", "refused"),
         "c4": ("n3", "unanswered"),
     }
+    assert renewals[1].why == "the agent on n1 holds it no more: the lease ran out"
     assert "the policy does not allow it" in renewals[2].why
 
 

@@ -226,6 +226,7 @@ def test_what_the_schedule_says_is_known_of_pytorchs_schedulers_only() -> None:
     """It is compared with the rate that is in use; of the user's own scheduler nobody knows."""
     loop = Loop("LambdaLR")
     loop.rate.multiply(0.5)
+    assert [loop.rate.expected for _ in range(3)] == [None, None, 0.05]
     loop.train(1)
     assert loop.rate.expected == loop.rate.value
     loop.optimizer.param_groups[0]["lr"] = 7.0

@@ -1,0 +1,66 @@
+{{/* What no value can ask for, because it would come out wrong at run time. The schema checks each value by itself. */}}
+{{- define "trainmedic.checks" -}}
+{{- $many := gt (int .Values.server.replicas) 1 -}}
+{{- if and $many (not .Values.server.database.existingSecret) -}}
+{{- fail "server.replicas: more than one server needs PostgreSQL: name a Secret with its URL in server.database.existingSecret, or leave one replica, which keeps its history in SQLite" -}}
+{{- end -}}
+{{- if and .Values.server.database.existingSecret .Values.server.persistence.existingClaim -}}
+{{- fail "server.persistence.existingClaim: with PostgreSQL (server.database.existingSecret) there is nothing to keep on a volume; leave one of the two empty" -}}
+{{- end -}}
+{{- if and (not .Values.redis.enabled) (not .Values.redis.external.existingSecret) -}}
+{{- fail "redis: either redis.enabled is true, or redis.external.existingSecret names a Secret with the URL of a Redis of your own" -}}
+{{- end -}}
+{{- if and .Values.redis.enabled .Values.redis.external.existingSecret -}}
+{{- fail "redis.external.existingSecret: is of no use while redis.enabled is true; set redis.enabled to false" -}}
+{{- end -}}
+{{- if not (or .Values.playbooks.shipped .Values.playbooks.extra .Values.playbooks.existingConfigMap) -}}
+{{- fail "playbooks: there are none: set playbooks.shipped, playbooks.extra or playbooks.existingConfigMap" -}}
+{{- end -}}
+{{- $reserved := dict
+  "TRAINMEDIC_MODE" "mode"
+  "TRAINMEDIC_DATABASE_URL" "server.database"
+  "TRAINMEDIC_ALERTMANAGER_URL" "server.alertmanagerUrl"
+  "TRAINMEDIC_KUBERNETES" "kubernetes"
+  "TRAINMEDIC_PLAYBOOKS" "playbooks"
+  "TRAINMEDIC_TOKENS_FILE" "auth"
+  "TRAINMEDIC_ALLOW_ANONYMOUS" "auth"
+  "TRAINMEDIC_SIGNING_KEY" "signing"
+  "TRAINMEDIC_SIGNING_KEY_FILE" "signing"
+  "TRAINMEDIC_REDIS_URL" "redis"
+  "TRAINMEDIC_HOST" "server.service"
+  "TRAINMEDIC_PORT" "server.service"
+  "TRAINMEDIC_STATE_DIR" "server.persistence or agent.statePath"
+  "TRAINMEDIC_NODE" "agent.nodeSelector"
+  "TRAINMEDIC_POLICY" "agent.powerControl and agent.cleaning"
+  "TRAINMEDIC_EXPORTER_HOST" "agent.exporterPort"
+  "TRAINMEDIC_EXPORTER_PORT" "agent.exporterPort" -}}
+{{- range $component := list "server" "agent" -}}
+{{- range $name, $_ := (index $.Values $component).settings -}}
+{{- if hasKey $reserved $name -}}
+{{- fail (printf "%s.settings: %s is set by the chart, from the value %s" $component $name (index $reserved $name)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $cleaning := .Values.agent.cleaning -}}
+{{- range $name, $rule := $cleaning.policy.rules -}}
+{{- range $root := $rule.roots -}}
+{{- $mounted := false -}}
+{{- range $path := $cleaning.hostPaths -}}
+{{- if or (eq (clean $root) (clean $path)) (hasPrefix (printf "%s/" (clean $path)) (clean $root)) -}}
+{{- $mounted = true -}}
+{{- end -}}
+{{- end -}}
+{{- if not $mounted -}}
+{{- fail (printf "agent.cleaning.hostPaths: the rule %s cleans %s, which lies in none of these directories; add the one that is to be mounted" $name $root) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (or $cleaning.hostPaths $cleaning.hostPID) (not $cleaning.policy.rules) -}}
+{{- fail "agent.cleaning.policy: has no rules, so hostPaths and hostPID would be given away for nothing; add rules or leave those out" -}}
+{{- end -}}
+{{- range $cleaning.hostPaths -}}
+{{- if has (clean .) (list "/" "/boot" "/dev" "/etc" "/home" "/mnt" "/opt" "/proc" "/root" "/run" "/srv" "/sys" "/usr" "/var" "/var/lib" "/var/lib/containerd" "/var/lib/docker" "/var/lib/kubelet") -}}
+{{- fail (printf "agent.cleaning.hostPaths: %s holds more than what is to be cleaned; name a directory below it" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,72 @@
+"""What a learning-rate schedule says that the rate is now, whatever the optimizer has.
+
+Many of PyTorch's schedulers compute the next rate from the one that they find in the optimizer, so a rate that
+somebody has changed there goes on, changed, as theirs: their last rate proves nothing. Most of these also know
+the rate of a step by its number, and that is asked here. MultiplicativeLR and ChainedScheduler do not; of them
+only a change since their last step is seen.
+
+Not here: changing a rate (``learning_rate``), how far two of them are apart (``trainmedic.progress``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, Sequence
+
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
+
+from trainmedic.progress import deviation
+
+_AGREE = 1e-3
+_IN_A_ROW = 3
+
+
+class Schedule:
+    """The one of an optimizer's first group, among `schedulers`: those that the loop steps itself.
+
+    A loop that sets the rate by hand for a while, as for a warmup, knows why. So nothing is said before the rate
+    was on its schedule for some looks in a row.
+    """
+
+    def __init__(self, optimizer: Any, schedulers: Sequence[Any]) -> None:
+        self._optimizer = optimizer
+        own = [one for one in schedulers if _moves(one, optimizer)]
+        # Of two that move the same rate, neither says what it is.
+        self._scheduler = own[0] if len(own) == 1 and keeps_what_is_known(own[0]) else None
+        self._agreed = 0
+
+    @property
+    def rate(self) -> Any:
+        """A number or tensor; None where no schedule says it, or where the rate was not on it yet."""
+        if self._scheduler is None:
+            return None
+        rate = _stands_at(self._scheduler)
+        if rate is None or self._agreed >= _IN_A_ROW:
+            return rate
+        apart = deviation(float(self._optimizer.param_groups[0]["lr"]), float(rate))
+        self._agreed = self._agreed + 1 if apart is not None and apart < _AGREE else 0
+        return rate if self._agreed >= _IN_A_ROW else None
+
+
+def keeps_what_is_known(scheduler: Any) -> bool:
+    """Whether it computes as PyTorch's own schedulers do; subclasses that only add to them count."""
+    kind = type(scheduler)
+    if not isinstance(scheduler, lr_scheduler.LRScheduler):
+        return False
+    ours = {lr_scheduler.__name__, SWALR.__module__}
+    return all(getattr(kind, name).__module__ in ours for name in ("step", "get_lr"))
+
+
+def _moves(scheduler: Any, optimizer: Any) -> bool:
+    """Whether they belong together; either may be wrapped."""
+    groups: Any = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
+    return len(groups) > 0 and groups[0] is optimizer.param_groups[0]
+
+
+def _stands_at(scheduler: Any) -> Any:
+    while isinstance(scheduler, lr_scheduler.SequentialLR):
+        scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
+    by_number = getattr(scheduler, "_get_closed_form_lr", None)
+    rates = by_number() if by_number is not None else getattr(scheduler, "_last_lr", None)
+    return rates[0] if rates else None

@@ -1,0 +1,228 @@
+"""What the chart hands to Trainmedic, Redis, Prometheus and Grafana is what each of them takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+from click.testing import CliRunner
+from prometheus_client.metrics_core import Metric
+
+from app import telemetry
+from app.adapters.nvml_gpus import NvmlGpus
+from app.agent import policy
+from app.agent.exporter import AgentCollector
+from app.agent.tally import Tally
+from app.cli import main
+from app.server import tokens
+from app.settings import agent as agent_settings
+from app.settings import server as server_settings
+from tests.driver.driver import Driver
+from tests.helm import charts
+from tests.helm.charts import COMBINATIONS
+from tests.programs import Program, eventually, free_port
+
+with_agent = pytest.mark.parametrize("combination", [name for name in COMBINATIONS if name != "server-only"])
+
+
+def environment(combination: str, kind: str) -> dict[str, str]:
+    container = charts.one(charts.objects(combination), kind)["spec"]["template"]["spec"]["containers"][0]
+    values = {
+        "TRAINMEDIC_REDIS_URL": "redis://r:6379/0",
+        "TRAINMEDIC_DATABASE_URL": "postgresql://p/t",
+        "TRAINMEDIC_NODE": "n1",
+    }
+    found = {one["name"]: one.get("value", values.get(one["name"], "")) for one in container["env"]}
+    return {
+        name: value for name, value in found.items() if name.startswith("TRAINMEDIC_") and not name.endswith("_FILE")
+    }
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_the_servers_variables_are_settings_that_it_takes(combination: str) -> None:
+    """Each is known, and has a value that the server starts with."""
+    given = environment(combination, "Deployment")
+    made = server_settings.load({}, given)
+    assert server_settings.misspelt(given) == []
+    known = {option.variable for option in server_settings.OPTIONS.values()}
+    assert given.keys() <= known
+    assert (made.host, made.port) == ("0.0.0.0", 8080)
+    assert made.kubernetes == ("in-cluster" if COMBINATIONS[combination].get("kubernetes") else "off")
+
+
+@with_agent
+def test_the_agents_variables_are_settings_that_it_takes(combination: str) -> None:
+    """The same for the agent."""
+    given = environment(combination, "DaemonSet")
+    made = agent_settings.load({}, given)
+    assert given.keys() <= {spec.option.variable for spec in agent_settings.SPECS.values()}
+    assert (made.exporter_host, made.node) == ("0.0.0.0", "n1")
+
+
+@with_agent
+def test_the_agents_policy_is_one_that_it_takes(combination: str) -> None:
+    """It allows what the values say, and nothing without them."""
+    text = charts.one(charts.objects(combination), "ConfigMap", "-agent-policy")["data"]["policy.yaml"]
+    made = policy.parse(text, "policy.yaml")
+    asked = COMBINATIONS[combination].get("agent", {})
+    power, cleaning = asked.get("powerControl", {}), asked.get("cleaning", {})
+    wanted = {name for name, given in (("gpu.power_limit", power), ("disk.clean", cleaning)) if given}
+    assert made.allow == wanted
+    if power:
+        assert made.power.floor_percent == power.get("floorPercent", 50)
+    assert made.cleaning.rules.keys() == cleaning.get("policy", {}).get("rules", {}).keys()
+
+
+@pytest.mark.parametrize("combination", [name for name in COMBINATIONS if name != "own-secrets"])
+def test_the_tokens_are_those_of_the_tokens_file(combination: str) -> None:
+    """The server's reader takes the file; each token has its own role and no other."""
+    made = charts.secret(charts.one(charts.objects(combination), "Secret", "-tokens"))
+    entries = {token.name: token for token in tokens.parse(made["tokens.yaml"], "tokens.yaml")}
+    assert entries.keys() == {"webhook", "viewer", "operator"}
+    for name, token in entries.items():
+        assert token.roles == {name}
+        assert token.digest == hashlib.sha256(made[f"{name}-token"].encode()).digest()
+
+
+def test_the_shipped_playbooks_are_all_there_and_can_be_loaded(tmp_path: Path) -> None:
+    """Those of the repository, without their tests, laid out as Kubernetes mounts a ConfigMap."""
+    files = charts.one(charts.objects("everything"), "ConfigMap", "-playbooks")["data"]
+    data = tmp_path / "..2026_01_01"
+    data.mkdir()
+    (tmp_path / "..data").symlink_to(data.name)
+    for name, text in files.items():
+        (data / name).write_text(text)
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    shipped = {path.name for path in (charts.ROOT / "playbooks").glob("*.yaml") if not path.stem.endswith("_test")}
+    assert files.keys() == {*shipped, "page.yaml"}
+    checked = CliRunner().invoke(main, ["playbook", "check", str(tmp_path)])
+    assert checked.exit_code == 0, checked.output
+    templates = [name for name in files if name.endswith("_template.yaml")]
+    assert f"{len(files) - len(templates)} playbooks, no mistake" in checked.output
+
+
+def test_redis_starts_as_the_chart_configures_it(tmp_path: Path) -> None:
+    """With the real server: our keys can be used with the password, and nothing that administers or runs scripts."""
+    files = charts.one(charts.objects("default"), "ConfigMap", "-redis")["data"]
+    port = free_port()
+    for name, text in files.items():
+        for directory in ("/etc/redis/", "/run/redis/", "/data"):
+            text = text.replace(directory, f"{tmp_path}/")
+        (tmp_path / name).write_text(text)
+    with (tmp_path / "redis.conf").open("a") as configuration:
+        configuration.write(f"port {port}\nbind 127.0.0.1\n")
+    environment = {"REDIS_PASSWORD": "abc123", "PATH": os.environ["PATH"]}
+    with Program(["/bin/sh", tmp_path / "start.sh"], tmp_path / "redis.log", environment):
+        client = redis.Redis(port=port, password="abc123")
+        eventually(lambda: answers(client), 10, "Redis answers")
+        client.xadd("trainmedic:replies", {"a": "b"})
+        assert (tmp_path / "users.conf").stat().st_mode & 0o077 == 0
+        for refused in (["CONFIG", "GET", "*"], ["EVAL", "return 1", "0"], ["SET", "other", "1"], ["FLUSHALL"]):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*refused)
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            redis.Redis(port=port).ping()
+        client.close()
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.exceptions.ConnectionError:
+        return False
+
+
+def test_the_shipped_rules_are_rules_that_prometheus_takes(tmp_path: Path) -> None:
+    """promtool finds nothing wrong, and every file of the repository's rules is there."""
+    made = [each for each in charts.objects("everything") if each["kind"] == "PrometheusRule"]
+    assert len(made) == len(list((charts.ROOT / "monitoring" / "rules").glob("*.yaml")))
+    for each in made:
+        path = tmp_path / f"{each['metadata']['name']}.yaml"
+        path.write_text(yaml.safe_dump(each["spec"]))
+        subprocess.run(["promtool", "check", "rules", path], check=True, capture_output=True)
+
+
+def test_the_receiver_inhibits_as_the_shipped_configuration_does() -> None:
+    """Each inhibition rule of monitoring/alertmanager.yml is there in the operator's form."""
+
+    def plain(matchers: list[dict[str, str]]) -> list[str]:
+        return [f"{one['name']}{one['matchType']}{one['value']}" for one in matchers]
+
+    wanted = yaml.safe_load((charts.ROOT / "monitoring" / "alertmanager.yml").read_text())["inhibit_rules"]
+    made = charts.one(charts.objects("everything"), "AlertmanagerConfig")["spec"]["inhibitRules"]
+    assert [(plain(one["sourceMatch"]), plain(one["targetMatch"]), one["equal"]) for one in made] == [
+        (
+            [re.sub(r"[ \"]", "", matcher) for matcher in one["source_matchers"]],
+            [re.sub(r"[ \"]", "", matcher) for matcher in one["target_matchers"]],
+            one["equal"],
+        )
+        for one in wanted
+    ]
+
+
+def test_the_receiver_posts_to_the_service_with_the_webhooks_token() -> None:
+    """The address is the Service's, the token a key of the Secret."""
+    found = charts.objects("everything")
+    (receiver,) = charts.one(found, "AlertmanagerConfig")["spec"]["receivers"][0]["webhookConfigs"]
+    service = charts.one(found, "Service", "trainmedic")
+    port = service["spec"]["ports"][0]["port"]
+    assert receiver["url"] == f"http://{service['metadata']['name']}.{charts.NAMESPACE}.svc:{port}/webhook"
+    credentials = receiver["httpConfig"]["authorization"]["credentials"]
+    assert credentials["key"] in charts.one(found, "Secret", credentials["name"])["data"]
+    assert receiver["sendResolved"] is True
+
+
+def test_the_dashboard_names_only_metrics_that_there_are(make_driver: Callable[..., Driver]) -> None:
+    """Every metric in a panel is one that the server or the agent offers."""
+    make_driver(1)
+    gpus = NvmlGpus()
+    offered = {
+        name
+        for collector in (telemetry.Metrics().registry, AgentCollector(gpus, dict, Tally(), {"node": "n1"}))
+        for metric in collector.collect()
+        for name in names(metric)
+    }
+    gpus.close()
+    dashboard = json.loads(
+        charts.one(charts.objects("everything"), "ConfigMap", "-dashboard")["data"]["trainmedic.json"]
+    )
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    queries += [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    named = {name for query in queries for name in re.findall(r"\b(?:trainmedic|gpu)_[a-z_]+", query)}
+    assert len(queries) > 10
+    assert named - {"gpu_id"} <= offered
+
+
+def test_every_panel_of_the_dashboard_is_a_query_that_prometheus_takes(tmp_path: Path) -> None:
+    """promtool parses each, with Grafana's variables filled in; panels do not overlap."""
+    dashboard = json.loads((charts.CHART / "files" / "dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    filled = [re.sub(r"\$__rate_interval", "5m", re.sub(r"\$(node|playbook)\b", ".*", query)) for query in queries]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(filled)]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    subprocess.run(["promtool", "check", "rules", path], check=True, capture_output=True)
+    cells = [
+        (x, y)
+        for panel in dashboard["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+def names(metric: Metric) -> list[str]:
+    """The names under which a metric's samples are stored."""
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"], "info": ["_info"]}
+    return [metric.name + suffix for suffix in suffixes.get(metric.type, [""])]

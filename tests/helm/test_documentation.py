@@ -1,0 +1,104 @@
+"""The commands and values of the documentation are ones that Helm and the chart take.
+
+The pages on Kubernetes are followed here, because what they tell needs a cluster: each ``helm`` command is
+carried out as far as rendering, with the files that the page has made; of ``kubectl`` the objects that it
+names have to be there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from tests import pages
+from tests.helm import charts
+
+PAGES = ("docs/how-to/kubernetes.md", "docs/how-to/upgrade.md")
+FLAGS = {
+    "install": {"--namespace", "--create-namespace", "--values", "--set"},
+    "upgrade": {
+        "--namespace", "--values", "--set", "--set-file", "--reset-then-reuse-values", "--reuse-values", "--dry-run"
+    },
+    "test": {"--namespace"},
+    "history": {"--namespace"},
+    "rollback": {"--namespace"},
+    "uninstall": {"--namespace"},
+    "package": set(),
+}  # fmt: skip
+MADE_BY_THE_READER = {("secret", "trainmedic"), ("namespace", "team-a")}
+
+
+def lines(script: str) -> list[str]:
+    """The commands of a script, each on one line."""
+    return [line for line in script.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    both = {name: merged(base[name], more[name]) for name in base.keys() & more.keys() if isinstance(more[name], dict)}
+    return {**base, **more, **both}
+
+
+def values_of(words: list[str], files: dict[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for flag, given in itertools.pairwise(words):
+        if flag == "--values":
+            values = merged(values, yaml.safe_load(files[given]))
+        elif flag == "--set" or flag == "--set-file":
+            values = merged(values, helm_python.parse_set_string(given))
+    return values
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_the_page_tells_to_type_is_what_there_is(page: str) -> None:
+    """Commands, flags, values, and the names of objects."""
+    blocks = pages.blocks((charts.ROOT / page).read_text())
+    files = {str(block.option("file")): block.body for block in blocks if block.option("file")}
+    values: dict[str, Any] = {}
+    tried = 0
+    for block in blocks:
+        if block.kind != "sh":
+            continue
+        for line in lines(block.body):
+            for command in re.findall(r"\b(helm [a-z]+ [^|&)]*|kubectl [a-z]+ [^|&)]*|scripts/[a-z-]+)", line):
+                words = shlex.split(command, posix=False) if "jsonpath" in command else shlex.split(command)
+                if words[0] == "helm":
+                    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+                    assert given <= FLAGS[words[1]], command
+                    if words[1] in ("install", "upgrade"):
+                        assert words[2:4] == ["trainmedic", "helm/trainmedic"], command
+                        values = values_of(words, files) or values
+                        charts.rendered(values, name="trainmedic")
+                        tried += 1
+                elif words[0] == "kubectl":
+                    check_objects(words, charts.parsed(charts.rendered(values, name="trainmedic")))
+                else:
+                    assert (charts.ROOT / words[0]).is_file(), command
+    assert tried
+
+
+def check_objects(words: list[str], found: list[charts.Object]) -> None:
+    """The object that a kubectl command names is made by the chart, and has the key that is read."""
+    named = next((word for word in words[2:] if re.fullmatch(r"[a-z]+/[a-z-]+", word)), None)
+    kind, name = named.split("/") if named else (words[2], words[3])
+    if (kind, name) in MADE_BY_THE_READER or words[1] == "create":
+        return
+    each = next(one for one in found if (one["kind"].lower(), one["metadata"]["name"]) == (kind, name))
+    for key in re.findall(r"jsonpath='\{\.data\.([-a-z]+)\}'", " ".join(words)):
+        assert key in each["data"]
+
+
+def test_the_values_files_of_the_page_open_what_the_page_says() -> None:
+    """act.yaml enforces, caps and cleans, and grants what a drain needs."""
+    blocks = pages.blocks((charts.ROOT / PAGES[0]).read_text())
+    files = {str(block.option("file")): yaml.safe_load(block.body) for block in blocks if block.option("file")}
+    found = charts.parsed(charts.rendered(merged(files["values.yaml"], files["act.yaml"]), name="trainmedic"))
+    policy = yaml.safe_load(charts.one(found, "ConfigMap", "-agent-policy")["data"]["policy.yaml"])
+    assert policy["allow"] == ["gpu.power_limit", "disk.clean"]
+    assert [rule["resources"] for rule in charts.one(found, "ClusterRole")["rules"]]
+    assert files["inside.yaml"]["image"]["digest"]

@@ -1,0 +1,262 @@
+"""What the chart lets the server do in the cluster: exactly what the enabled actions need, and use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import telemetry
+from app.actions import registry
+from app.actions.kubernetes.base import ClusterAction
+from app.actions.kubernetes.kinds import KNOWN
+from app.adapters.kubernetes_cluster import KubernetesCluster
+from app.adapters.kubernetes_whereabouts import Whereabouts
+from app.errors import ClusterRefused
+from app.ports.cluster import JOBS, Ref, Resource
+from tests.helm import charts
+from tests.kubernetes.accounts import client
+from tests.kubernetes.api_server import ApiServer, Rule
+from tests.kubernetes.world import IMAGE, Kubelet, World
+
+TABLE = charts.CHART / "files" / "permissions.yaml"
+GUIDE = charts.ROOT / "docs" / "how-to" / "kubernetes.md"
+ACTIONS = {one.name: one for one in registry.BUILT_IN if isinstance(one, type) and issubclass(one, ClusterAction)}
+IDENTITY = [("", "nodes", ("list", "watch")), ("", "pods", ("list", "watch"))]
+"""What `Whereabouts` needs."""
+
+
+def written() -> str:
+    """The table of permissions, from what the actions declare."""
+    lines = [
+        "# What each action needs of the Kubernetes API, and what `identity` does. Written from what the actions",
+        "# declare: WRITE_GOLDEN=1 pytest tests/helm. Actions of scope cluster work on nodes, the others on what is",
+        "# in a namespace.",
+    ]
+    needs = {name: [(p.group, p.resource, p.verbs) for p in ACTIONS[name].permissions] for name in sorted(ACTIONS)}
+    for name, permissions in {**needs, "identity": IDENTITY}.items():
+        is_cluster = any(resource == "nodes" for _, resource, _ in permissions)
+        lines += [f"{name}:", f"  scope: {'cluster' if is_cluster else 'namespace'}", "  rules:"]
+        for group, resource, verbs in permissions:
+            shown = group or '""'
+            lines.append(f"    - {{apiGroup: {shown}, resource: {resource}, verbs: [{', '.join(sorted(verbs))}]}}")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_holds_what_the_actions_declare() -> None:
+    """Each action's permissions, no more and no less."""
+    if os.environ.get("WRITE_GOLDEN"):
+        TABLE.write_text(written())
+    assert TABLE.read_text() == written()
+
+
+def test_nothing_is_granted_by_default() -> None:
+    """No Role, no ClusterRole, and no token of the service account in the pod."""
+    found = charts.objects("default")
+    assert not [each for each in found if "Role" in each["kind"]]
+    assert charts.one(found, "Deployment")["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_an_unknown_action_is_refused_by_name() -> None:
+    """The message lists those that there are."""
+    with pytest.raises(Exception, match=r"there is no action k8s\.drian; there are .*k8s\.drain"):
+        charts.rendered({"kubernetes": {"actions": ["k8s.drian"]}})
+
+
+def test_workloads_can_be_held_to_namespaces() -> None:
+    """With namespaces named, what works on pods and workloads is granted there alone, and nodes for the cluster."""
+    values = charts.COMBINATIONS["workloads-of-two-namespaces"]
+    for rule in charts.rules(values):
+        if rule.resource == "nodes":
+            assert rule.namespace is None
+        elif rule.namespace == "default":
+            assert (rule.resource, rule.verbs) == ("events", {"create"})
+        else:
+            assert rule.namespace in values["kubernetes"]["namespaces"]
+
+
+def test_a_role_is_bound_to_the_servers_account_alone() -> None:
+    """Each Role has one binding, in its own namespace, to the server's account."""
+    for combination in charts.COMBINATIONS:
+        found = charts.objects(combination)
+        roles = {
+            (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])
+            for each in found
+            if each["kind"] in ("Role", "ClusterRole")
+        }
+        bindings = [each for each in found if each["kind"].endswith("RoleBinding")]
+        assert roles == {
+            (each["roleRef"]["kind"], each["metadata"].get("namespace"), each["roleRef"]["name"]) for each in bindings
+        }
+        account = charts.one(found, "ServiceAccount", "-server")["metadata"]["name"]
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": charts.NAMESPACE}
+        assert all(each["subjects"] == [subject] for each in bindings)
+
+
+# --- the proof ------------------------------------------------------------------------------------
+
+Act = Callable[[World, type[Any]], Awaitable[None]]
+
+
+def _on_a_node(is_cordoned: bool = False, **params: Any) -> Act:
+    async def act(world: World, action: type[Any]) -> None:
+        node = await world.node(**({"unschedulable": True} if is_cordoned else {}))
+        call = world.call(action, node, **params)
+        undo = action.inverse(call.params, await world.perform(action, call))
+        if undo is not None:
+            await world.act(ACTIONS[undo.action], node, call.run_id, **undo.params)
+
+    return act
+
+
+async def _drain(world: World, action: type[Any]) -> None:
+    node = await world.node()
+    await world.pod("worker", node)
+    async with Kubelet(world, node):
+        await world.act(action, node, timeout=20)
+
+
+def _on_workloads(needs: str, **params: Any) -> Act:
+    async def act(world: World, action: type[Any]) -> None:
+        for kind, workload in KNOWN.items():
+            if getattr(workload, needs) is not None:
+                await world.make(workload.resource, world.namespace, {"metadata": {"name": "one"}, "spec": {}})
+                await world.act(action, kind=kind, namespace=world.namespace, name="one", **params)
+
+    return act
+
+
+async def _delete_pod(world: World, action: type[Any]) -> None:
+    await world.pod("worker", await world.node())
+    await world.act(action, namespace=world.namespace, pod="worker", grace_period="0s")
+
+
+async def _create_job(world: World, action: type[Any]) -> None:
+    container = {"name": "check", "image": IMAGE}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    manifest = {"metadata": {"name": "health"}, "spec": {"template": template}}
+    call = world.call(action, manifest=manifest, namespace=world.namespace, wait=False)
+    await world.perform(action, call)
+    made = (await world.cluster.list(JOBS, world.namespace))[0]["metadata"]["name"]
+    world.made.append(Ref(JOBS, made, world.namespace))
+    await world.perform(action, world.again(call))
+
+
+PROOFS: Mapping[str, Act] = {
+    "k8s.cordon": _on_a_node(),
+    "k8s.uncordon": _on_a_node(is_cordoned=True, force=True),
+    "k8s.taint": _on_a_node(key="example.com/ill"),
+    "k8s.label": _on_a_node(key="example.com/ill", value="yes"),
+    "k8s.drain": _drain,
+    "k8s.restart": _on_workloads("template"),
+    "k8s.scale": _on_workloads("replicas", replicas=3),
+    "k8s.suspend": _on_workloads("suspend"),
+    "k8s.resume": _on_workloads("suspend"),
+    "k8s.delete_pod": _delete_pod,
+    "k8s.create_job": _create_job,
+}
+
+
+def used(server: ApiServer, token: str) -> set[tuple[str, str, str]]:
+    return {(one.group, one.resource, one.verb) for one in server.requests if one.token == token}
+
+
+def granted(rules: Sequence[Rule]) -> set[tuple[str, str, str]]:
+    return {(rule.group, rule.resource, verb) for rule in rules for verb in rule.verbs}
+
+
+def always(cluster: KubernetesCluster) -> Callable[[type[Any]], Awaitable[KubernetesCluster]]:
+    async def by(_: type[Any]) -> KubernetesCluster:
+        return cluster
+
+    return by
+
+
+def test_every_action_has_its_proof() -> None:
+    """A new action needs one."""
+    assert PROOFS.keys() == ACTIONS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(PROOFS))
+async def test_an_action_uses_all_that_it_is_granted_and_nothing_else(
+    name: str, world: World, stand_in: ApiServer
+) -> None:
+    """With the chart's rules for it alone the action works, and its requests used every one of them."""
+    action, account = ACTIONS[name], world.by
+    assert account is not None
+    # The undo is another action at times, and has to do with what was granted for this one.
+    world.by = lambda _: account(action)
+    await PROOFS[name](world, action)
+    assert used(stand_in, name) == granted(charts.rules_of(name))
+
+
+async def test_identity_uses_all_that_it_is_granted_and_nothing_else(
+    world: World, stand_in: ApiServer, tmp_path: Path
+) -> None:
+    """Nodes and pods are listed and watched."""
+    rules = charts.rules({"kubernetes": {"identity": True}})
+    node = await world.node()
+    async with client(stand_in, "identity", rules, tmp_path) as cluster:
+        whereabouts = Whereabouts(cluster, telemetry.Metrics())
+        watching = asyncio.create_task(whereabouts.watch())
+        async with asyncio.timeout(10):
+            while used(stand_in, "identity") != granted(rules):
+                await asyncio.sleep(0.02)
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+    assert node.name
+
+
+async def test_other_namespaces_are_out_of_reach(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
+    """An account that is held to one namespace deletes its pods, and none elsewhere."""
+    action = ACTIONS["k8s.delete_pod"]
+    pod = await world.pod("worker", await world.node())
+    for namespace, is_allowed in (("elsewhere", False), (world.namespace, True)):
+        rules = charts.rules({"kubernetes": {"actions": [action.name], "namespaces": [namespace]}})
+        async with client(stand_in, f"of-{namespace}", rules, tmp_path) as cluster:
+            world.by = always(cluster)
+            with contextlib.nullcontext() if is_allowed else pytest.raises(ClusterRefused):
+                await world.act(action, namespace=world.namespace, pod="worker", grace_period="0s")
+    assert not await world.exists(pod)
+
+
+async def test_a_kind_of_ones_own_is_named_in_the_values(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
+    """With customKinds k8s.suspend works on it; without, the API server refuses."""
+    kind = {"api_version": "example.com/v1", "plural": "trainings", "kind": "Training", "suspend": "spec.paused"}
+    await world.make(
+        Resource("example.com/v1", "trainings", "Training"), world.namespace, {"metadata": {"name": "one"}}
+    )
+    action = ACTIONS["k8s.suspend"]
+    given = {"kind": kind, "namespace": world.namespace, "name": "one"}
+    with pytest.raises(ClusterRefused, match="trainings"):
+        await world.act(action, **given)
+    values = {"actions": [action.name], "customKinds": [{"apiGroup": "example.com", "resource": "trainings"}]}
+    async with client(stand_in, "custom", charts.rules({"kubernetes": values}), tmp_path) as cluster:
+        world.by = always(cluster)
+        await world.act(action, **given)
+
+
+def rows(page: str) -> Iterator[tuple[str, str, str]]:
+    """Action, resource and verbs, of the table in the guide."""
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and cells[0].startswith(("`k8s.", "`identity`")):
+            for action in cells[0].replace("`", "").split(", "):
+                for resource in cells[1].replace("`", "").split(", "):
+                    yield action, resource, cells[2]
+
+
+def test_the_guide_shows_what_the_chart_grants() -> None:
+    """The documentation shows every permission of every action, and no other."""
+    shown = {(action, resource, verbs) for action, resource, verbs in rows(GUIDE.read_text())}
+    assert shown == {
+        (name, f"{rule['resource']}.{rule['apiGroup']}".rstrip("."), ", ".join(rule["verbs"]))
+        for name, entry in charts.PERMISSIONS.items()
+        for rule in entry["rules"]
+    }

@@ -1,0 +1,175 @@
+"""What is rendered is secure by default, and every exception is one that is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.helm import charts
+from tests.helm.charts import COMBINATIONS, Object
+
+POWER = frozenset({"SYS_ADMIN"})
+"""Without it NVIDIA's driver sets no power limit."""
+CLEANING = frozenset({"DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "LEASE"})
+"""To look at and delete what others made, and to ask the kernel whether it is in use."""
+PROCESSES = frozenset({"SYS_PTRACE"})
+"""To see which files the node's processes hold open."""
+
+ALLOWED: Mapping[str, frozenset[str]] = {
+    "everything": POWER | CLEANING | PROCESSES,
+    "power-control": POWER,
+    "cleaning": CLEANING,
+}
+"""By combination, what the agent is given; by default nothing."""
+HOST_PATHS: Mapping[str, set[str]] = {
+    "everything": {"/var/lib/trainmedic", "/var/log/training", "/scratch"},
+    "power-control": {"/var/lib/trainmedic"},
+    "cleaning": {"/var/lib/trainmedic", "/var/log/training", "/scratch"},
+}
+
+every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
+
+
+def is_agent(pod: str) -> bool:
+    return pod.startswith("DaemonSet/")
+
+
+@every_combination
+def test_no_container_is_privileged(combination: str) -> None:
+    """Capabilities are dropped, and only the agent gets any back: those that its duties need."""
+    for pod, spec in charts.pods(charts.objects(combination)):
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            added = frozenset(context["capabilities"].get("add", ()))
+            assert context["capabilities"]["drop"] == ["ALL"]
+            assert not context.get("privileged")
+            assert added == (ALLOWED.get(combination, frozenset()) if is_agent(pod) else frozenset())
+            assert context["allowPrivilegeEscalation"] == ("SYS_ADMIN" in added)
+            assert ("appArmorProfile" in context) == ("SYS_PTRACE" in added)
+
+
+@every_combination
+def test_root_is_the_exception(combination: str) -> None:
+    """Every pod runs as a user of its own, but for the agent that sets power limits or cleans."""
+    for pod, spec in charts.pods(charts.objects(combination)):
+        context = spec["securityContext"]
+        is_root = is_agent(pod) and combination in ALLOWED
+        assert context["runAsNonRoot"] is not is_root
+        assert (context["runAsUser"] == 0) == is_root
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+@every_combination
+def test_nothing_of_the_node_is_shared(combination: str) -> None:
+    """No host network or IPC, no host path but those named, and the processes only where it was asked for."""
+    for pod, spec in charts.pods(charts.objects(combination)):
+        assert not spec.get("hostNetwork")
+        assert not spec.get("hostIPC")
+        assert bool(spec.get("hostPID")) == (is_agent(pod) and combination == "everything")
+        paths = {volume["hostPath"]["path"] for volume in spec.get("volumes", ()) if "hostPath" in volume}
+        assert paths == (HOST_PATHS.get(combination, set()) if is_agent(pod) else set())
+        for container in spec["containers"]:
+            assert not any("hostPort" in port for port in container.get("ports", ()))
+
+
+@every_combination
+def test_the_root_filesystem_is_read_only(combination: str) -> None:
+    """What is written goes to volumes that are bounded, or the pod's own."""
+    for _, spec in charts.pods(charts.objects(combination)):
+        for container in spec["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        for volume in spec.get("volumes", ()):
+            if "emptyDir" in volume:
+                assert volume["emptyDir"]["sizeLimit"]
+
+
+@every_combination
+def test_a_token_for_the_cluster_is_mounted_where_it_is_used_alone(combination: str) -> None:
+    """That is the server where an action, or identity, is enabled; no account mounts its own by itself."""
+    kubernetes = COMBINATIONS[combination].get("kubernetes", {})
+    uses = bool(kubernetes.get("actions") or kubernetes.get("identity"))
+    found = charts.objects(combination)
+    for pod, spec in charts.pods(found):
+        assert spec["automountServiceAccountToken"] is (uses and pod.startswith("Deployment/"))
+        assert spec["enableServiceLinks"] is False
+    accounts = [each for each in found if each["kind"] == "ServiceAccount"]
+    assert all(each["automountServiceAccountToken"] is False for each in accounts)
+    used = [spec["serviceAccountName"] for pod, spec in charts.pods(found) if not pod.startswith("Pod/")]
+    assert len(set(used)) == len(used) == len(accounts), "one account for each component"
+
+
+@every_combination
+def test_no_secret_is_the_same_twice(combination: str) -> None:
+    """There is no default: what is not given is random, long, and another one in each release."""
+    again = [each for each in charts.parsed(charts.rendered(COMBINATIONS[combination])) if each["kind"] == "Secret"]
+    seen: set[str] = set()
+    for found in [*(each for each in charts.objects(combination) if each["kind"] == "Secret"), *again]:
+        values = charts.secret(found)
+        values.pop("tokens.yaml", None)
+        for value in values.values():
+            assert len(value) >= 40
+            assert value.isalnum()
+            assert value not in seen
+            seen.add(value)
+
+
+@every_combination
+def test_no_secret_stands_outside_a_secret(combination: str) -> None:
+    """Neither in a variable, nor in an argument, nor in a ConfigMap."""
+    found = charts.objects(combination)
+    hidden = {
+        value
+        for each in found
+        if each["kind"] == "Secret"
+        for key, value in charts.secret(each).items()
+        if key != "tokens.yaml"
+    }
+    shown = str([each for each in found if each["kind"] != "Secret"])
+    assert not [value for value in hidden if value in shown]
+
+
+@every_combination
+def test_every_container_has_bounds_and_is_watched(combination: str) -> None:
+    """Requests and a limit of memory; probes for what keeps running."""
+    for pod, spec in charts.pods(charts.objects(combination)):
+        for container in spec["containers"]:
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "memory" in container["resources"]["limits"]
+            if not pod.startswith("Pod/"):
+                assert {"startupProbe", "livenessProbe"} <= container.keys()
+
+
+@every_combination
+def test_network_policies_cover_every_component(combination: str) -> None:
+    """Each has one, unless they are switched off; Redis lets in the release's own and who is named."""
+    found = charts.objects(combination)
+    policies = [each for each in found if each["kind"] == "NetworkPolicy"]
+    components = {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]
+        for each in found
+        if each["kind"] in ("Deployment", "DaemonSet", "StatefulSet")
+    }
+    covered = {each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for each in policies}
+    assert covered == (set() if combination == "server-only" else components)
+    for each in policies:
+        for rule in each["spec"]["ingress"]:
+            assert rule["ports"]
+            assert rule["from"]
+    if "redis" in covered:
+        (rule,) = charts.one(policies, "NetworkPolicy", "-redis")["spec"]["ingress"]
+        assert {"namespaceSelector": {}} not in rule["from"]
+
+
+def test_the_default_observes_and_asks_for_tokens() -> None:
+    """Nothing is changed, and nobody is let in without a token."""
+    server = charts.one(charts.objects("default"), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    environment = variables(server)
+    assert environment["TRAINMEDIC_MODE"] == "observe"
+    assert environment["TRAINMEDIC_TOKENS_FILE"]
+    assert environment["TRAINMEDIC_SIGNING_KEY_FILE"]
+    assert "TRAINMEDIC_ALLOW_ANONYMOUS" not in environment
+
+
+def variables(container: Object) -> dict[str, str]:
+    return {one["name"]: one.get("value", "from elsewhere") for one in container["env"]}

@@ -1,0 +1,86 @@
+"""An upgrade keeps what was generated, and does not hand out what somebody else keeps.
+
+Helm runs as in ``helm upgrade`` as far as rendering, and asks the stand-in for what it looks up. What it sends
+to a cluster afterwards is server-side apply, which the stand-in does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.helm import charts
+from tests.helm.charts import Object
+from tests.kubernetes.api_server import ApiServer, Rule
+
+
+@pytest.fixture
+def helm(stand_in: ApiServer) -> Iterator[helm_python.Config]:
+    # Without TLS Helm sends no token.
+    stand_in.accounts[""] = [Rule("", "secrets", frozenset({"get"}))]
+    with helm_python.Config(
+        kubeconfig_content=json.dumps(stand_in.kubeconfig()), namespace=charts.NAMESPACE, storage_driver="memory"
+    ) as config:
+        yield config
+
+
+def rendered(helm: helm_python.Config, is_upgrade: bool, **values: Any) -> list[Object]:
+    files = helm.render(charts.chart(), values, name=charts.RELEASE, namespace=charts.NAMESPACE, is_upgrade=is_upgrade)
+    return charts.parsed(files)
+
+
+def secrets(found: list[Object]) -> dict[str, dict[str, str]]:
+    return {each["metadata"]["name"]: charts.secret(each) for each in found if each["kind"] == "Secret"}
+
+
+def install(server: ApiServer, found: list[Object]) -> None:
+    for each in found:
+        if each["kind"] == "Secret":
+            server.objects.create(("v1", "secrets"), charts.NAMESPACE, each, "helm")
+
+
+def test_an_upgrade_keeps_every_generated_secret(stand_in: ApiServer, helm: helm_python.Config) -> None:
+    """Tokens, signing key and password stay as they are, in the Secrets and in the tokens file."""
+    first = rendered(helm, is_upgrade=False)
+    install(stand_in, first)
+    assert secrets(rendered(helm, is_upgrade=True, mode="enforce")) == secrets(first)
+
+
+def test_a_new_key_is_added_and_the_others_stay(stand_in: ApiServer, helm: helm_python.Config) -> None:
+    """A Secret of an earlier release that lacks a key gets it."""
+    first = rendered(helm, is_upgrade=False)
+    install(stand_in, first)
+    stand_in.objects.patch(
+        ("v1", "secrets"), charts.NAMESPACE, "tm-trainmedic-tokens", {"data": {"viewer-token": None}}, "t"
+    )
+    after = secrets(rendered(helm, is_upgrade=True))["tm-trainmedic-tokens"]
+    before = secrets(first)["tm-trainmedic-tokens"]
+    assert len(after["viewer-token"]) == 40
+    assert {name for name in after if after[name] != before[name]} == {"viewer-token", "tokens.yaml"}
+
+
+def test_what_is_generated_outlives_an_uninstall() -> None:
+    """Secrets and the history are kept, for a new install under the same name."""
+    kept = [each for each in charts.objects("default") if each["kind"] in ("Secret", "PersistentVolumeClaim")]
+    assert len(kept) == 4
+    assert all(each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for each in kept)
+
+
+def test_another_release_in_the_same_namespace_shares_nothing() -> None:
+    """No object of one has the name of an object of the other."""
+
+    def names(release: str) -> set[tuple[str, str]]:
+        found = charts.parsed(charts.rendered(charts.COMBINATIONS["everything"], name=release))
+        return {(each["kind"], each["metadata"]["name"]) for each in found}
+
+    assert not names("one") & names("two")
+
+
+def test_long_names_are_cut_to_what_kubernetes_takes() -> None:
+    """A Service's name has 63 characters at most."""
+    found = charts.parsed(charts.rendered(charts.COMBINATIONS["everything"], name="a" * 53))
+    assert max(len(each["metadata"]["name"]) for each in found if each["kind"] != "ClusterRole") <= 63
