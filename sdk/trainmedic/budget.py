@@ -76,8 +76,9 @@ class Budget:
 
     def renew(self) -> None:
         """A person has looked at it: count from nothing."""
-        self.spent = Spent()
-        self._write()
+        if self.spent != Spent():
+            self.spent = Spent()
+            self._write()
 
     def _write(self) -> None:
         if self._file is None or not self._writes:
