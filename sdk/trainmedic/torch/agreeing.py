@@ -27,6 +27,8 @@ def together(group: Group, act: Callable[[], Result]) -> Result:
     try:
         result = act()
     except Exception as error:  # whatever it is, the other ranks have to hear of it
+        if group.world_size == 1:
+            raise
         fault = error
     wrong = faults(group.poll(None if fault is None else first_line(fault)), group)
     if wrong:

@@ -106,7 +106,7 @@ def _join(medic: Medic) -> None:
 def _storage(medic: Medic, parts: Parts, given: str | Path | Storage | None, keep: int | None) -> Storage | None:
     if not isinstance(given, (str, Path)):
         return given if given is None or medic.world_size == 1 else JointStorage(given, medic.rank, medic.group)
-    if medic.world_size == 1:
+    if medic.world_size == 1 and not distributed.is_started():
         return Directory(given, keep)
     contents: Contents = Whole(medic.rank)
     if is_sharded(parts):

@@ -28,6 +28,7 @@ from trainmedic.parameters import (
     ScaleLr,
     Stop,
 )
+from trainmedic.torch.agreeing import together
 from trainmedic.torch.learning_rate import output as rates
 from trainmedic.torch.run import Run
 
@@ -99,8 +100,12 @@ class Handlers:
         run, wanted = self._run, command.parameters
         assert isinstance(wanted, ScaleLr)
         factors = run.changes.with_factor(LEARNING_RATE, command.id, wanted.factor, command.undo_of)
-        before = run.rate.values
-        run.rate.set_scale(math.prod(factors.values()))
+        before, scale = run.rate.values, run.rate.scale
+        try:
+            together(command.group, lambda: run.rate.set_scale(math.prod(factors.values())))
+        except Exception:
+            run.rate.set_scale(scale)
+            raise
         run.changes.note(LEARNING_RATE, factors)
         return rates(before, run.rate.values, run.rate.scale)
 
@@ -123,8 +128,8 @@ class Handlers:
         accumulation = whole(run.own_accumulation, accumulations, "the number of accumulation steps")
         before, accumulated = feed.batch_size, run.accumulation
         try:
-            feed.set_batch_size(size)
-        except Exception:
+            together(command.group, lambda: feed.set_batch_size(size))
+        except Exception:  # ranks with batches of different sizes would end their epochs at different steps
             feed.set_batch_size(before)
             raise
         run.accumulation = accumulation

@@ -5,8 +5,10 @@ It trains until it is told to stop, four times in a row; after each, every rank 
 
 - ``ordered``: with whatever the test orders.
 - ``calm``: anew, to the step that the first one came to, with nothing ordered.
-- ``resumed``: as if the first one had been started again, to the same step.
+- ``back``, ``resumed``: as if the first one had been started again; where it begins, and at the same step.
 - ``broken``: with a last rank that cannot load a checkpoint into place. How it ends is in ``broken-<rank>.json``.
+
+``ranks_training.py fsdp alone``, as a single rank, only goes back to the first one's checkpoint: ``alone-0.pt``.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ class Training:
             "rates": [group["lr"] for group in self.optimizer.param_groups],
             "losses": self.losses,
             "random": torch.get_rng_state(),
+            "parameters": {name: _whole(one) for name, one in self.model.named_parameters()},
             "tensors": [_local(one) for one in _tensors(state)],
             "epoch": self.run.epoch,
         }
@@ -110,6 +113,11 @@ def _local(tensor: Any) -> torch.Tensor:
     return found.clone()
 
 
+def _whole(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found.clone()
+
+
 def break_down() -> None:
     """From now on loading into place fails on the last rank."""
 
@@ -120,12 +128,18 @@ def break_down() -> None:
         lr_scheduler.CosineAnnealingLR.load_state_dict = fail  # type: ignore[method-assign]
 
 
-def main(kind: str) -> None:
+def main(kind: str, alone: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     with trainmedic.connect(job="llm-1") as medic, Path(f"rank-{rank}.jsonl").open("a", buffering=1) as log:
         log.write(json.dumps({"pid": os.getpid()}) + "\n")
+        if alone:
+            single = Training(medic, kind, "ordered")
+            single.run.resume()
+            single.write("alone")
+            single.run.close()
+            return
         ordered = Training(medic, kind, "ordered")
         ordered.run.resume()
         ordered.train()
@@ -137,6 +151,7 @@ def main(kind: str) -> None:
         calm.run.close()
         resumed = Training(medic, kind, "ordered")
         resumed.run.resume()
+        resumed.write("back")
         resumed.train(ordered.run.global_step)
         resumed.write("resumed")
         resumed.run.close()
@@ -148,8 +163,9 @@ def main(kind: str) -> None:
         except trainmedic.TrainmedicError as error:
             ended = f"{type(error).__name__}: {error}"
         Path(f"broken-{rank}.json").write_text(json.dumps({"ended": ended, "step": broken.run.global_step}))
+        broken.run.close()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], "alone" in sys.argv)

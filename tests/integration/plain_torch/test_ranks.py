@@ -54,7 +54,8 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 async def test_ranks_go_back_together_to_the_bit(kind: str, job: Job, bus: RedisBus, redis_server: Any) -> None:
     """Checkpoint, rollback and rate on every rank alike; a damaged part is passed over by all; a rank that cannot
-    load ends the job on all ranks with the reason, instead of training on with the ranks apart."""
+    load ends the job on all ranks with the reason, instead of training on with the ranks apart. A sharded
+    checkpoint of two ranks is resumed by one, too."""
     torchrun = job.torchrun(RANKS, str(PROGRAM), kind)
     await until_present(redis_server.url, job, RANKS)
     await until(job, "at-{}", 35)
@@ -89,3 +90,12 @@ async def test_ranks_go_back_together_to_the_bit(kind: str, job: Job, bus: Redis
     for rank in range(RANKS):
         told = json.loads((job.directory / f"broken-{rank}.json").read_text())["ended"]
         assert told.startswith("HalfLoaded: a checkpoint was loaded only in part (rank 1: RuntimeError: out of memory)")
+    if kind == "fsdp":
+        single = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        alone = job.start(str(PROGRAM), kind, "alone", **single)
+        assert await asyncio.to_thread(alone.wait, 60) == 0, job.log()
+        found = torch.load(job.directory / "alone-0.pt", weights_only=False)
+        before = written(job, "back")[0]
+        assert found["step"] == before["step"]
+        parameters = before["parameters"]
+        assert all(torch.equal(found["parameters"][name], parameters[name]) for name in parameters)
