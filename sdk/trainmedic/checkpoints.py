@@ -51,9 +51,10 @@ def choose(found: Sequence[Found], rollback: Rollback, step: int) -> Found:
 def candidates(found: Sequence[Found], rollback: Rollback, step: int) -> list[Found]:
     """All that satisfy `rollback`, the newest first: where one cannot be loaded, the next is as good as allowed.
 
-    Incomplete ones never do. Raises Rejected where there is none.
+    Incomplete ones never do, nor any of a later step than the present one: those are of another course, such as
+    an earlier training in the same directory. Raises Rejected where there is none.
     """
-    complete = newest_first(found)
+    complete = newest_first([one for one in found if one.step <= step])
     fitting, wanted = complete, ""
     if rollback.before is not None:
         before = rollback.before
@@ -168,6 +169,8 @@ def _told(moment: datetime) -> str:
 
 def _instead(found: Sequence[Found], complete: Sequence[Found]) -> str:
     """What there is, for who has to find out why none would do."""
+    if not complete and any(one.complete for one in found):
+        return "; those that there are are of later steps than the present one"
     if complete:
         oldest = complete[-1]
         return f"; the oldest of {len(complete)} is of step {oldest.step}, written {_told(oldest.at)}"

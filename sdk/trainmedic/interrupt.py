@@ -28,6 +28,7 @@ SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SI
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _LOOK_EVERY = 0.25
+_TRY_EVERY = 5.0
 
 Item = TypeVar("Item")
 
@@ -102,8 +103,10 @@ class Interrupter:
                     if self._hangs():
                         self.interrupt()
                     pause.wait(_LOOK_EVERY)
-            except Exception:
-                log.exception("looking for a hang failed")
+            except Exception:  # such as a file system that is away; a hang's cause may be the same
+                log.exception("looking for a hang failed; trying again")
+                pause.wait(_TRY_EVERY)
+                self._woken.set()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._asked:

@@ -32,6 +32,9 @@ WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 """The windows that are told apart; one of another name is counted as the last."""
 
 _WEIGHT = 0.2  # of the newest report, in the mean from which the throughput is taken
+LOOK_EVERY = 0.05
+"""Seconds between two looks at what costs more than a number: a tensor has to be freed from its graph, which takes
+tens of microseconds where a step has emptied the processor's caches."""
 _KEPT = 101  # reports: enough for a median that ten slow ones do not move
 _RECENT = 20
 _PACE = 5  # intervals that make a pace
@@ -72,6 +75,7 @@ class Progress:
         "learning_rate",
         "loss",
         "memory_bytes",
+        "next_look",
         "startup_floor",
         "step",
         "steps",
@@ -88,6 +92,7 @@ class Progress:
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
         self.memory_bytes: float | None = None
+        self.next_look = now
         self.checkpoint: tuple[int, float] | None = None
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
@@ -112,16 +117,28 @@ class Progress:
         memory_bytes: float | None = None,
         own_seconds: float | None = None,
     ) -> None:
-        """Take in one report. A step that jumped ahead counts for all in between; one that went back, once."""
+        """Take in one report. A step that jumped ahead counts for all in between; one that went back, once.
+
+        Of reports that follow each other faster than `LOOK_EVERY`, numbers are all taken, tensors now and then.
+        """
         last = self.step
         done = step - last if step is not None and last is not None and step > last else 1
         if step is not None:
             self.step = step
         self.steps += done
+        looks = now >= self.next_look
+        if looks:
+            self.next_look = now + LOOK_EVERY
         if loss is not None:
-            self.loss = loss if type(loss) is float else _kept(loss)
+            if type(loss) is float:
+                self.loss = loss
+            elif looks or not hasattr(loss, "detach"):
+                self.loss = _kept(loss)
         if grad_norm is not None:
-            self.grad_norm = grad_norm if type(grad_norm) is float else _kept(grad_norm)
+            if type(grad_norm) is float:
+                self.grad_norm = grad_norm
+            elif looks or not hasattr(grad_norm, "detach"):
+                self.grad_norm = _kept(grad_norm)
         if learning_rate is not None:
             self.learning_rate = learning_rate
         if expected_learning_rate is not None:

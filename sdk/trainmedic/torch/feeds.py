@@ -61,6 +61,7 @@ class Feed:
     def state(self) -> dict[str, Any]:
         """What `restore` needs to come back here."""
         return {
+            "kind": type(self).__name__,
             "epoch": self.epoch,
             "place": self.place,
             "left_out": [list(one) for one in self.left_out.ranges],
@@ -73,6 +74,20 @@ class Feed:
         self.left_out = LeftOut([*self.left_out.ranges, *state["left_out"]])
         self._leaving_out = state["leaving_out"]
         return REPLAYED
+
+    def knows(self, state: dict[str, Any]) -> bool:
+        """Whether `state` is of such a feed. The script may have another loader than when it was written."""
+        return state.get("kind") in (None, type(self).__name__)
+
+    def begin_anew(self, epoch: int) -> str:
+        """Go to the beginning of an epoch, where the place in it means nothing here. Says what comes next."""
+        self.stop_loading()
+        self.epoch, self.place = epoch, 0
+        self.left_out, self._leaving_out = LeftOut(), 0
+        return f"{NOT_REPLAYED}: the checkpoint was written with a loader of another kind; its epoch begins anew"
+
+    def check_leaving_out(self, batches: int) -> None:
+        """Raises Rejected where so many cannot be left out."""
 
     def leave_out(self, batches: int) -> None:
         """Do not deliver the next so many; those that are left out already count."""
@@ -174,6 +189,10 @@ class Reread(Feed):
 
     def restore(self, state: dict[str, Any]) -> str:
         place = state["place"]
+        if place > self._most and (self.epoch, self.place) < (state["epoch"], place):
+            super().restore(state)  # another process wrote it: there is nothing that could go on
+            self.place = 0
+            return f"{NOT_REPLAYED}: the epoch begins anew, for more than {self._most} would have to be read again"
         if place > self._most:
             return f"{NOT_REPLAYED}: it goes on, for more than {self._most} would have to be read again"
         super().restore(state)
@@ -215,6 +234,7 @@ class Stream(Feed):
     def __init__(self, source: Iterator[Any]) -> None:
         super().__init__()
         self._source = source
+        self._passed = 0
 
     def fetch(self) -> Any:
         batch = fetch(self._source)
@@ -222,9 +242,14 @@ class Stream(Feed):
         return batch
 
     def restore(self, state: dict[str, Any]) -> str:
-        passed = self.place - state["place"]
-        self._leaving_out = max(state["leaving_out"] - max(passed, 0), 0)
-        return f"{NOT_REPLAYED}: a stream only goes on; {max(passed, 0)} batches since then are left out"
+        self._passed = max(self.place - state["place"], 0)
+        self._leaving_out = max(state["leaving_out"] - self._passed, 0)
+        return f"{NOT_REPLAYED}: a stream only goes on; {self._passed} batches since then are left out"
+
+    def leave_out(self, batches: int) -> None:
+        """Counted from where `restore` should have gone: what is past since then is left out already."""
+        super().leave_out(max(batches - self._passed, 0))
+        self._passed = max(self._passed - batches, 0)
 
 
 def _shut_down(iterator: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 from typing import Any, Mapping
 
 import torch
@@ -40,6 +41,7 @@ NO_ACCUMULATION = "the loop does not say that it accumulates gradients: attach(.
 NO_BATCH_SIZE = "the batch size is not that of a plain DataLoader over an indexed data set"
 NO_WORKERS = "the data do not come from a plain DataLoader over an indexed data set"
 NO_ACCELERATOR = "there is no accelerator whose memory is cached"
+_WORKERS, _WORKERS_PER_CPU = 16, 4  # the most that a command may start: these, or so many per CPU if that is more
 
 
 class Handlers:
@@ -89,6 +91,9 @@ class Handlers:
     def rollback(self, command: JobCommand) -> Output:
         wanted = command.parameters
         assert isinstance(wanted, Rollback)
+        feed = self._run.feed
+        if feed is not None and wanted.skip_batches:
+            feed.check_leaving_out(wanted.skip_batches)
         return self._run.returning.roll_back(wanted, command.group)
 
     def scale_lr(self, command: JobCommand) -> Output:
@@ -155,6 +160,11 @@ class Handlers:
         assert feed is not None
         assert feed.workers is not None
         previous = feed.workers
+        most = max(_WORKERS, _WORKERS_PER_CPU * (os.cpu_count() or 1))
+        if wanted.count > most:
+            raise Rejected(
+                f"{wanted.count} workers would choke this machine, which has {os.cpu_count()} CPUs: {most} at most"
+            )
         try:
             feed.set_workers(wanted.count)
         except Exception:

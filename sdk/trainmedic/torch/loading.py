@@ -20,6 +20,8 @@ from trainmedic.torch import randomness
 from trainmedic.torch.feeds import NOT_REPLAYED, REPLAYED, Feed
 from trainmedic.torch.order import Order, Place
 
+_MOST_EPOCHS = 10
+
 
 class Indexed(Feed):
     """Feeds from a `DataLoader` with an indexed data set. ``rank`` makes the workers' seeds differ.
@@ -66,6 +68,14 @@ class Indexed(Feed):
         if self._order.fingerprint(self.epoch) != state.get("fingerprint"):
             return f"{NOT_REPLAYED}: the sampler or the data set gives another order than before"
         return REPLAYED
+
+    def check_leaving_out(self, batches: int) -> None:
+        entries, size = len(self._order.entries(self.epoch)), self.batch_size or 1
+        if batches * size > max(_MOST_EPOCHS * entries, size):
+            raise Rejected(
+                f"{batches} batches are not left out: an epoch has {-(-entries // size)}, "
+                f"and more than {_MOST_EPOCHS} epochs are no repair"
+            )
 
     def leave_out(self, batches: int) -> None:
         """The next so many, over the end of the epoch too; those that are left out already count."""

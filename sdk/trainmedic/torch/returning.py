@@ -163,7 +163,9 @@ class Returning:
         if resumed:
             for epoch, start, stop in self._run.changes.left_out:
                 feed.left_out.add(epoch, start, stop)
-        data = feed.restore(kept) if kept is not None else NOT_KEPT
+        data = NOT_KEPT
+        if kept is not None:
+            data = feed.restore(kept) if feed.knows(kept) else feed.begin_anew(kept["epoch"])
         if skip_batches:
             feed.leave_out(skip_batches)
         return data

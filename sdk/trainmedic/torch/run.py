@@ -88,6 +88,8 @@ class Run:
         )
         if self._interrupter.works:
             medic.on_arrival = self._interrupter.look
+        self._progress = medic.progress
+        self._samples: float | None = None  # of a step, as far as the loader says; looked up with the rates
 
     # --- the training loop's calls ----------------------------------------------------------------------
 
@@ -193,14 +195,17 @@ class Run:
                 return
             if self._losses:
                 loss, self._losses = sum(self._losses) / len(self._losses), []
-        if samples is None and self.feed is not None and self.feed.batch_size is not None:
-            samples = self.feed.batch_size * self.accumulation * self.medic.world_size
-        rate = self.rate
-        if more:
-            more = {"learning_rate": rate.present, "expected_learning_rate": rate.expected, **more}
-            self.medic.report(step.number, loss, grad_norm, samples=samples, **more)
-        else:
-            self.medic.report(step.number, loss, grad_norm, rate.present, samples, rate.expected)
+        progress, now = self._progress, time.perf_counter()
+        if not more and now < progress.next_look:
+            # What a step costs here is what is touched in memory: the step's own work has emptied the caches.
+            progress.note(step.number, loss, grad_norm, None, self._samples if samples is None else samples, now)
+            return
+        if self.feed is not None and self.feed.batch_size is not None:
+            self._samples = self.feed.batch_size * self.accumulation * self.medic.world_size
+        if samples is None:
+            samples = self._samples
+        more = {"learning_rate": self.rate.present, "expected_learning_rate": self.rate.expected, **more}
+        self.medic.report(step.number, loss, grad_norm, samples=samples, **more)
 
     def complete(self, step: Step) -> None:
         """A batch is done. With the last one of a step comes the boundary."""
@@ -229,7 +234,8 @@ class Run:
         try:
             for command in self.medic.commands(self.global_step):
                 command.unsupported()
-            self.pause.hold(self.global_step)
+            if self.pause.lasts:
+                self.pause.hold(self.global_step)
             if self.returning.rollbacks != rollbacks or self.returning.broken is not None:
                 pass
             elif interrupted:

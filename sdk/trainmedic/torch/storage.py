@@ -45,7 +45,7 @@ _UNREADABLE = (
 
 
 class Unusable(TrainmedicError):
-    """A checkpoint cannot be loaded. Nothing was changed."""
+    """A checkpoint cannot be loaded. Nothing was changed, unless a part would not take the state that it gave."""
 
 
 class HalfLoaded(TrainmedicError):
@@ -118,7 +118,11 @@ class Directory:
         at = datetime.now(timezone.utc)
         checked = torch.serialization.get_crc32_options()
         facts = {"step": step, "at": envelope.write_time(at), "files": files, "checksums": checked}
-        checkpoints.mark_complete(path, facts)
+        try:
+            checkpoints.mark_complete(path, facts)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
         return Found(step, at, path)
 
     def load(self, found: Found, parts: Parts) -> Mapping[str, Any]:
@@ -128,7 +132,10 @@ class Directory:
         wrong = parts.misfit(training)
         if wrong:
             raise Unusable(f"{found.path.name} is of another training: {wrong}")
-        parts.restore(training)
+        try:
+            parts.restore(training)
+        except Exception as error:  # whatever a load_state_dict raises; the parts before it are loaded by now
+            raise Unusable(f"{found.path.name} was loaded in part: {type(error).__name__}: {error}") from error
         return run
 
     def went_back(self, target: Found, why: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from tests.integration.plain_torch.training import SAMPLES, Augmented, Training
 from tests.programs import eventually
 from trainmedic import envelope
 from trainmedic.errors import ConfigurationError
+from trainmedic.progress import LOOK_EVERY
 
 Begin = Callable[..., Training]
 
@@ -68,10 +69,14 @@ def test_a_scale_is_undone_exactly_and_stays_undone(begin: Begin) -> None:
 def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begin, medic: trainmedic.Medic) -> None:
     """So that a jump that nobody ordered is seen, and one that was ordered is none."""
     training = begin(scheduler=constant)
-    training.train(4, {3: training.order("job.scale_lr", factor=0.5)})
+    looked_at: dict[int, Any] = dict.fromkeys(
+        range(1, 8), lambda: time.sleep(LOOK_EVERY)
+    )  # else it is not at each step
+    training.train(8, {**looked_at, 6: [training.order("job.scale_lr", factor=0.5), looked_at[6]]})
     values = medic.progress.values(time.perf_counter())
     assert values["training_learning_rate"] == values["training_learning_rate_expected"] == 0.005
     training.optimizer.param_groups[0]["lr"] = 1.0
+    time.sleep(LOOK_EVERY)
     training.run.report(training.run.step(), None, None, None, {})
     assert medic.progress.values(time.perf_counter())["training_learning_rate_deviation"] > 0.9
 
@@ -352,3 +357,39 @@ def test_epochs_are_counted_from_the_beginning_of_the_training(begin: Begin, tmp
     later = begin(loader=batches)
     assert later.run.resume() == 8
     assert len(list(later.run.batches(epochs=2))) == 2
+
+
+def test_numbers_beyond_all_measure_are_rejected_at_once(begin: Begin) -> None:
+    """Neither a million batches to leave out nor a million processes keep the job from training."""
+    training = begin()
+    skip, workers = (
+        training.order("job.rollback", skip_batches=10**6),
+        training.order("job.dataloader_workers", count=10**6),
+    )
+    training.train(13, {11: [skip, workers]})
+    left_out, choked = training.replies()
+    assert (left_out.status, choked.status) == ("rejected", "rejected")
+    assert "1000000 batches are not left out" in left_out.output["reason"]
+    assert "1000000 workers" in choked.output["reason"]
+    assert training.run.global_step == 13
+
+
+class Endless:
+    """Batches that can be read anew, of a kind that the training did not have before."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield torch.randn(4, 4), torch.arange(4)
+
+
+def test_a_run_resumes_with_a_loader_of_another_kind(begin: Begin, caplog: Any) -> None:
+    """A place of the one means nothing to the other: the epoch begins anew."""
+    first = begin()
+    first.train(20)
+    epoch = first.run.epoch
+    first.run.close()
+    later = begin(loader=Endless())
+    assert later.run.resume() == 20
+    assert (later.run.epoch, later.run.feed.place if later.run.feed else None) == (epoch, 0)
+    later.train(22)
+    assert sorted(later.losses) == [21, 22]

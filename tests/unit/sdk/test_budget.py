@@ -85,3 +85,9 @@ def test_a_person_can_renew_it(tmp_path: Path) -> None:
     budget.renew()
     budget.check(100, 150)
     Budget(tmp_path, limit=1).check(100, 150)
+
+
+def test_a_run_that_begins_needs_no_directory_yet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """There is nothing to renew, and nothing to complain of."""
+    Budget(tmp_path / "not there").renew()
+    assert not caplog.records

@@ -65,7 +65,14 @@ def test_where_none_fits_the_reason_says_what_there_is(found: list[Found], wante
 
 def test_after_a_rollback_the_newest_is_not_the_one_of_the_highest_step() -> None:
     """What counts is when it was written."""
-    assert checkpoints.choose([saved(500, 10), saved(400, 20)], Rollback(), step=410).step == 400
+    assert checkpoints.choose([saved(500, 10), saved(400, 20)], Rollback(), step=510).step == 400
+
+
+def test_a_rollback_never_goes_forward() -> None:
+    """A later step is of another course, such as an earlier training in the same directory."""
+    assert checkpoints.choose([saved(40, 10), saved(500, 20)], Rollback(), step=45).step == 40
+    with pytest.raises(Rejected, match="of later steps than the present one"):
+        checkpoints.choose([saved(500, 10)], Rollback(), step=5)
 
 
 def test_the_newest_two_complete_ones_always_stay() -> None:

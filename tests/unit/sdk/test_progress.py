@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic.progress import Progress
+from trainmedic.progress import LOOK_EVERY, Progress
 
 
 def reported(*reports: dict[str, Any], every: float = 1.0) -> Progress:
@@ -224,3 +224,32 @@ def test_a_ranks_own_time_is_that_of_a_step() -> None:
     for number in range(30):
         progress.note(10 * number, 1.0, None, None, None, number, own_seconds=4.0 if number != 20 else 400.0)
     assert progress.own_seconds_per_step() == pytest.approx(0.4)
+
+
+class Tensor:
+    """Counts how often it was freed from its graph."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self.detached = 0
+
+    def detach(self) -> Tensor:
+        self.detached += 1
+        return self
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def test_of_quick_steps_numbers_are_all_taken_and_tensors_now_and_then() -> None:
+    """Freeing a tensor costs more than all the rest; steps of the usual length have every one taken."""
+    progress = Progress()
+    losses = [Tensor(float(number)) for number in range(100)]
+    for number, loss in enumerate(losses):
+        progress.note(number, loss, number, None, None, now=number * 0.01)
+    assert sum(loss.detached for loss in losses) == pytest.approx(100 * 0.01 / LOOK_EVERY, abs=5)
+    assert 99 - float(progress.loss) < LOOK_EVERY / 0.01
+    assert progress.grad_norm == 99
+    slow = Tensor(7.0)
+    progress.note(100, slow, None, None, None, now=2.0)
+    assert progress.loss is slow

@@ -289,9 +289,36 @@ def test_a_stream_goes_on_and_leaves_out_no_more_than_was_asked() -> None:
     state = feed.state()
     taken(feed, 4)
     assert feed.restore(state) == f"{NOT_REPLAYED}: a stream only goes on; 4 batches since then are left out"
-    feed.leave_out(2)
+    feed.leave_out(6)
     assert isinstance(feed, Stream)
     assert feed.next() == 9
+
+
+def test_of_a_stream_what_is_past_is_not_left_out_twice() -> None:
+    """Fewer than are past: all of them are left out already."""
+    feed = feed_of(iter(range(100)))
+    state = feed.state()
+    taken(feed, 4)
+    feed.restore(state)
+    feed.leave_out(3)
+    assert feed.next() == 4
+
+
+def test_another_process_does_not_forget_the_epoch_that_is_too_long_to_read_again() -> None:
+    """It begins that epoch anew, so that the training ends with the epoch that it was to end with."""
+    one, other = (feed_for(DataLoader(Counting(), batch_size=1), seed=5, rank=0, reread=4) for _ in range(2))
+    taken(one, 6)
+    state = {**one.state(), "epoch": 3}
+    assert other.restore(state) == f"{NOT_REPLAYED}: the epoch begins anew, for more than 4 would have to be read again"
+    assert (other.epoch, other.place) == (3, 0)
+
+
+def test_more_than_some_epochs_are_not_left_out() -> None:
+    """A slip of the pen must not keep the training busy with counting."""
+    feed = feed_for(DataLoader(list(range(12)), batch_size=4), seed=5, rank=0)
+    feed.check_leaving_out(30)
+    with pytest.raises(Rejected, match="31 batches are not left out: an epoch has 3"):
+        feed.check_leaving_out(31)
 
 
 def test_what_would_have_to_be_read_too_long_goes_on() -> None:

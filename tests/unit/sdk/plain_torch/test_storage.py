@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -158,6 +159,29 @@ def test_a_save_that_fails_leaves_nothing_and_harms_nothing(tmp_path: Path) -> N
     with pytest.raises(Exception, match="lambda"):
         storage.save(150, training, {})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000100"]
+
+
+def test_one_that_cannot_be_marked_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk, which it would keep full: without its mark it counts for nothing and is never pruned."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "mark_complete", full)
+    with pytest.raises(OSError, match="No space"):
+        Directory(tmp_path).save(100, parts(), {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_that_does_not_take_its_state_makes_a_checkpoint_unusable(tmp_path: Path) -> None:
+    """So that the next older one is tried, which also replaces what was loaded by then."""
+    held = Held()
+    storage, training = Directory(tmp_path), parts(also=held)
+    found = storage.save(100, training, {})
+    monkey = {"load_state_dict": lambda _: 1 / 0}
+    vars(held).update(monkey)
+    with pytest.raises(Unusable, match="loaded in part: ZeroDivisionError"):
+        storage.load(found, training)
 
 
 def test_a_state_of_the_users_own_classes_is_loaded_from_files_of_ones_own(tmp_path: Path) -> None:
