@@ -1,6 +1,6 @@
 """Ranks of a job as threads of one process, agreeing through a store in memory; no Redis, no sockets.
 
-Each rank is the real thing (`trainmedic.sharing.Share`, with a desk on rank 0); what would go to Redis is
+Each rank is the real thing (`trainmedic.agreement.share.Share`, with a desk on rank 0); what would go to Redis is
 kept in ``replies``. Who uses it: ``integration/test_sharing.py`` and ``test_sharing_for_days.py``.
 """
 
@@ -16,12 +16,11 @@ from typing import Any
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from trainmedic import envelope
-from trainmedic.answers import Answers
+from trainmedic.agreement.share import Share
 from trainmedic.commands import JobCommand
-from trainmedic.desk import Desk, Hands
+from trainmedic.desk import Answers, Desk, Hands
 from trainmedic.memory import Memory
 from trainmedic.parameters import parse
-from trainmedic.sharing import Share
 from trainmedic.writer import Outgoing
 
 

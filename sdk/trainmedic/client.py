@@ -2,7 +2,7 @@
 
 The training thread only reads and writes plain attributes and queues here. Two background threads of
 rank 0 talk to Redis (``reader``, ``writer``). In a job of several ranks, `trainmedic.distributed.share`
-lets all of them carry out the same commands at the same step (``sharing``); without it the commands are
+lets all of them carry out the same commands at the same step (``agreement``); without it the commands are
 rank 0's alone.
 """
 
@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any, Callable, Mapping, TypeVar
 
 from trainmedic import envelope
-from trainmedic.answers import Answers
-from trainmedic.board import Store
+from trainmedic.agreement.board import Store
+from trainmedic.agreement.share import Share
 from trainmedic.commands import JobCommand
-from trainmedic.desk import UNSUPPORTED, Desk, Hands, utc_now
+from trainmedic.desk import UNSUPPORTED, Answers, Desk, Hands, utc_now
 from trainmedic.errors import ConfigurationError
 from trainmedic.group import Alone, Group
 from trainmedic.link import Link, Outage, open_client
@@ -28,7 +28,6 @@ from trainmedic.metrics import Endpoint
 from trainmedic.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window
 from trainmedic.reader import Reader
 from trainmedic.settings import Settings, resolve
-from trainmedic.sharing import Share
 from trainmedic.version import __version__
 from trainmedic.vitals import Vitals
 from trainmedic.writer import Writer

@@ -1,28 +1,32 @@
 """Commands between their arrival and their answer: who waits, who has expired, whose turn it is.
 
-`Desk` is rank 0's, where commands arrive. `Hands`, on every rank, carries them out. Not here: how
-several ranks agree on whose turn it is (``sharing``, ``chair``), and Redis.
+`Desk` is rank 0's, where commands arrive. `Hands`, on every rank, carries them out. `Answers` composes the
+replies, one of every rank that owes one, and hands them to the writer: where the ranks never came to a command
+(it was refused, or had expired), rank 0 says the same for all of them. Not here: how several ranks agree on whose
+turn it is (``agreement``), and Redis.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import deque
 from contextlib import AbstractContextManager
 from datetime import datetime, timezone
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from trainmedic import envelope
-from trainmedic.answers import Answers, fitting
 from trainmedic.commands import Conclude, JobCommand
 from trainmedic.errors import Rejected, Unsupported
-from trainmedic.memory import Known, Memory
+from trainmedic.memory import Known, Memory, Outcome
 from trainmedic.parameters import Parameters
-from trainmedic.reader import NOTHING_TO_UNDO
+from trainmedic.writer import LARGEST_REPLY, Outgoing, too_large
 
 log = logging.getLogger("trainmedic")
 
 UNSUPPORTED = "unsupported"
+NOTHING_TO_UNDO: Mapping[str, Any] = {"nothing_to_undo": True}
+_LARGEST_OUTPUT = LARGEST_REPLY - 1024
 TOO_LATE = "the training loop did not come to it in time"
 
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
@@ -91,6 +95,51 @@ class Hands:
         else:
             if not command.is_answered and not command.is_deferred:
                 command.applied(output if isinstance(output, dict) else None)
+
+
+class Answers:
+    """Made by rank 0; its methods may be called from any thread and wait for nothing."""
+
+    def __init__(self, job: str, host: str, owner: str, put: Callable[[Outgoing], object]) -> None:
+        self._job = job
+        self._owner = owner
+        self._put = put
+        self.ranks: Sequence[int] = (0,)
+        self.hosts: Mapping[int, str] = {0: host}
+
+    def known(self, status: str, output: Mapping[str, Any]) -> Known:
+        """An outcome that is the same on all ranks."""
+        return Known(self._owner, status, output)
+
+    def accept(self, command_id: str) -> None:
+        """The job has the command. Said by rank 0 alone."""
+        self._put(Outgoing((self._reply(command_id, 0, (envelope.ACCEPTED, {})),)))
+
+    def give(
+        self, command_id: str, known: Known, entry: bytes | None, remember: bool = False, forget: bool = False
+    ) -> None:
+        """The final reply of every rank; then the entry is off the stream."""
+        ranks = sorted({*self.ranks, *known.ranks})
+        replies = tuple(self._reply(command_id, rank, known.of_rank(rank)) for rank in ranks)
+        self._put(Outgoing(replies, entry, known if remember else None, forget))
+
+    def tell(self, command_id: str, outcomes: Mapping[int, Outcome]) -> None:
+        """What some ranks have said by now. The command stays on the stream."""
+        replies = tuple(self._reply(command_id, rank, outcome) for rank, outcome in sorted(outcomes.items()))
+        if replies:
+            self._put(Outgoing(replies))
+
+    def conclude(self, command_id: str, known: Known, entry: bytes | None, untold: Iterable[int]) -> None:
+        """Every rank has answered; the replies of those that were not told yet go out with it."""
+        replies = tuple(self._reply(command_id, rank, known.of_rank(rank)) for rank in sorted(untold))
+        self._put(Outgoing(replies or (self._reply(command_id, 0, known.of_rank(0)),), entry, known))
+
+    def _reply(self, command_id: str, rank: int, outcome: Outcome) -> envelope.Reply:
+        status, output = outcome
+        sender = f"{self._job}/{rank}"
+        if rank in self.hosts:
+            sender += f"@{self.hosts[rank]}"
+        return envelope.Reply(command_id, sender, status, rank, output, datetime.now(timezone.utc))
 
 
 class Desk:
@@ -171,3 +220,9 @@ class Desk:
 
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
+
+
+def fitting(output: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`output`, or a note in its place where it is too large to be kept."""
+    size = len(json.dumps(output))
+    return output if size <= _LARGEST_OUTPUT else too_large(size)

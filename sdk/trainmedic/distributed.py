@@ -6,7 +6,7 @@
     medic = trainmedic.connect(job="llm-1")        # rank and world size from torchrun
     trainmedic.distributed.share(medic)            # on every rank, before the loop
 
-How they agree is told in ``sharing``. It takes no collective: only the key-value store that the
+How they agree is told in ``agreement``. It takes no collective: only the key-value store that the
 process group was started with, which under torchrun outlives every rank. Here: finding that store, and
 what PyTorch knows of where a rank runs. Needs PyTorch.
 """
@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from trainmedic.agreement.share import CALL_PATIENCE, PATIENCE, Share
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
-from trainmedic.sharing import CALL_PATIENCE, PATIENCE, Share
 
 _STORE_SECONDS = 30.0
 

@@ -1,6 +1,6 @@
 """What a handler needs where several ranks carry out one command: agreeing on a value, hearing from all.
 
-`JobCommand.group` is one of these; so is `trainmedic.sharing.Share.group`, for use outside of a
+`JobCommand.group` is one of these; so is `trainmedic.agreement.share.Share.group`, for use outside of a
 command. Every rank makes the same calls in the same order.
 """
 

@@ -14,8 +14,8 @@ from typing import Any, Callable, Mapping
 import redis
 
 from trainmedic import envelope
-from trainmedic.answers import Answers
 from trainmedic.commands import JobCommand
+from trainmedic.desk import NOTHING_TO_UNDO, Answers
 from trainmedic.following import Follower
 from trainmedic.link import Link
 from trainmedic.memory import INTERRUPTED, Known, Memory
@@ -24,7 +24,6 @@ from trainmedic.parameters import parse
 log = logging.getLogger("trainmedic")
 
 LARGEST_COMMAND = 256 * 1024
-NOTHING_TO_UNDO = {"nothing_to_undo": True}
 _MOST_WAITING = 1000
 
 

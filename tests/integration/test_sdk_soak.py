@@ -81,8 +81,8 @@ def test_a_job_of_many_steps_and_commands_does_not_grow(
 def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the store that they share; what all have read is swept away."""
     monkeypatch.setattr("trainmedic.memory._KEPT_HERE", KEPT)
-    monkeypatch.setattr("trainmedic.chair._GATHER", 0.05)
-    monkeypatch.setattr("trainmedic.courier._BEAT", 0.05)
+    monkeypatch.setattr("trainmedic.agreement.chair._GATHER", 0.05)
+    monkeypatch.setattr("trainmedic.agreement.courier._BEAT", 0.05)
     keys: list[int] = []
     counts: list[int] = []
     until = STEPS // 4

@@ -284,7 +284,11 @@ class Stuck:
 
 def test_a_store_that_never_answers_holds_the_loop_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The training thread does not touch it. It gives up after a bounded time, for good."""
-    for module in ("trainmedic.courier.GRACE", "trainmedic.courier.JOIN_PATIENCE", "trainmedic.sharing.JOIN_PATIENCE"):
+    for module in (
+        "trainmedic.agreement.courier.GRACE",
+        "trainmedic.agreement.courier.JOIN_PATIENCE",
+        "trainmedic.agreement.share.JOIN_PATIENCE",
+    ):
         monkeypatch.setattr(module, 0.3)
     shared = HashStore()
     stuck = Stuck(shared)

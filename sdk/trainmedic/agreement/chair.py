@@ -16,13 +16,12 @@ from datetime import timedelta
 from typing import Any, Iterable, Mapping
 
 from trainmedic import envelope
-from trainmedic.answers import fitting
-from trainmedic.board import Board
+from trainmedic.agreement.board import Board
+from trainmedic.agreement.decisions import Decision, Verdict, judge
+from trainmedic.agreement.rounds import SILENT_AFTER
 from trainmedic.commands import JobCommand
-from trainmedic.decisions import Decision, Verdict, judge
-from trainmedic.desk import Desk, utc_now
+from trainmedic.desk import Desk, fitting, utc_now
 from trainmedic.group import ranks_named
-from trainmedic.rounds import SILENT_AFTER
 
 log = logging.getLogger("trainmedic")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Protocol, TypeVar
 
-from trainmedic.board import Board
+from trainmedic.agreement.board import Board
 from trainmedic.errors import NotAgreed, Refusal, Rejected, Unsupported
 from trainmedic.group import PATIENCE
 

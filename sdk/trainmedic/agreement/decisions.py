@@ -1,4 +1,4 @@
-"""What the ranks decide together, as it is written for each other.
+"""What the ranks decide together, as it is written for each other, and how often.
 
 A `Decision` belongs to one look: which commands are up for being carried out there (usually none), and
 in how many calls the next look is. A `Verdict` is given after every rank has come to that look: which of
@@ -12,8 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, Collection, Mapping
 
 from trainmedic import envelope
-from trainmedic.board import whole_number
+from trainmedic.agreement.board import whole_number
 from trainmedic.group import ranks_named
+
+APART = 1.0
+"""Seconds between two looks, where no number of calls was given."""
+AHEAD = 0.2
+"""Rank 0 decides this many seconds before its own training thread is expected to ask."""
+MOST = 10_000
+_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -95,3 +102,29 @@ def _unable(reasons: Mapping[int, str], world_size: int) -> str:
     ranks = sorted(reasons)
     told = f"{ranks_named(ranks)}: {reasons[ranks[0]]}"
     return told if len(ranks) == world_size else f"{told}; so no rank applied it"
+
+
+class Pace:
+    """What the last few spans between two looks took."""
+
+    def __init__(self, every: int | None = None) -> None:
+        self._every = every
+        self._recent: tuple[float, ...] = ()  # seconds per call; replaced whole, for the other thread
+        self._span = 1
+
+    def note(self, span: int, seconds: float) -> None:
+        """`span` calls took `seconds`."""
+        self._span = span
+        self._recent = (*self._recent, max(seconds, 0.0) / span)[-_KEPT:]
+
+    def next_span(self) -> int:
+        """In how many calls to look again. Grows by doubling, so that one quick call does not mislead."""
+        if self._every is not None:
+            return self._every
+        if not self._recent:
+            return 1
+        return max(1, min(int(APART / max(self._recent[-1], 1e-9)), 2 * self._span, MOST))
+
+    def seconds(self, calls: int) -> float:
+        """How long so many calls take at least."""
+        return min(self._recent, default=0.0) * calls

@@ -21,16 +21,15 @@ from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
 from trainmedic import envelope
-from trainmedic.board import Board, Store
-from trainmedic.chair import Chair
+from trainmedic.agreement.board import Board, Store
+from trainmedic.agreement.chair import Chair
+from trainmedic.agreement.courier import GRACE, JOIN_PATIENCE, Courier, Lost, Passed
+from trainmedic.agreement.decisions import Decision, Pace, Verdict
+from trainmedic.agreement.rounds import Fellows, Round
 from trainmedic.commands import Conclude, JobCommand
-from trainmedic.courier import GRACE, JOIN_PATIENCE, Courier, Lost, Passed
-from trainmedic.decisions import Decision, Verdict
 from trainmedic.desk import Desk, Hands
 from trainmedic.errors import NotAgreed
-from trainmedic.pace import Pace
 from trainmedic.parameters import parse
-from trainmedic.rounds import Fellows, Round
 
 log = logging.getLogger("trainmedic")
 

@@ -4,7 +4,7 @@ The store is that of PyTorch's process group, or anything with the same four cal
 answered at once: nothing here waits for a key, because such a wait could neither be cut short nor
 share its connection. Values are JSON.
 
-Who calls it: ``sharing`` and ``chair``, in their background thread only. A store that has gone raises
+Who calls it: ``courier`` and ``chair``, in their background thread only. A store that has gone raises
 whatever its library raises; the thread's loop deals with that.
 """
 

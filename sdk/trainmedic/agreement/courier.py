@@ -6,7 +6,7 @@ before it is asked for, shows the others that this rank lives, and hands over wh
 
 Once a rank is lost (`Courier.over`), because the store is gone or this rank is too far behind, it
 carries out nothing any more; so the others, who miss it when a command is called up, do not either.
-Who calls it: ``sharing``. What only rank 0 does is in ``chair``.
+Who calls it: ``share``. What only rank 0 does is in ``chair``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from functools import partial
 from typing import Any, Callable, Mapping
 
 from trainmedic import envelope
-from trainmedic.board import Board
-from trainmedic.chair import Chair
-from trainmedic.decisions import Decision, Verdict
-from trainmedic.pace import AHEAD, Pace
-from trainmedic.rounds import SILENT_AFTER, Round, Rounds
+from trainmedic.agreement.board import Board
+from trainmedic.agreement.chair import Chair
+from trainmedic.agreement.decisions import AHEAD, Decision, Pace, Verdict
+from trainmedic.agreement.rounds import SILENT_AFTER, Round, Rounds
 
 log = logging.getLogger("trainmedic")
 
