@@ -1,7 +1,8 @@
 """Ranks of a job as threads of one process, agreeing through a store in memory; no Redis, no sockets.
 
 Each rank is the real thing (`trainmedic.agreement.share.Share`, with a desk on rank 0); what would go to Redis is
-kept in ``replies``. Who uses it: ``integration/test_sharing.py`` and ``test_sharing_for_days.py``.
+kept in ``replies``. Who uses it: the integration tests of sharing, of
+checkpoints of several ranks, and of long trainings.
 """
 
 from __future__ import annotations

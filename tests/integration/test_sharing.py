@@ -350,17 +350,18 @@ def test_when_rank_0_ends_the_others_stop_asking() -> None:
     """They do not even wait once."""
     with Crew(2, every=1) as crew:
         crew.train(lambda: crew.members[0].step >= 3 and len(crew.members[0].share._chair._seen) == 1)
-        crew.members[0].share.close(0.2)
+        crew.members[0].share.close(1.0)
         crew.members[1].waited = 0.0
-        crew.train(lambda: crew.members[1].step > 50, absent=(0,))
+        before = crew.members[1].step
+        crew.train(lambda: crew.members[1].step > before + 50, absent=(0,))
     assert crew.members[1].waited < 1.0
     assert crew.members[1].share.state == "rank 0 has ended"
 
 
 def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 is gone in the middle of a command: `poll` raises NotAgreed after a while, it does not hang."""
-    for name in ("courier.GRACE", "rounds._GRACE", "rounds.SILENT_AFTER"):
-        monkeypatch.setattr(f"trainmedic.{name}", 0.3)
+    for name in ("courier.GRACE", "courier.SILENT_AFTER", "courier._BEAT", "courier._BEAT_OF_MANY", "rounds._GRACE"):
+        monkeypatch.setattr(f"trainmedic.agreement.{name}", 0.3)
     caught: list[BaseException] = []
 
     with Crew(2, every=1, patience=0.3) as crew:
