@@ -56,6 +56,8 @@ class KubernetesCluster:
         Raises ConfigurationError.
         """
         configuration = Configuration()
+        if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
+            raise ConfigurationError(f"no Kubernetes cluster is known from the kubeconfig {kubeconfig}: no such file")
         try:
             if kubeconfig is not None:
                 await kube_config.load_kube_config(str(kubeconfig), context, configuration)

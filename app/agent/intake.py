@@ -2,7 +2,8 @@
 
 What it answers by itself: a wrong signature, version or node, and what the policy does not allow
 (``rejected``), an unknown action (``unsupported``), what came too late (``expired``), what cannot be
-remembered or would wait behind too many others (``failed``), and repeats, from the journal.
+remembered, would wait behind too many others, or could be meant for another agent of the same name
+(``failed``), and repeats, from the journal.
 
 Called in the one thread that follows the stream.
 """
@@ -121,6 +122,9 @@ class Intake:
         elif (refusal := self._policy.refusal(command)) is not None:
             log.warning("%s %s: %s", command.action, command.id, refusal)
             self._refuse(command, envelope.REJECTED, refusal, entry)
+        elif command.undo_of is None and (rival := self._replies.rival()) is not None:
+            reason = f"two agents call themselves {self._node}, the other is {rival}; stop one, or give it another name"
+            self._refuse(command, envelope.FAILED, reason, entry)
         elif self._execution.waiting() >= MOST_WAITING:
             self._refuse(command, envelope.FAILED, f"{MOST_WAITING} commands wait on this node already", entry)
         else:

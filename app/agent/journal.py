@@ -38,6 +38,9 @@ KEPT_SECONDS = 30 * 24 * 3600.0
 KEPT_ENTRIES = 50_000
 """How many outcomes are remembered at most: some 20 MB."""
 
+_LOG_PAGES = 64
+"""Pages of 4 KiB at which the write-ahead log is written back: a quarter of the reserve."""
+
 _NO_SPACE = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR_WRITE,  # a quota that is used up
@@ -157,6 +160,9 @@ class Journal:
         Raises ConfigurationError where a newer agent has written the file.
         """
 
+        if self._is_installed(part, len(versions)):
+            return  # nothing is written, so that an agent starts, and gives power back, also on a disk that is full
+
         def bring_up_to_date(connection: sqlite3.Connection) -> None:
             connection.execute("CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
             found = connection.execute("SELECT version FROM parts WHERE name = ?", (part,)).fetchone()
@@ -172,6 +178,13 @@ class Journal:
             connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?)", (part, len(versions)))
 
         self.write(bring_up_to_date)
+
+    def _is_installed(self, part: str, version: int) -> bool:
+        with self._lock, _translated(self._path):
+            if not self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'parts'").fetchone():
+                return False
+            found = self._connection.execute("SELECT version FROM parts WHERE name = ?", (part,)).fetchone()
+        return found is not None and found[0] == version
 
     # --- commands -------------------------------------------------------------------------------------
 
@@ -286,6 +299,9 @@ def _opened(path: Path) -> sqlite3.Connection:
             path.chmod(0o600)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # WAL alone would sync at checkpoints only
+        # Written back early, so that the log is used again from its beginning instead of growing: on a full disk
+        # all that it may grow by is the reserve.
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         connection.execute("PRAGMA cache_size = -256")
     except BaseException:
         connection.close()

@@ -4,8 +4,9 @@ It is a YAML file of three parts: ``allow`` lists the actions that change someth
 limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``). Reading actions are
 always allowed. Without a file nothing else is: the agent then only reads.
 
-What takes an earlier command back is allowed always, so that a policy that has become stricter never keeps a
-node from being given back what was taken from it. ``docs/reference/agent-policy.md`` is the reference.
+Taking a power limit back is allowed always, so that a policy that has become stricter never keeps a node from
+being given back what was taken from it. Nothing else can be taken back, so calling itself an undo opens no other
+action's door. ``docs/reference/agent-policy.md`` is the reference.
 
 Not here: applying the bounds, which is up to the hands.
 """
@@ -36,6 +37,8 @@ CHANGING = ("gpu.power_limit", "disk.clean")
 """Actions that a policy can allow."""
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
 """Allowed together with the action that they belong to."""
+_TAKES_BACK = frozenset({"gpu.power_limit"})
+"""Actions whose undo is no new harm."""
 _KEYS = ("allow", "power", "cleaning")
 _LONGEST_LEASE = timedelta(days=1)
 
@@ -67,7 +70,8 @@ class Policy:
 
     def refusal(self, command: envelope.Command) -> str | None:
         """Why the command is not allowed; None where it is."""
-        if command.undo_of is not None or self.allows(command.action):
+        is_undo = command.undo_of is not None and command.action in _TAKES_BACK
+        if is_undo or self.allows(command.action):
             return None
         if self.source is None:
             return f"{command.action} is not allowed: this agent has no policy file, so it only reads"

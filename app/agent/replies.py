@@ -52,6 +52,7 @@ class Replies:
         self._lock = threading.Lock()
         self._on_the_way: set[str] = set()
         self._arrived: list[str] = []
+        self._rival: tuple[datetime, str] | None = None
         self._is_behind = True  # an earlier process may have left some
         self._writer = Writer(
             link,
@@ -62,6 +63,7 @@ class Replies:
             PRESENCE_SECONDS,
             PRESENCE_EVERY,
             self._written,
+            self._see_rival,
         )
 
     def start(self) -> None:
@@ -72,6 +74,13 @@ class Replies:
         """Send what waits, take the presence away. What Redis does not take by then stays in the journal."""
         self._writer.stop(timeout)
         self._note_arrivals()
+
+    def rival(self) -> str | None:
+        """Which other agent has this node's name too, as far as was seen lately; None while none has."""
+        seen = self._rival
+        if seen is None or abs((self._now() - seen[0]).total_seconds()) > PRESENCE_SECONDS:
+            return None
+        return seen[1]
 
     def answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
         """Say what is not in the journal; with `entry`, which is then taken off the stream."""
@@ -92,6 +101,18 @@ class Replies:
 
     def _reply(self, entry: Entry) -> envelope.Reply:
         return envelope.Reply(entry.id, self._node, entry.status, None, entry.output, entry.at)
+
+    def _see_rival(self, said: Mapping[str, Any]) -> None:
+        """In the writer's thread, before each presence that finds another agent's in its place."""
+        rival = f"process {said.get('pid')} on {said.get('host')!r}"
+        if self.rival() != rival:
+            log.error(
+                "another agent calls itself %s too: %s. Until one of them is stopped, or named otherwise (--node), "
+                "commands are refused, for they could be meant for the other",
+                self._node,
+                rival,
+            )
+        self._rival = self._now(), rival
 
     def _written(self, sent: Sequence[Outgoing]) -> None:
         """In the writer's thread. That a reply was sent is noted with the next presence, for many at once:

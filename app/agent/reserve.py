@@ -54,6 +54,7 @@ class Reserve:
                 self._path.unlink()
         except OSError as error:
             log.error("the reserve %s cannot be given up: %s", self._path, error.strerror)
+            self._size = self._measured()  # somebody may have deleted it: then it is made anew once there is room
             return False
         if not self.is_short:
             log.warning("the disk of %s is full; the agent works from its reserve there", self._path.parent)

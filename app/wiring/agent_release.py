@@ -27,11 +27,9 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
         ledger = PowerLedger(journal)
         control = PowerControl(gpus, ledger, Power())
         owed = {uuid: state for uuid, state in ledger.all().items() if state.baseline is not None}
-        for hold_id in {hold.id for state in owed.values() for hold in state.standing}:
-            control.mark_ended(hold_id, "release")
+        control.mark_ended({hold.id for state in owed.values() for hold in state.standing}, "release")
         told: dict[str, str | GpuError] = {}
-        for uuid in owed:
-            settled = control.try_settle(uuid)
+        for uuid, settled in control.settle(owed).items():
             if isinstance(settled, GpuError):
                 told[uuid] = settled
             elif settled.is_overridden:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -70,6 +71,16 @@ class Arm:
         return next(one for one in reversed(self.events) if "validation" in one)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """All arms, what Trainmedic did about each fault, and what else it noticed."""
+
+    plan: Plan
+    arms: Mapping[str, Arm]
+    told: Sequence[phases.Account]
+    besides: Sequence[str]
+
+
 def events(program: Program) -> list[dict[str, Any]]:
     return [json.loads(line) for line in program.log.read_text().splitlines() if line.startswith("{")]
 
@@ -101,19 +112,19 @@ def train(directory: Path, arm: str, plan: Plan, port: int = 0, state: Path | No
     return Arm(arm, events(program))
 
 
-def protected(directory: Path, plan: Plan) -> tuple[Arm, list[phases.Account]]:
-    """The arm that Trainmedic looks after, and what it did about each fault."""
+def protected(directory: Path, plan: Plan) -> tuple[Arm, list[dict[str, Any]]]:
+    """The arm that Trainmedic looks after, and every run of a playbook for it."""
     port = free_port()
     with stack.running(directory / "stack", port, plan.faster) as looked_after:
         arm = train(directory, MEDIC, plan, port, looked_after.state)
         eventually(lambda: looked_after.open_runs() == 0, _SETTLES, "the end of every repair", every=1.0)
         runs = looked_after.runs()
     (directory / "runs.json").write_text(json.dumps(runs, indent=1))
-    return arm, phases.accounts(arm.events, runs)
+    return arm, runs
 
 
-def compare(directory: Path, plan: Plan) -> tuple[dict[str, Arm], list[phases.Account]]:
-    """All three. The first two wait for nothing and run beside the third."""
+def compare(directory: Path, plan: Plan) -> Outcome:
+    """All three arms. The first two wait for nothing and run beside the third."""
     arms: dict[str, Arm] = {}
     failed: list[BaseException] = []
 
@@ -128,29 +139,29 @@ def compare(directory: Path, plan: Plan) -> tuple[dict[str, Arm], list[phases.Ac
     with ExitStack() as ends:
         ends.callback(beside.join)
         beside.start()
-        arms[MEDIC], told = protected(directory, plan)
+        arms[MEDIC], runs = protected(directory, plan)
     if failed:
         raise failed[0]
     if len({arm.events[0]["digest"] for arm in arms.values()}) > 1:
         raise AssertionError("the checkout was changed while the arms ran, and with it the text that they learn")
-    return arms, told
+    return Outcome(plan, arms, phases.accounts(arms[MEDIC].events, runs), phases.besides(runs))
 
 
 def ratio(arm: Arm, plan: Plan) -> float:
     """The part of the time that went into steps that count.
 
     Alone, only the steps before the first fault that nothing gets over do: before the first NaN or hang.
-    Otherwise it is the steps of the run, at their usual length, over the time that it took.
+    Otherwise those that were not gone back over do. What is lost are the others, hangs, checkpoints and repairs.
     """
     if arm.name == ALONE:
         stops = [int(one["step"]) for one in arm.events if one.get("kind") in (faults.HANG, faults.NAN)]
         return min([*stops, plan.steps]) / plan.steps
-    end = arm.end
-    return float(plan.steps * end["usual"] / end["seconds"])
+    return float(arm.end["useful"] / arm.end["seconds"])
 
 
-def report(arms: Mapping[str, Arm], told: Sequence[phases.Account], plan: Plan) -> str:
+def report(outcome: Outcome) -> str:
     """What is printed."""
+    plan, arms, told = outcome.plan, outcome.arms, outcome.told
     calm = arms[CALM].end["validation"]
     digest = arms[CALM].events[0]["digest"]
     lines = [
@@ -162,10 +173,11 @@ def report(arms: Mapping[str, Arm], told: Sequence[phases.Account], plan: Plan) 
     for name in (CALM, ALONE, MEDIC):
         arm = arms[name]
         end = arm.end
-        change = f"({(end['validation'] / calm - 1) * 100:+.2f} %)" if name != CALM else ""
+        loss = end["validation"]
+        change = f"({(loss / calm - 1) * 100:+.2f} %)" if name != CALM and loss == loss else ""
         wasted = end["executed"] - plan.steps if name == MEDIC else "-"
         effective = f"{ratio(arm, plan):.3f}" if name != CALM else "-"
-        lines.append(f"{name:7} {end['validation']:.4f} {change:19} {wasted!s:>11}   {effective:>22}")
+        lines.append(f"{name:7} {loss:<6.4f} {change:19} {wasted!s:>11}   {effective:>22}")
     nan = arms[ALONE].only("nan")
     stood = arms[ALONE].end
     lines += [
@@ -184,6 +196,7 @@ def report(arms: Mapping[str, Arm], told: Sequence[phases.Account], plan: Plan) 
     lines.append(f"median, seconds{'':20}" + "".join(f"{median:9.2f}" for median in medians))
     by_people = sum(one.told_people for one in told)
     lines += ["", f"{sum(one.is_repaired for one in told)} of {len(plan.faults)} repaired, {by_people} told to people"]
+    lines += [f"besides: {count} x {what}" for what, count in Counter(outcome.besides).items()]
     return "\n".join(lines)
 
 
@@ -216,8 +229,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="unattended-") as temporary:
         directory = options.directory or Path(temporary)
         began = time.monotonic()
-        arms, told = compare(directory, plan)
-        print(report(arms, told, plan))
+        print(report(compare(directory, plan)))
         print(f"took {(time.monotonic() - began) / 60:.1f} minutes")
 
 

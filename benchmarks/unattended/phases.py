@@ -17,6 +17,10 @@ which includes waiting whether it heals by itself; until the job has applied it;
 and the run is closed."""
 
 
+ABOUT_THE_MACHINE = ("training-throughput-drop",)
+"""Playbooks that no fault of the plan is for. Other work on the same machine slows the run down, and is noticed."""
+
+
 @dataclass(frozen=True)
 class Account:
     """One fault. ``seconds`` are those of each phase that came about, in order."""
@@ -31,7 +35,8 @@ class Account:
 
 
 def accounts(events: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[Account]:
-    """A run belongs to the last fault before its first alert began."""
+    """A run belongs to the last fault before its first alert began; those `besides` to none."""
+    runs = [run for run in runs if run["playbook"] not in ABOUT_THE_MACHINE]
     faults = [event for event in events if event["event"] == "fault"]
     found = []
     for fault, following in zip(faults, [*faults[1:], None], strict=True):
@@ -41,17 +46,31 @@ def accounts(events: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, An
     return found
 
 
+def besides(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was not about any of the faults, and whether people were told."""
+    found = [run for run in runs if run["playbook"] in ABOUT_THE_MACHINE]
+    return [f"{_deeds(run)}{', told to people' if _told_people(run) else ''}" for run in found]
+
+
 def _account(fault: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Account:
     acting = [run for run in runs if _first_command(run)]
     return Account(
         number=fault["number"],
         kind=fault["kind"],
         step=fault["step"],
-        repairs=tuple(f"{run['playbook']}: {run['action_taken'] or 'healed by itself'}" for run in runs),
+        repairs=tuple(_deeds(run) for run in runs),
         seconds=_phases(fault["time"], (acting or [*runs])[0]) if runs else {},
         is_repaired=bool(runs) and all(run["status"] == "succeeded" for run in runs),
-        told_people=any(step["action"] == "notify" and step["attempts"] for run in runs for step in run["steps"]),
+        told_people=any(_told_people(run) for run in runs),
     )
+
+
+def _deeds(run: Mapping[str, Any]) -> str:
+    return f"{run['playbook']}: {run['action_taken'] or 'nothing was done'}"
+
+
+def _told_people(run: Mapping[str, Any]) -> bool:
+    return any(step["action"] == "notify" and step["attempts"] for step in run["steps"])
 
 
 def _phases(fault: float, run: Mapping[str, Any]) -> dict[str, float]:

@@ -8,9 +8,8 @@ calls it: ``__main__``.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import statistics
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,21 @@ class Training:
         self.executed = 0
         self.step = 0
         self.is_protected = options.medic
-        self._began: list[float] = []
+        self._pace = options.pace
+        self._began: float | None = None
+        self._took: dict[int, float] = {}
 
     def train(self, batch: tuple[torch.Tensor, torch.Tensor], step: int) -> tuple[float, float]:
-        """One step: the loss and the gradient norm before clipping."""
+        """One step, no faster than the pace: the loss and the gradient norm before clipping."""
+        began = time.perf_counter()
+        self._began = self._began or began
         self.step = step
-        self._began.append(time.perf_counter())
+        result = self._step(batch, step)
+        time.sleep(max(0.0, self._pace - (time.perf_counter() - began)))
+        self._took[step] = time.perf_counter() - began
+        return result
+
+    def _step(self, batch: tuple[torch.Tensor, torch.Tensor], step: int) -> tuple[float, float]:
         numbers, rows = batch
         number = int(numbers[0]) // BATCH
         self.faults.begin(step, number, self.optimizer)
@@ -70,11 +78,10 @@ class Training:
     def validate(self) -> float:
         return validation_loss(self.model, self.text)
 
-    def pace(self) -> dict[str, float]:
-        """Seconds from the first step to now, and how long a step usually takes."""
-        steps = itertools.pairwise(self._began)
-        usual = statistics.median(then - since for since, then in steps)
-        return {"seconds": time.perf_counter() - self._began[0], "usual": usual}
+    def spent(self) -> dict[str, float]:
+        """Seconds since the first step began, and those of them in steps that count: the last time of each."""
+        assert self._began is not None
+        return {"seconds": time.perf_counter() - self._began, "useful": sum(self._took.values())}
 
     def _tell_fault(self, fault: faults.Fault) -> None:
         # Of a run that nobody looks after, a hang is the last that is heard.
@@ -83,14 +90,13 @@ class Training:
 
 
 def unprotected(training: Training, options: argparse.Namespace) -> None:
+    os.nice(5)  # it is in nobody's way: what it tells does not depend on how long it takes
     for step, batch in enumerate(training.loader, 1):
-        began = time.perf_counter()
         loss, _ = training.train(batch, step)
         if loss != loss:
             tell_once("nan", step=step)
         if step == options.steps:
             return
-        time.sleep(max(0.0, options.pace - (time.perf_counter() - began)))
 
 
 def protected(training: Training, options: argparse.Namespace) -> None:
@@ -109,9 +115,7 @@ def protected(training: Training, options: argparse.Namespace) -> None:
     ):
         for batch in run.batches(steps=options.steps):
             with run.step() as step:
-                began = time.perf_counter()
                 loss, norm = training.train(batch, step.number)
-                time.sleep(max(0.0, options.pace - (time.perf_counter() - began)))
                 step.report(loss=loss, grad_norm=norm)
             if run.global_step < step.number:
                 tell("back", step=run.global_step, left=step.number)
@@ -150,8 +154,8 @@ def main() -> None:
     tell("started", digest=training.text.digest, characters=len(training.text.training))
     run = protected if options.medic else unprotected
     run(training, options)
-    pace = training.pace()
-    tell("finished", step=training.step, executed=training.executed, validation=training.validate(), **pace)
+    spent = training.spent()
+    tell("finished", step=training.step, executed=training.executed, validation=training.validate(), **spent)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,14 @@ from trainmedic import envelope
 from trainmedic.answers import fitting
 from trainmedic.board import Board
 from trainmedic.commands import JobCommand
-from trainmedic.decisions import Decision, Verdict, judge, ranks_named
-from trainmedic.desk import TOO_LATE, Desk, utc_now
+from trainmedic.decisions import Decision, Verdict, judge
+from trainmedic.desk import Desk, utc_now
+from trainmedic.group import ranks_named
 from trainmedic.rounds import SILENT_AFTER
 
 log = logging.getLogger("trainmedic")
 
+TOO_LATE = "the ranks did not come to it in time; with several ranks a step that hangs is not interrupted"
 _WELCOME_FIRST, _WELCOME_LAST = 0.005, 1.0
 _LOOK_FIRST, _LOOK_LAST = 0.005, 0.5
 _GATHER = 2.0

@@ -80,8 +80,11 @@ class Changes:
     def recall(self, otherwise: Mapping[str, Any] | None = None) -> None:
         """After a restart: as the file says, or where there is none as a checkpoint does."""
         state = _read(self._file) or otherwise
-        if state is None:
-            return
+        if state is not None:
+            self.restore(state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As `state` told it; as it is where that cannot be read."""
         try:
             factors = {name: {str(one): float(factor) for one, factor in state[name].items()} for name in _SCALED}
             if not all(0 < factor < math.inf for one in factors.values() for factor in one.values()):

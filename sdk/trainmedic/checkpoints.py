@@ -16,10 +16,11 @@ import os
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from trainmedic import envelope
-from trainmedic.errors import Rejected
+from trainmedic.errors import Rejected, Unsupported
+from trainmedic.group import Group
 from trainmedic.parameters import Rollback
 
 COMPLETE = ".trainmedic-complete"
@@ -83,6 +84,27 @@ def surplus(found: Sequence[Found], keep: int, kept: Sequence[Any] = (), reach: 
         older = [one for one in complete if one.at <= complete[0].at - reach]
         staying |= {one.path for one in older[:1]}
     return [one for one in complete if one.path not in staying]
+
+
+def agreed(group: Group, find: Callable[[], Sequence[Found]]) -> list[Found]:
+    """What `find` finds on the first rank of `group`, on all: each might see another state of a shared directory.
+
+    Raises what `find` raises, Unsupported where a path cannot be told to other ranks, and NotAgreed.
+    """
+    if group.world_size == 1:
+        return list(find())
+    told = group.choose(lambda: [_as_told(one) for one in find()])
+    return [
+        Found(one["step"], datetime.fromisoformat(one["at"]), Path(one["path"]) if one["is_path"] else one["path"])
+        for one in told
+    ]
+
+
+def _as_told(one: Found) -> dict[str, Any]:
+    if not isinstance(one.path, (str, Path)):
+        raise Unsupported(f"checkpoints of several ranks are known by a Path or a str, not a {type(one.path).__name__}")
+    is_path = isinstance(one.path, Path)
+    return {"step": one.step, "at": one.at.isoformat(), "path": str(one.path), "is_path": is_path}
 
 
 # --- marks on a directory -----------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from trainmedic.board import Store
 from trainmedic.commands import JobCommand
 from trainmedic.desk import UNSUPPORTED, Desk, Hands, utc_now
 from trainmedic.errors import ConfigurationError
+from trainmedic.group import Alone, Group
 from trainmedic.link import Link, Outage, open_client
 from trainmedic.memory import Memory
 from trainmedic.metrics import Endpoint
@@ -236,6 +237,13 @@ class Medic:
         if self._writer is not None:
             self._writer.announce()
 
+    def group(self, name: str) -> Group:
+        """The ranks together, outside of a command: every rank asks for it alike, by the same name.
+
+        Without `trainmedic.distributed.share` this rank alone.
+        """
+        return self.share.group(name) if self.share is not None else Alone()
+
     def share_through(
         self, store: Store, gpu: Callable[[], str | None], every: int | None, patience: float, call_patience: float
     ) -> Share:
@@ -348,5 +356,6 @@ class Medic:
             "instance": self._instance,
             "sdk": __version__,
             "capabilities": dict(self._hands.capabilities),
+            "interrupts_hangs": self.on_arrival is not None,
             "step": self.progress.step if self.progress.step is not None else self.step,
         }

@@ -13,6 +13,7 @@ from typing import Any, Collection, Mapping
 
 from trainmedic import envelope
 from trainmedic.board import whole_number
+from trainmedic.group import ranks_named
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,6 @@ def judge(
         else:
             go.append(command.id)
     return Verdict(tuple(go), refused)
-
-
-def ranks_named(ranks: list[int]) -> str:
-    """``rank 3``, or ``ranks 0, 1, 2 and 60 more``."""
-    shown = ", ".join(str(rank) for rank in ranks[:6]) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 def _unable(reasons: Mapping[int, str], world_size: int) -> str:

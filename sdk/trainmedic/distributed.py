@@ -61,7 +61,12 @@ def share(
 
 def is_needed() -> bool:
     """Whether this process is one of several ranks that PyTorch knows of."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return is_started() and dist.get_world_size() > 1
+
+
+def is_started() -> bool:
+    """Whether this process is one of ranks, maybe the only one at present."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def _find_store() -> Any:

@@ -42,10 +42,10 @@ class Interrupter:
     """Watches over the main thread of one job. Made on the main thread, else it does nothing.
 
     ``wanted`` says whether something waits that is worth interrupting a hang for, ``hangs`` whether the loop
-    hangs; both are called by a thread of this class, and only after `look`.
+    hangs; both are called by a thread of this class, and only after `look`. Not ``enabled``, it does nothing.
     """
 
-    def __init__(self, wanted: Callable[[], bool], hangs: Callable[[], bool]) -> None:
+    def __init__(self, wanted: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
         self._wanted = wanted
         self._hangs = hangs
         self._armed = False
@@ -55,7 +55,7 @@ class Interrupter:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._main = threading.main_thread()
-        self.works = threading.current_thread() is self._main and hasattr(signal, "pthread_kill")
+        self.works = enabled and threading.current_thread() is self._main and hasattr(signal, "pthread_kill")
         if not self.works:
             return
         self._previous = signal.signal(SIGNAL, self._handle)

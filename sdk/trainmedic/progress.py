@@ -300,4 +300,9 @@ def number(value: Any) -> float | None:
 def _kept(value: Any) -> Any:
     """A tensor without its graph, which would otherwise stay in memory until the next report."""
     detach = getattr(value, "detach", None)
-    return detach() if callable(detach) else value
+    if not callable(detach):
+        return value
+    placements = getattr(value, "placements", None)
+    if placements is not None:  # spread over ranks: to ask for its number could mean to wait for the others
+        return value.to_local() if all(one.is_replicate() for one in placements) else None
+    return detach()

@@ -6,8 +6,11 @@ starts it again, and the command is answered ``applied`` when the new loop has d
 ``failed`` when it does not come up.
 
 A loop that ends by an exception is started again from the newest checkpoint, a limited number of times
-without progress. Not here: how a framework's loop is started (``huggingface``, ``lightning``), and processes
-that die, which are their launcher's business.
+without progress. One that hangs is interrupted when a rollback waits that can help it. Jobs of several ranks
+restart on all of them together, from the same checkpoint (`agreed`); there a crash or a hang is left to the
+launcher, for the other ranks wait in a collective that only the launcher can end.
+
+Not here: how a framework's loop is started (``huggingface``, ``lightning``), and processes that die.
 """
 
 from __future__ import annotations
@@ -16,13 +19,19 @@ import gc
 import logging
 import time
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, TypeVar
 
 from trainmedic.budget import LIMIT
+from trainmedic.checkpoints import Found
 from trainmedic.client import Medic
 from trainmedic.commands import JobCommand
+from trainmedic.desk import utc_now
+from trainmedic.errors import Interrupted, Refusal, Rejected
+from trainmedic.group import Alone, Group
+from trainmedic.interrupt import Interrupter
+from trainmedic.parameters import Rollback
 from trainmedic.progress import REPAIR, Window
 
 log = logging.getLogger("trainmedic")
@@ -59,20 +68,45 @@ class Limits:
     rollbacks: int | None = LIMIT
 
 
+def agreed(group: Group, decide: Callable[[], Found], is_there: Callable[[Path], bool]) -> Found:
+    """What `decide` finds on rank 0, on every rank: each might see another state of a shared directory.
+
+    Raises Rejected on every rank where `decide` does, and where one of them does not see the checkpoint.
+    """
+
+    def make() -> Mapping[str, Any]:
+        found = decide()
+        return {"step": found.step, "at": found.at.isoformat(), "path": str(found.path)}
+
+    told = group.choose(make)
+    path = Path(told["path"])
+    seen = group.poll(is_there(path))
+    blind = [str(rank) for rank in range(group.world_size) if not seen.get(rank)]
+    if blind:
+        raise Rejected(f"{path.name} is not there, or not whole, as seen from rank {', '.join(blind)}")
+    return Found(told["step"], datetime.fromisoformat(told["at"]), path)
+
+
 class Restarts:
-    """Of one training. `newest` finds the newest complete checkpoint."""
+    """Of one training. `newest` finds the newest complete checkpoint; `target` the one of a rollback, or it
+    raises Rejected, and is called by another thread too."""
 
     def __init__(
         self,
         medic: Medic,
         newest: Callable[[], Path | None],
+        target: Callable[[Rollback], Found],
         limits: Limits,
         sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._medic = medic
         self._newest = newest
+        self._target = target
         self._limits = limits
         self._sleep = sleep
+        self._now = now
+        self._interrupter: Interrupter | None = None
         self._asked: Restart | None = None
         self._starting: Restart | None = None
         self._has_come_up = False
@@ -116,6 +150,15 @@ class Restarts:
                 self._medic.step = step
                 restart.command.applied({**restart.output, **output})
 
+    def arm(self) -> None:
+        """The framework goes on until the next step's end: until then it may be interrupted."""
+        if self._interrupter is not None:
+            self._interrupter.arm()
+
+    def disarm(self) -> None:
+        if self._interrupter is not None:
+            self._interrupter.disarm()
+
     def stop(self) -> None:
         """The loop is to end for good."""
         self._may_start_again = False
@@ -131,14 +174,21 @@ class Restarts:
 
         Raises what the loop raised, where it is not to be started again.
         """
+        if self._medic.world_size == 1:
+            self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
+            self._medic.on_arrival = self._interrupter.look
         try:
             while True:
                 self._has_come_up = False
                 try:
                     result = attempt(self._starting)
+                except Interrupted as interruption:
+                    self._starting = self._after_interruption(interruption)
                 except Exception as error:
+                    self.disarm()
                     self._starting = self._after(error)
                 else:
+                    self.disarm()
                     if not self._has_come_up:
                         self._fail(self._starting, "training ended before the restarted loop completed a step")
                     if self._asked is None:
@@ -146,8 +196,40 @@ class Restarts:
                     self._starting, self._asked = self._asked, None
         finally:
             self._leave_window()
+            if self._interrupter is not None:
+                self._medic.on_arrival = None
+                self._interrupter.close()
+                self._interrupter = None
 
-    def _after(self, error: Exception) -> Restart:
+    def together(self) -> Group:
+        """The ranks, between two loops: each of them has ended its own, or is about to."""
+        return self._medic.share.group("restart") if self._medic.share is not None else Alone()
+
+    def _is_worth_interrupting(self) -> bool:
+        """Whether a rollback waits that would be carried out. In another thread."""
+        for command in self._medic.unanswered():
+            if isinstance(command.parameters, Rollback) and not command.is_deferred:
+                try:
+                    self._target(command.parameters)
+                except Refusal:
+                    continue
+                return True
+        return False
+
+    def _after_interruption(self, interruption: Interrupted) -> Restart:
+        """The rollback that the loop was interrupted for, or what a crash would be followed by."""
+        self.disarm()
+        log.error("%s: the training loop hung and was interrupted", self._medic.job)
+        _let_go(interruption)
+        self._medic.commands(self._medic.step or 0)
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return self._after(interruption)
+        if not self._has_come_up:
+            self._fail(self._starting, "the restarted loop hung before it completed a step")
+        return asked
+
+    def _after(self, error: BaseException) -> Restart:
         """What to start the loop with after it has crashed. Raises `error` where it is not to be started."""
         reason = f"{type(error).__name__}: {error}"
         asked, self._asked = self._asked, None
@@ -155,7 +237,6 @@ class Restarts:
         self._failures += 1
         starting = self._starting if not self._has_come_up else None
         if not self._may_start_again or self._medic.world_size > 1:
-            # the other ranks wait in a collective for this one; only their launcher can end that
             self._fail(starting, reason)
             raise error
         if starting is not None and self._failures > self._limits.retries:
@@ -167,13 +248,11 @@ class Restarts:
             return Restart(starting.checkpoint, settings=starting.previous)
         if starting is None:
             starting = self._after_crash(error)
-        # The traceback holds the loop's frames, and they the memory of its tensors.
-        error.__traceback__ = None
-        gc.collect()
+        _let_go(error)
         self._wait(starting)
         return starting
 
-    def _after_crash(self, error: Exception) -> Restart:
+    def _after_crash(self, error: BaseException) -> Restart:
         checkpoint = self._newest()
         if checkpoint is None or self._failures > self._limits.retries or self._furthest < 0:
             raise error
@@ -191,7 +270,7 @@ class Restarts:
         self._enter_window()
         self._sleep(self._limits.delay)
         command = starting.command
-        if command is not None and datetime.now(timezone.utc) >= command.expires_at:
+        if command is not None and self._now() >= command.expires_at:
             self._fail(starting, "it expired while the training loop did not come up again")
 
     def _fail(self, restart: Restart | None, reason: str) -> None:
@@ -207,3 +286,9 @@ class Restarts:
         if self._window is not None:
             self._window.__exit__(None, None, None)
             self._window = None
+
+
+def _let_go(error: BaseException) -> None:
+    """The traceback holds the loop's frames, and they the memory of its tensors."""
+    error.__traceback__ = None
+    gc.collect()

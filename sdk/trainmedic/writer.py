@@ -69,6 +69,7 @@ class Writer:
         presence_seconds: int = PRESENCE_SECONDS,
         presence_every: float = PRESENCE_EVERY,
         on_written: Callable[[Sequence[Outgoing]], None] | None = None,
+        on_rival: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._link = link
         self._memory = memory
@@ -78,6 +79,8 @@ class Writer:
         self._presence_seconds = presence_seconds
         self._presence_every = presence_every
         self._on_written = on_written
+        self._on_rival = on_rival
+        self._has_announced = False
         self._queue: queue.Queue[Outgoing | None] = queue.Queue(_QUEUE)  # None only wakes the thread up
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-writer", daemon=True)
@@ -153,6 +156,8 @@ class Writer:
         for one in replies:
             if one.forget:
                 self._memory.unmark(client, one.command_id)
+        if is_due and self._on_rival is not None:
+            self._look_for_rival(client)
         with client.pipeline(transaction=True) as pipeline:
             for one in replies:
                 self._add(pipeline, one)
@@ -160,6 +165,7 @@ class Writer:
                 pipeline.set(self._presence_key, self._presence(), ex=self._presence_seconds)
                 pipeline.expire(self._stream, STREAM_SECONDS)
             pipeline.execute()
+        self._has_announced = self._has_announced or is_due
         self._refusals = 0
         self._link.works()
         if self._on_written is not None:
@@ -194,16 +200,27 @@ class Writer:
         at = envelope.write_time(datetime.now(timezone.utc))
         return json.dumps({**self._describe(), "at": at}).encode()
 
+    def _look_for_rival(self, client: redis.Redis) -> None:
+        """Whether another process has announced itself under this name since this one did. What stood there
+        before is that of a predecessor."""
+        said = self._said(client)
+        if self._on_rival and self._has_announced and said and said.get("instance") != self._memory.owner:
+            self._on_rival(said)
+
     def _take_presence_away(self) -> None:
         """Unless another process of the same job has written its own by now."""
         client = self._link.client()
-        raw: Any = client.get(self._presence_key)
-        try:
-            said = json.loads(raw) if raw else {}
-        except ValueError:
-            return
-        if isinstance(said, dict) and said.get("instance") == self._memory.owner:
+        if self._said(client).get("instance") == self._memory.owner:
             client.delete(self._presence_key)
+
+    def _said(self, client: redis.Redis) -> Mapping[str, Any]:
+        """The presence that stands in Redis; nothing where there is none that can be read."""
+        try:
+            raw: Any = client.get(self._presence_key)
+            said = json.loads(raw) if raw else {}
+        except (ValueError, redis.ResponseError):  # somebody else's value, perhaps of another type
+            return {}
+        return said if isinstance(said, dict) else {}
 
 
 def too_large(size: int) -> Mapping[str, Any]:

@@ -12,10 +12,11 @@ DURATION = re.compile(
     r"""(?x)
     (?<=\[) \d+[smhd] (?=\])           # a range: metric[5m]
     | (?<=offset\ ) \d+[smhd]\b        # offset 5m
-    | (?<=for:\ ) \d+[smhd]\b          # how long an alert must hold
+    | (?<=for:\ ) \d+[smhd]\b          # how long an alert must hold, and is held (keep_firing_for)
     | (?<=interval:\ ) \d+[smhd]\b     # of a rule group; scrape_, evaluation_, group_ and repeat_
     | (?<=group_wait:\ ) \d+[smhd]\b
     | (?<=timeout:\ ) \d+[smhd]\b      # of a playbook's step
+    | (?<=delay:\ ) \d+[smhd]\b        # before it is tried again
     | (?<=cooldown:\ ) \d+[smhd]\b     # and its guards
     | (?<=per:\ ) \d+[smhd]\b
     """

@@ -1,4 +1,4 @@
-"""A small cluster on loopback: a training job, Prometheus and Alertmanager, with the shipped configuration.
+"""A small cluster on loopback: Prometheus and Alertmanager with the shipped configuration, and a training job.
 
 The configuration is that of ``monitoring/``, and the playbook that of ``playbooks/``, on a faster clock
 (``intervals``) and with the addresses changed to ports that are free here. Not here: Trainmedic's server,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,26 +57,36 @@ class Scene:
         return [alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"]
 
 
-def configure(directory: Path, receiver: str, metrics_port: int) -> None:
-    """Write the shipped configuration to `directory`, hastened, without Prometheus's pointer to Alertmanager."""
+def configure(
+    directory: Path,
+    receiver: str,
+    jobs: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    exporter: int = 9445,
+    factor: int = FASTER,
+) -> None:
+    """Write the shipped configuration to `directory`, hastened, without Prometheus's pointer to Alertmanager.
+
+    `jobs` are addresses with a port, `nodes` names, whose agents all offer their metrics on the port `exporter`.
+    """
     (directory / "rules").mkdir()
     (directory / "targets").mkdir()
     for rules in (SHIPPED / "rules").glob("*.yaml"):
-        (directory / "rules" / rules.name).write_text(hasten(rules.read_text(), FASTER))
-    (directory / "targets" / "nodes.yaml").write_text("[]\n")
-    (directory / "targets" / "jobs.yaml").write_text(f"- targets: ['127.0.0.1:{metrics_port}']\n")
-    alertmanager = hasten((SHIPPED / "alertmanager.yml").read_text(), FASTER)
+        (directory / "rules" / rules.name).write_text(hasten(rules.read_text(), factor))
+    (directory / "targets" / "nodes.yaml").write_text(json.dumps([{"targets": nodes}]))
+    (directory / "targets" / "jobs.yaml").write_text(json.dumps([{"targets": jobs}]))
+    alertmanager = hasten((SHIPPED / "alertmanager.yml").read_text(), factor)
     (directory / "alertmanager.yml").write_text(alertmanager.replace("http://127.0.0.1:8080", receiver))
-    prometheus = hasten((SHIPPED / "prometheus.yml").read_text(), FASTER)
-    (directory / "prometheus.yml").write_text(prometheus.replace("127.0.0.1:8080", receiver.removeprefix("http://")))
+    prometheus = hasten((SHIPPED / "prometheus.yml").read_text(), factor)
+    prometheus = prometheus.replace("127.0.0.1:8080", receiver.removeprefix("http://"))
+    (directory / "prometheus.yml").write_text(prometheus.replace("$1:9445", f"$1:{exporter}"))
 
 
 @contextmanager
-def running(directory: Path, alertmanager: Path, receiver: str, environment: Mapping[str, str]) -> Iterator[Scene]:
-    """The whole scene; `receiver` is the URL of the server, without a path."""
+def watching(directory: Path, alertmanager: Path, receiver: str, **configured: Any) -> Iterator[tuple[str, str]]:
+    """Prometheus and Alertmanager, configured so; their URLs. `receiver` is the URL of the server, without a path."""
     directory.mkdir()
-    metrics_port = free_port()
-    configure(directory, receiver, metrics_port)
+    configure(directory, receiver, **configured)
     with ExitStack() as stack:
         alerts, alertmanager_url = start_alertmanager(alertmanager, directory / "alertmanager.yml", directory / "am")
         stack.enter_context(alerts)
@@ -84,6 +94,16 @@ def running(directory: Path, alertmanager: Path, receiver: str, environment: Map
         config.write_text(config.read_text().replace("127.0.0.1:9093", alertmanager_url.removeprefix("http://")))
         prometheus, prometheus_url = start_prometheus(config, directory / "prometheus")
         stack.enter_context(prometheus)
+        yield prometheus_url, alertmanager_url
+
+
+@contextmanager
+def running(directory: Path, alertmanager: Path, receiver: str, environment: Mapping[str, str]) -> Iterator[Scene]:
+    """The whole scene of a training job; `receiver` is the URL of the server, without a path."""
+    metrics_port = free_port()
+    with ExitStack() as stack:
+        jobs = [f"127.0.0.1:{metrics_port}"]
+        prometheus_url, alertmanager_url = stack.enter_context(watching(directory, alertmanager, receiver, jobs=jobs))
         job = stack.enter_context(train(directory, metrics_port, environment))
         yield Scene(job, prometheus_url, alertmanager_url)
 
@@ -107,8 +127,8 @@ def train(directory: Path, metrics_port: int, environment: Mapping[str, str]) ->
     )
 
 
-def faster_playbook(directory: Path, name: str) -> Path:
+def faster_playbook(directory: Path, name: str, factor: int = FASTER) -> Path:
     """A directory with one of the shipped playbooks, on the faster clock."""
     directory.mkdir()
-    (directory / name).write_text(hasten((ROOT / "playbooks" / name).read_text(), FASTER))
+    (directory / name).write_text(hasten((ROOT / "playbooks" / name).read_text(), factor))
     return directory

@@ -17,6 +17,8 @@ SHIPPED = [
     MONITORING / "prometheus.yml",
     MONITORING / "alertmanager.yml",
     ROOT / "playbooks" / "training-loss-spike.yaml",
+    ROOT / "playbooks" / "gpu-temperature-high.yaml",
+    ROOT / "playbooks" / "disk-space-low.yaml",
 ]
 
 

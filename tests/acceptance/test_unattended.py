@@ -24,11 +24,12 @@ REPAIRED_BY = {
 def test_a_run_gets_over_a_nan_a_wrong_rate_and_a_hang_without_a_person(tmp_path: Path) -> None:
     """Each by its own playbook, in seconds; and it learns what it would have learnt without them."""
     plan = unattended.SHORT
-    arms, told = unattended.compare(tmp_path, plan)
-    calm, alone, medic = (arms[name] for name in (unattended.CALM, unattended.ALONE, unattended.MEDIC))
+    outcome = unattended.compare(tmp_path, plan)
+    told = outcome.told
+    calm, alone, medic = (outcome.arms[name] for name in (unattended.CALM, unattended.ALONE, unattended.MEDIC))
 
     assert {one.kind: one.repairs[0].split(",")[0] for one in told} == REPAIRED_BY
-    assert all(one.is_repaired and not one.told_people for one in told), unattended.report(arms, told, plan)
+    assert all(one.is_repaired and not one.told_people for one in told), unattended.report(outcome)
     assert all(set(one.seconds) == set(phases.PHASES) for one in told)
 
     assert medic.end["event"] == "finished"

@@ -78,6 +78,38 @@ def test_a_cap_that_expired_while_the_agent_was_dead_is_taken_back(node: GpuNode
     assert node.driver.watts(0) == 700
 
 
+def test_a_cap_that_nobody_saw_take_effect_ends_with_its_lease(node: GpuNode) -> None:
+    """The agent was killed as the driver had set the limit, and is back after the lease: it knows the limit for its
+    own, although it never saw it, and gives the power back."""
+    node.driver.fail(SET_LIMIT, times=1, kill=True, after=True)
+    cap = node.send(node.cap("0", percent=80, lease_seconds=0.5))
+    node.agent.process.wait(10)
+    time.sleep(0.5)
+    node.start()
+    reply = node.final(cap)
+    assert (reply.status, node.driver.watts(0)) == (envelope.FAILED, 700)
+    assert "its lease had run out" in str(reply.output["reason"])
+    assert [call.watts for call in node.driver.sets()] == [560, 700]
+
+
+def test_a_change_between_two_caps_that_nobody_saw_is_not_taken_for_somebody_elses(node: GpuNode) -> None:
+    """The harder of two caps is undone, the agent killed as the driver had set the milder one's limit, and both are
+    over when it is back: the limit from before is."""
+    mild = node.send(node.cap("0", percent=80, lease_seconds=2))
+    hard = node.send(node.cap("0", percent=60, lease_seconds=2))
+    node.final(mild)
+    node.final(hard)
+    node.driver.fail(SET_LIMIT, times=1, kill=True, after=True)
+    undo = node.send(node.cap("0", undo_of=hard.id))
+    node.agent.process.wait(10)
+    time.sleep(2)
+    node.start()
+    reply = node.final(undo)
+    assert (reply.status, reply.output["limit_watts"]) == (envelope.APPLIED, 700)
+    assert "note" not in reply.output
+    assert [call.watts for call in node.driver.sets()] == [560, 420, 560, 700]
+
+
 class Trial:
     """Caps on every GPU of a node, and the undo of every second one; the others run out. Something is killed at a
     random moment meanwhile."""

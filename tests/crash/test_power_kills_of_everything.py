@@ -31,7 +31,7 @@ TRIALS = int(os.environ.get("TRIALS", "3"))
 GPUS = 8
 DEFAULT = 700.0
 LEASE_SECONDS = LEASE.total_seconds()
-ALIVE = 0.7
+ALIVE = 1.0
 """Seconds that an agent which lives may take to end a cap whose lease is over."""
 PATIENCE = 60.0
 
@@ -145,7 +145,7 @@ class Killer(threading.Thread):
         if self.in_a_call:  # in the middle of what matters most
             cluster.driver.fail(SET_LIMIT, times=1, kill=True, after=chance.random() < 0.5, gpu=chance.randrange(GPUS))
         self.begin_after = chance.uniform(0, 0.5)
-        self.away = chance.choice((0.0, 0.0, chance.uniform(0, 0.5), chance.uniform(1, 1.6) * LEASE_SECONDS))
+        self.away = chance.choice((0.0, chance.uniform(0, 0.5), chance.uniform(1, 1.6) * LEASE_SECONDS))
         self.again = chance.random() < 0.25
 
     def run(self) -> None:
@@ -189,6 +189,11 @@ def alerts(watts: Sequence[tuple[int, int]]) -> dict[str, Any]:
     return fired
 
 
+def may_have_acted(attempt: Mapping[str, Any]) -> bool:
+    """A cap whose lease ran out before anybody was told of it has failed; another attempt may make it anew."""
+    return attempt["status"] not in ("failed", "rejected") or "it has ended since" in attempt["error"]
+
+
 class Trial:
     """Every GPU gets hot, is capped, perhaps capped harder, cools, and gets its power back; the processes are killed
     as the alerts come, as they resolve, or both."""
@@ -198,6 +203,7 @@ class Trial:
         caps = chance.sample(range(500, 690), GPUS)
         self.watts = list(zip(caps, chance.sample(range(360, 490), GPUS), strict=True))
         self.first = len(cluster.driver.attempts())
+        self.began = time.time()
         self.seen: Counter[str] = Counter()
 
     def run(self) -> None:
@@ -246,7 +252,8 @@ class Trial:
             self._judge_gpu(by_gpu[gpu], of_gpu, self.watts[gpu])
 
     def _judge_gpu(self, run: Mapping[str, Any], calls: Sequence[SetCall], watts: tuple[int, int]) -> None:
-        told = f"{[(round(call.at, 3), call.pid, call.watts) for call in calls]}, {run}"
+        away = {who: [(d, b) for d, b in life.absences() if b > self.began] for who, life in self.cluster.lives.items()}
+        told = f"{[(round(call.at, 3), call.pid, call.watts) for call in calls]}, away: {away}, {run}"
         before = [DEFAULT, *(call.watts for call in calls)]
         assert all(call.code == 0 and call.watts != last for call, last in zip(calls, before, strict=False)), told
         lowered = Counter(call.watts for call, last in zip(calls, before, strict=False) if call.watts < last)
@@ -254,10 +261,9 @@ class Trial:
         assert lowered.keys() <= set(map(float, watts)), told
         assert raised.keys() <= {DEFAULT, float(watts[0])}, told
         for step, limit in zip((one for one in run["steps"] if one["action"]), watts, strict=True):
-            may_have = {one["command_id"] for one in step["attempts"] if one["status"] not in ("failed", "rejected")}
-            assert lowered[limit] <= len(may_have), told
+            assert lowered[limit] <= len({one["command_id"] for one in step["attempts"] if may_have_acted(one)}), told
             if step["status"] == "succeeded":
-                assert lowered[limit] == 1, told
+                assert lowered[limit] >= 1, told
                 assert step["undo"]["status"] == "done", told
             self.seen[f"{step['id']} {step['status']}"] += 1
         assert run["status"] in ("succeeded", "failed"), told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import shutil
 import signal
@@ -51,6 +52,21 @@ def test_the_presence_says_what_the_node_offers(node: Node) -> None:
     assert {"host", "pid", "version", "instance", "at"} <= presence.keys()
     with redis.Redis.from_url(node.url) as client:
         assert 0 < int(client.ttl(envelope.agent_presence("n1"))) <= 30  # type: ignore[arg-type]
+
+
+def test_of_two_agents_with_one_name_none_is_commanded(node: Node) -> None:
+    """A copied setting must not cap a GPU of the wrong node; what was taken is still given back."""
+    cap = node.send(node.command("gpu.power_limit"))
+    node.final(cap)
+    other = {"instance": "another", "pid": 7, "host": "other-host"}
+    with redis.Redis.from_url(node.url) as client:
+        client.set(envelope.agent_presence("n1"), json.dumps(other), ex=30)
+    eventually(lambda: (node.presence() or {}).get("pid") != 7, 15, "the agent's next announcement")
+    status, output = node.do("gpu.power_limit")
+    assert status == envelope.FAILED
+    assert "process 7 on 'other-host'" in output["reason"]
+    assert node.do("gpu.power_limit", undo_of=cap.id, restore=True)[0] == envelope.APPLIED
+    assert sum("another agent calls itself n1 too" in line for line in node.agent.log.read_text().splitlines()) == 1
 
 
 def test_a_repeat_is_answered_and_not_done_again(node: Node) -> None:

@@ -41,6 +41,7 @@ def environment(scratch: Path) -> dict[str, str]:
         "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}",
         "HOME": str(scratch),
         "COLUMNS": "200",
+        "OMP_NUM_THREADS": "1",  # the models are tiny, and the machine may be busy
     }
 
 

@@ -136,3 +136,12 @@ def test_what_people_had_to_be_told_is_counted() -> None:
     """Unattended means that nobody was needed."""
     [account] = phases.accounts([fault(0, 10)], [run(15, "failed", notified=True)])
     assert account.told_people
+
+
+def test_a_slow_machine_is_told_apart_from_the_faults() -> None:
+    """It is nobody's fault of the plan, but it is not kept quiet."""
+    slow = {**run(15, "failed", notified=True), "playbook": "training-throughput-drop", "action_taken": None}
+    [account] = phases.accounts([fault(0, 10)], [run(12), slow])
+    assert account.is_repaired
+    assert not account.told_people
+    assert phases.besides([run(12), slow]) == ["training-throughput-drop: nothing was done, told to people"]

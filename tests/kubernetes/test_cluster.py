@@ -204,7 +204,7 @@ async def test_a_watch_from_too_long_ago_says_so(world: World, stand_in: ApiServ
 
 async def test_no_kubeconfig_is_a_clear_error(tmp_path: Path) -> None:
     """A missing file and a broken one name the file."""
-    with pytest.raises(ConfigurationError, match="nowhere"):
+    with pytest.raises(ConfigurationError, match="nowhere: no such file"):
         await KubernetesCluster.opened(tmp_path / "nowhere")
     broken = tmp_path / "broken"
     broken.write_text("clusters: [")

@@ -47,6 +47,8 @@ class DiskClean:
 
     def _request(self, order: Order) -> Request:
         command = order.command
+        if command.undo_of is not None:
+            raise Rejected("what disk.clean has deleted cannot be brought back, so it has no undo")
         params = command.params
         unknown = [name for name in params if name not in _KNOWN]
         if unknown:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -117,13 +117,15 @@ class PowerControl:
     def _taken_back(
         self, hold_id: str, uuids: Sequence[str], uuid: str, error: GpuError
     ) -> dict[str, Settled | GpuError]:
-        self.end(hold_id, f"failed: {error}", uuids)
+        self.end({hold_id}, f"failed: {error}", uuids)
         return {uuid: error}
 
-    def end(self, hold_id: str, by: str, uuids: Sequence[str] | None = None) -> dict[str, Settled | GpuError]:
-        """End the caps of a command, on all its GPUs or on these of them. What a GPU that does not answer is owed
-        stays in the ledger, and the keeper sees to it."""
-        return {uuid: self.try_settle(uuid) for uuid in self.mark_ended(hold_id, by, uuids)}
+    def end(
+        self, hold_ids: Collection[str], by: str, uuids: Sequence[str] | None = None
+    ) -> dict[str, Settled | GpuError]:
+        """End the caps of these commands, on all their GPUs or on these of them. What a GPU that does not answer is
+        owed stays in the ledger, and the keeper sees to it."""
+        return self.settle(self.mark_ended(hold_ids, by, uuids))
 
     def ended_by(self, hold_id: str) -> str | None:
         """How a command's caps have ended; None where they stand or never were."""
@@ -134,46 +136,63 @@ class PowerControl:
         """As if the caps of a command had never been, so that it can come again."""
         where = [uuid for uuid, state in self.ledger.all().items() if state.hold(hold_id) is not None]
         self.ledger.save_anyway({uuid: self.ledger.of(uuid).without(hold_id) for uuid in where})
-        for uuid in where:
-            self.try_settle(uuid)
+        self.settle(where)
 
-    def mark_ended(self, hold_id: str, by: str, uuids: Sequence[str] | None = None) -> list[str]:
+    def mark_ended(self, hold_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
         """As `end`, in the ledger only; the GPUs that are to be settled then."""
-        standing = [uuid for uuid, state in self.ledger.all().items() if _stands(state, hold_id)]
-        where = [uuid for uuid in standing if uuids is None or uuid in uuids]
-        self.ledger.save_anyway({uuid: self.ledger.of(uuid).ending({hold_id}, by, self.now()) for uuid in where})
-        return where
+        states = {uuid: state for uuid, state in self.ledger.all().items() if uuids is None or uuid in uuids}
+        standing = {uuid: state for uuid, state in states.items() if any(_stands(state, one) for one in hold_ids)}
+        self.ledger.save_anyway({uuid: state.ending(hold_ids, by, self.now()) for uuid, state in standing.items()})
+        return list(standing)
 
-    def try_settle(self, uuid: str) -> Settled | GpuError:
-        """As `settle`, but the error is the answer; it is logged when it is another than the last."""
-        try:
-            settled = self.settle(uuid)
-        except GpuError as error:
-            if self._told.get(uuid) != str(error):
-                log.warning("the power limit of %s is not what it should be, and is tried again: %s", uuid, error)
-                self._told[uuid] = str(error)
-            return error
-        self._told.pop(uuid, None)
-        return settled
+    def settle(self, uuids: Iterable[str]) -> dict[str, Settled | GpuError]:
+        """Bring GPUs to what the ledger says. Where that fails it is still to be done, and the error is in the answer.
 
-    def settle(self, uuid: str) -> Settled:
-        """Bring a GPU to what the ledger says. Raises GpuError; then that is still to be done."""
-        present = self.gpus.power(uuid)
-        state = self.ledger.of(uuid)
-        if state.baseline is None:
-            return Settled(present, present, state)
-        known = state.baseline
-        if state.is_somebody_elses(present):
-            self._tell_overridden(uuid, state, present)
-            state = state.overridden(self.now())
-            self.ledger.save_anyway({uuid: state})
-            return Settled(present, present, state, is_overridden=True, ours_mw=known.set_mw)
-        if present.session != known.session and not is_same(present.limit_mw, state.wanted_mw()):
-            log.warning("the driver has forgotten the power limit of %s; it is set again", uuid)
-        self.ledger.save_anyway({uuid: _intending(state, present)})
-        settled = self._bring(uuid, present)
-        self.ledger.save_anyway({uuid: settled.state})
-        return settled
+        The ledger is written once before and once after, however many there are: a disk that is slow to write must
+        not hold the last of them up.
+        """
+        outcome: dict[str, Settled | GpuError] = {}
+        intended: dict[str, GpuPower] = {}
+        due: dict[str, PowerLimits] = {}
+        for uuid in uuids:
+            state = self.ledger.of(uuid)
+            try:
+                present = self.gpus.power(uuid)
+            except GpuError as error:
+                outcome[uuid] = error
+                continue
+            if state.baseline is None:
+                outcome[uuid] = Settled(present, present, state)
+            elif state.is_somebody_elses(present):
+                self._tell_overridden(uuid, state, present)
+                intended[uuid] = state.overridden(self.now())
+                ours_mw = state.baseline.set_mw
+                outcome[uuid] = Settled(present, present, intended[uuid], is_overridden=True, ours_mw=ours_mw)
+            else:
+                if present.session != state.baseline.session and not is_same(present.limit_mw, state.wanted_mw()):
+                    log.warning("the driver has forgotten the power limit of %s; it is set again", uuid)
+                intended[uuid] = _intending(state, present)
+                due[uuid] = present
+        self.ledger.save_anyway(intended)
+        settled: dict[str, GpuPower] = {}
+        for uuid, present in due.items():
+            try:
+                outcome[uuid] = brought = self._bring(uuid, present)
+                settled[uuid] = brought.state
+            except GpuError as error:
+                outcome[uuid] = error
+        self.ledger.save_anyway(settled)
+        self._tell_errors(outcome)
+        return outcome
+
+    def _tell_errors(self, outcome: Mapping[str, Settled | GpuError]) -> None:
+        """Log an error when it is another than the last."""
+        for uuid, one in outcome.items():
+            if isinstance(one, Settled):
+                self._told.pop(uuid, None)
+            elif self._told.get(uuid) != str(one):
+                log.warning("the power limit of %s is not what it should be, and is tried again: %s", uuid, one)
+                self._told[uuid] = str(one)
 
     def _bring(self, uuid: str, present: PowerLimits) -> Settled:
         """The call to the driver, if one is needed. The intent is in the ledger."""
@@ -211,14 +230,14 @@ class PowerControl:
         return {hold.id for hold in standing if self.remaining(hold) > 0}
 
     def remaining(self, hold: Hold | None) -> float:
-        """Seconds that its lease has left. By the clock, and by time since boot: a clock that is set back
-        does not make a lease longer."""
+        """Seconds that its lease has left. By the clock, and by time since boot: a clock that is set back does not
+        make a lease longer, and one set back while the agent was away makes it no longer than the policy allows."""
         if hold is None:
             return 0.0
         by_clock = hold.lease_until - self.now()
         until, end = self._ends.get(hold.id, (0.0, 0.0))
         if until != hold.lease_until:
-            end = self._boottime() + by_clock
+            end = self._boottime() + min(by_clock, self.bounds.max_lease.total_seconds())
             self._ends[hold.id] = (hold.lease_until, end)
         return min(by_clock, end - self._boottime())
 

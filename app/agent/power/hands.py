@@ -104,11 +104,11 @@ class PowerLimit:
     def _undo(self, command: envelope.Command) -> Mapping[str, Any]:
         assert command.undo_of is not None
         by = f"undo {command.id}"
-        outcome = self.control.end(command.undo_of, by)
-        for uuid, state in self.control.ledger.all().items():
-            hold = state.hold(command.undo_of)
-            if uuid not in outcome and hold is not None and hold.ended_by == by:  # begun before the agent was restarted
-                outcome[uuid] = self.control.try_settle(uuid)
+        outcome = self.control.end({command.undo_of}, by)
+        holds = {uuid: state.hold(command.undo_of) for uuid, state in self.control.ledger.all().items()}
+        # Begun before the agent was restarted:
+        begun = [uuid for uuid, hold in holds.items() if uuid not in outcome and hold and hold.ended_by == by]
+        outcome |= self.control.settle(begun)
         if outcome:
             return self._given_back(outcome)
         ended = self.control.ended_by(command.undo_of)
@@ -117,9 +117,10 @@ class PowerLimit:
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
         """End every cap on these GPUs, whoever made it."""
         by = f"undo {command_id}"
-        for hold_id in {hold.id for uuid in uuids for hold in self.control.ledger.of(uuid).standing}:
-            self.control.mark_ended(hold_id, by, uuids)
-        return self._given_back({uuid: self.control.try_settle(uuid) for uuid in uuids})
+        self.control.mark_ended(
+            {hold.id for uuid in uuids for hold in self.control.ledger.of(uuid).standing}, by, uuids
+        )
+        return self._given_back(self.control.settle(uuids))
 
     def _given_back(self, outcome: Mapping[str, Settled | GpuError]) -> Mapping[str, Any]:
         errors = {uuid: one for uuid, one in outcome.items() if isinstance(one, GpuError)}
@@ -183,16 +184,21 @@ class LeaseKeeper:
         return min([self._verify_at - now, *owed, *([] if ends is None else [ends])])
 
     def run(self) -> None:
-        for hold_id in self._control.overdue():
+        overdue = self._control.overdue()
+        for hold_id in overdue:
             log.warning("the lease of the power cap %s is over and was not renewed; the cap ends", hold_id)
-            self._noted(self._control.end(hold_id, "lease"))
+        self._noted(self._control.end(overdue, "lease"))
         now = self._boottime()
         verifies = now >= self._verify_at
         if verifies:
             self._verify_at = now + self.VERIFY
-        for uuid, state in self._control.ledger.all().items():
-            if (verifies and state.baseline is not None) or (state.is_owed and now >= self._retry_at.get(uuid, now)):
-                self._noted({uuid: self._control.try_settle(uuid)})
+        self._noted(
+            self._control.settle(
+                uuid
+                for uuid, state in self._control.ledger.all().items()
+                if (verifies and state.baseline is not None) or (state.is_owed and now >= self._retry_at.get(uuid, now))
+            )
+        )
 
     def _noted(self, outcome: Mapping[str, Settled | GpuError]) -> None:
         for uuid, one in outcome.items():

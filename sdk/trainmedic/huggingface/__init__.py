@@ -4,7 +4,7 @@
 - `protect` does so for programs that make and run the Trainer themselves, such as LLaMA-Factory.
 - `Callback` alone carries out what needs no restart.
 
-``trainmedic.huggingface.swift`` is the plugin for ms-swift. Needs transformers and torch.
+``trainmedic.huggingface.ms_swift`` is the plugin for ms-swift. Needs transformers and torch.
 """
 
 from __future__ import annotations

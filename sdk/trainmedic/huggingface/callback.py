@@ -16,10 +16,11 @@ from transformers import TrainerCallback
 
 from trainmedic.client import Medic, connect
 from trainmedic.commands import JobCommand
+from trainmedic.errors import Rejected
 from trainmedic.huggingface import saved
 from trainmedic.huggingface.health import Health
 from trainmedic.huggingface.loop import Loop
-from trainmedic.torch.live import NEEDS_RESTART, Live, harmless
+from trainmedic.torch.live import HUNG, NEEDS_RESTART, Live, harmless, join
 
 _NEEDS_HELP = f"{NEEDS_RESTART}; see trainmedic.huggingface.train and trainmedic.huggingface.protect"
 _NO_ACCUMULATION = (
@@ -63,6 +64,9 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self._live.loop_begins(objects["optimizer"], objects["lr_scheduler"])
+        join(self.medic)
+        if self.loop is not None:
+            self.loop.restarts.arm()
 
     @harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
@@ -70,14 +74,27 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        if self.loop is None:
+            self._boundary(args, state, control, objects["optimizer"])
+            return
+        self.loop.restarts.disarm()
+        try:
+            self._boundary(args, state, control, objects["optimizer"])
+        finally:
+            self.loop.restarts.arm()
+
+    def _boundary(self, args: Any, state: Any, control: Any, optimizer: Any) -> None:
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        rate, expected = objects["optimizer"].param_groups[0]["lr"], self._live.expected_learning_rate
+        rate, expected = optimizer.param_groups[0]["lr"], self._live.expected_learning_rate
         self.health.step_ends(state.global_step, control.should_log, samples, rate, expected)
         if self.loop is not None:
             self.loop.stepped(state.global_step)
         self._moment = _Moment(args, state, control)
-        self.medic.commands(state.global_step)
-        self._live.pause.hold(state.global_step)
+        try:
+            self.medic.commands(state.global_step)
+            self._live.pause.hold(state.global_step)
+        finally:
+            self._moment = None
         self.health.expect(control.should_evaluate, control.should_save)
 
     @harmless
@@ -110,6 +127,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     @harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        if self.loop is not None:
+            self.loop.restarts.disarm()
         self.health.step_begins()
         for command in self._saving:
             command.failed("training ended before the checkpoint was written")
@@ -151,10 +170,11 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         return None
 
     def _roll_back(self, command: JobCommand) -> None:
-        now, loop = self._now, self._loop
-        loop.roll_back(command, now.state.global_step)
-        now.control.should_training_stop = True
-        now.control.should_save = now.control.should_evaluate = False  # what it holds is to be thrown away
+        self._loop.roll_back(command)
+        if self._moment is not None:  # else the loop hung, and has ended already
+            control = self._moment.control
+            control.should_training_stop = True
+            control.should_save = control.should_evaluate = False  # what it holds is to be thrown away
         self._live.pause.end()
 
     def _scale_batch(self, command: JobCommand) -> None:
@@ -171,7 +191,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     @property
     def _now(self) -> _Moment:
-        assert self._moment is not None
+        if self._moment is None:
+            raise Rejected(HUNG)
         return self._moment
 
     @property

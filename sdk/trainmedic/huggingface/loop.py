@@ -8,11 +8,9 @@ left out. When to restart is `trainmedic.restarts`'s business. Who calls it: the
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-import torch.distributed
 from transformers.trainer_utils import get_last_checkpoint
 
 from trainmedic.budget import Budget
@@ -23,7 +21,7 @@ from trainmedic.errors import Rejected
 from trainmedic.huggingface import saved
 from trainmedic.huggingface.skipping import LeftOut
 from trainmedic.parameters import DataloaderWorkers, Rollback, ScaleBatch
-from trainmedic.restarts import Limits, Restart, Restarts
+from trainmedic.restarts import Limits, Restart, Restarts, agreed
 
 log = logging.getLogger("trainmedic")
 
@@ -39,7 +37,8 @@ class Loop:
         self._trainer = trainer
         self._medic = medic
         self._ranks: int = trainer.args.world_size
-        self.restarts = Restarts(medic, self._newest, limits)
+        self._step = 0
+        self.restarts = Restarts(medic, self._newest, self._target, limits)
         self._budget = Budget(Path(trainer.args.output_dir), limits.rollbacks, writes=trainer.args.should_save)
         self._left_out = LeftOut(trainer, 0)
         self._left_out_before = 0  # by the checkpoint that the loop went on from
@@ -65,12 +64,9 @@ class Loop:
         return resume or None
 
     def _prepare(self, restart: Restart) -> str:
-        checkpoint = restart.checkpoint
-        if not saved.is_complete(checkpoint, self._ranks):
-            newest = self._newest()
-            if newest is None or restart.skip_batches:
-                raise FileNotFoundError(f"{checkpoint} is not complete, and there is no other to go on from")
-            checkpoint = newest
+        ranks = self.restarts.together()
+        ranks.poll()  # until then some rank may still be writing its part of a checkpoint
+        checkpoint = Path(ranks.choose(lambda: str(self._whole(restart))))
         self._set(restart.settings)
         if self._trainer.args.should_save:
             aside = saved.put_aside(self._trainer.args.output_dir, saved.step_of(checkpoint))
@@ -78,6 +74,14 @@ class Loop:
                 log.warning("%s: put aside as %s", self._medic.job, ", ".join(aside))
         log.warning("%s: the training loop starts again from %s", self._medic.job, checkpoint)
         return str(checkpoint)
+
+    def _whole(self, restart: Restart) -> Path:
+        if saved.is_complete(restart.checkpoint, self._ranks):
+            return restart.checkpoint
+        newest = self._newest()
+        if newest is None or restart.skip_batches:
+            raise FileNotFoundError(f"{restart.checkpoint} is not complete, and there is no other to go on from")
+        return newest
 
     def _set(self, settings: Mapping[str, Any]) -> None:
         args = self._trainer.args
@@ -107,22 +111,25 @@ class Loop:
 
     def stepped(self, step: int) -> None:
         """A step is complete."""
+        self._step = step
         self.restarts.stepped(step, self._finish)
 
-    def roll_back(self, command: JobCommand, step: int) -> None:
+    def roll_back(self, command: JobCommand) -> None:
         """Raises Rejected."""
         rollback = command.parameters
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self._trainer.args.ignore_data_skip:
             raise Rejected("with ignore_data_skip the Trainer does not know which batches to leave out")
-        target = self._agreed(lambda: self._target(rollback, step))
-        output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": step}
+        target = agreed(
+            command.group, lambda: self._target(rollback), lambda path: saved.is_complete(path, self._ranks)
+        )
+        output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": self._step}
         output["saved_at"] = target.at.isoformat()
         self.restarts.ask(Restart(target.path, command, rollback.skip_batches, output=output))
 
-    def _target(self, rollback: Rollback, step: int) -> Found:
-        target = choose(self._found(), rollback, step)
-        self._budget.check(target.step, step)
+    def _target(self, rollback: Rollback) -> Found:
+        target = choose(self._found(), rollback, self._step)
+        self._budget.check(target.step, self._step)
         return target
 
     def _finish(self, restart: Restart) -> Mapping[str, Any]:
@@ -158,22 +165,6 @@ class Loop:
         before = {name: getattr(args, name) for name in names}
         output = {"count": wanted.count, "previous": before[_WORKERS]}
         self.restarts.ask(Restart(here, command, settings=after, previous=before, output=output))
-
-    def _agreed(self, decide: Callable[[], Found]) -> Found:
-        """What rank 0 decides, on every rank: each might see another state of a shared directory."""
-        if self._ranks == 1 or not torch.distributed.is_initialized():
-            return decide()
-        answer: list[Any] = [None]
-        if torch.distributed.get_rank() == 0:
-            try:
-                answer = [decide()]
-            except Rejected as refusal:
-                answer = [str(refusal)]
-        torch.distributed.broadcast_object_list(answer, device=self._trainer.args.device)
-        if isinstance(answer[0], str):
-            raise Rejected(answer[0])
-        found: Found = answer[0]
-        return replace(found, path=Path(found.path))
 
 
 def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:

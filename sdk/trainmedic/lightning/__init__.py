@@ -42,7 +42,9 @@ def fit(
     so too often.
     """
     present = next((one for one in trainer.callbacks if isinstance(one, Callback)), None)
-    own = connect(job) if present is None and medic is None else None
+    own = None
+    if present is None and medic is None:
+        own = connect(job, rank=trainer.global_rank, world_size=trainer.world_size)
     callback = present or Callback(medic or own)
     replay = _replay(trainer, train_dataloaders)
     loop = Loop(trainer, callback.medic, limits, replay)

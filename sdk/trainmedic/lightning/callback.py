@@ -24,7 +24,7 @@ from trainmedic.lightning.loop import Loop, directory_of
 from trainmedic.parameters import Accumulate, Stop
 from trainmedic.progress import CHECKPOINT, EVALUATION, Window
 from trainmedic.torch import randomness
-from trainmedic.torch.live import NEEDS_RESTART, Live, harmless
+from trainmedic.torch.live import HUNG, NEEDS_RESTART, Live, harmless, join
 
 _NEEDS_HELP = f"{NEEDS_RESTART}; see trainmedic.lightning.fit"
 _YOURS = "in Lightning the data loader is made by the program, not by the Trainer, so its {} cannot be changed"
@@ -48,6 +48,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._losses: list[Any] = []
         self._samples = 0
         self._step = -1
+        self._is_at_boundary = False
         self._window: Window | None = None
         self._trainer: Any = None
         self._accumulation: tuple[JobCommand, int] | None = None
@@ -65,11 +66,14 @@ class Callback(LightningCallback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._step = trainer, trainer.global_step
         self._live.loop_begins(trainer.optimizers, [config.scheduler for config in trainer.lr_scheduler_configs])
+        join(self.medic)
         if trainer.strategy.handles_gradient_accumulation:
             self.medic.cannot("job.accumulate", "the strategy accumulates by itself")
         if self._random is not None and trainer.world_size == 1:
             randomness.restore(self._random)
         self._random = None
+        if self.loop is not None:
+            self.loop.restarts.arm()
 
     @harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -95,11 +99,24 @@ class Callback(LightningCallback):  # type: ignore[misc]
             return  # in the middle of an accumulation
         self._step = trainer.global_step
         self._report(trainer)
-        if self.loop is not None:
+        if self.loop is None:
+            self._boundary(trainer)
+            return
+        self.loop.restarts.disarm()
+        try:
             self.loop.stepped(self._step)
-        self.medic.commands(self._step)
-        self._live.pause.hold(self._step)
-        self._accumulate_when_it_fits(trainer)
+            self._boundary(trainer)
+        finally:
+            self.loop.restarts.arm()
+
+    def _boundary(self, trainer: Any) -> None:
+        self._is_at_boundary = True
+        try:
+            self.medic.commands(self._step)
+            self._live.pause.hold(self._step)
+            self._accumulate_when_it_fits(trainer)
+        finally:
+            self._is_at_boundary = False
 
     @harmless
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -116,6 +133,8 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.loop is not None:
+            self.loop.restarts.disarm()
         self._close()
         if self._accumulation is not None:
             self._accumulation[0].failed("training ended before the accumulation could change")
@@ -145,6 +164,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self.medic.on("job.rollback", how="restart")(functools.partial(self._roll_back, self.loop))
 
     def _checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
+        self._require_boundary()
         directories = self.loop.directories() if self.loop is not None else [directory_of(self._trainer)]
         path = saved.path_of(Path(directories[0]), self._step)
         self._trainer.save_checkpoint(path)
@@ -152,6 +172,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     def _stop(self, command: JobCommand) -> Mapping[str, Any]:
         assert isinstance(command.parameters, Stop)
+        self._require_boundary()
         output = self._checkpoint() if command.parameters.checkpoint else {"checkpoint": None}
         self._live.pause.end()
         if self.loop is not None:
@@ -161,8 +182,12 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._trainer.should_stop = True
         return output
 
+    def _require_boundary(self) -> None:
+        if not self._is_at_boundary:
+            raise Rejected(HUNG)
+
     def _roll_back(self, loop: Loop, command: JobCommand) -> None:
-        loop.roll_back(command, self._step)
+        loop.roll_back(command)
         if loop.restarts.is_asked:
             loop.end()
         self._live.pause.end()

@@ -7,7 +7,6 @@ Here is what a restart means for Lightning: ``trainer.fit`` once more, from anot
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
@@ -19,7 +18,7 @@ from trainmedic.errors import Rejected
 from trainmedic.lightning import saved
 from trainmedic.lightning.replay import Replay
 from trainmedic.parameters import Rollback
-from trainmedic.restarts import Limits, Restart, Restarts
+from trainmedic.restarts import Limits, Restart, Restarts, agreed
 
 log = logging.getLogger("trainmedic")
 
@@ -32,7 +31,8 @@ class Loop:
         self._medic = medic
         self._limits = limits
         self.replay = replay
-        self.restarts = Restarts(medic, self._newest, limits)
+        self._step = 0
+        self.restarts = Restarts(medic, self._newest, self._target, limits)
         self._budget: Budget | None = None
 
     # --- around the fit ---------------------------------------------------------------------------------
@@ -54,6 +54,7 @@ class Loop:
             fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least
 
     def _prepare(self, restart: Restart) -> None:
+        self.restarts.together().poll()  # until then some rank may still be writing
         if self._trainer.is_global_zero:
             aside = saved.put_aside(self.directories(), saved.step_of(restart.checkpoint) or 0)
             if aside:
@@ -79,9 +80,10 @@ class Loop:
 
     def stepped(self, step: int) -> None:
         """A step is complete."""
+        self._step = step
         self.restarts.stepped(step, self._finish)
 
-    def roll_back(self, command: JobCommand, step: int) -> None:
+    def roll_back(self, command: JobCommand) -> None:
         """Raises Rejected."""
         rollback = command.parameters
         assert isinstance(rollback, Rollback)
@@ -90,8 +92,8 @@ class Loop:
                 "batches can be left out only of a DataLoader that was given to trainmedic.lightning.fit, and has a "
                 "length, in a job of one rank; ask with skip_batches: 0"
             )
-        target = self._agreed(lambda: self._target(rollback, step))
-        output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": step}
+        target = agreed(command.group, lambda: self._target(rollback), saved.is_complete)
+        output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": self._step}
         output["saved_at"] = target.at.isoformat()
         self.restarts.ask(Restart(target.path, command, rollback.skip_batches, output=output))
 
@@ -101,9 +103,9 @@ class Loop:
         self._trainer.fit_loop.epoch_loop.min_steps = None
         self._trainer.should_stop = True
 
-    def _target(self, rollback: Rollback, step: int) -> Found:
-        target = choose(saved.found(self.directories()), rollback, step)
-        self._counted().check(target.step, step)
+    def _target(self, rollback: Rollback) -> Found:
+        target = choose(saved.found(self.directories()), rollback, self._step)
+        self._counted().check(target.step, self._step)
         return target
 
     def _finish(self, restart: Restart) -> Mapping[str, Any]:
@@ -119,22 +121,6 @@ class Loop:
             writes = self._trainer.is_global_zero
             self._budget = Budget(self.directories()[0], self._limits.rollbacks, writes=writes)
         return self._budget
-
-    def _agreed(self, decide: Callable[[], Found]) -> Found:
-        """What rank 0 decides, on every rank: each might see another state of a shared directory."""
-        if self._trainer.world_size == 1:
-            return decide()
-        answer: Any = None
-        if self._trainer.is_global_zero:
-            try:
-                answer = decide()
-            except Rejected as refusal:
-                answer = str(refusal)
-        answer = self._trainer.strategy.broadcast(answer)
-        if isinstance(answer, str):
-            raise Rejected(answer)
-        found: Found = answer
-        return replace(found, path=Path(found.path))
 
 
 def directory_of(trainer: Any) -> Path:

@@ -10,14 +10,16 @@ from typing import Any, Mapping
 
 import torch
 
+from trainmedic import distributed
 from trainmedic.budget import LIMIT, Budget
 from trainmedic.changes import Changes
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
 from trainmedic.torch.feeds import REREAD
 from trainmedic.torch.handlers import Handlers
+from trainmedic.torch.joint import Contents, JointDirectory, JointStorage, Whole
 from trainmedic.torch.learning_rate import LearningRate
-from trainmedic.torch.parts import Parts
+from trainmedic.torch.parts import Parts, is_sharded
 from trainmedic.torch.run import Run
 from trainmedic.torch.sources import feed_for
 from trainmedic.torch.storage import Directory, Storage
@@ -57,6 +59,9 @@ def attach(
     the order of the data; the default is PyTorch's own. ``reread`` is how many batches may be read again to come
     back to a place in data that cannot be gone to.
 
+    In a job of several ranks every rank calls it, after ``torch.distributed`` was initialised and the model was
+    wrapped or sharded; from there on the ranks carry out the same commands at the same steps.
+
     Raises ConfigurationError.
     """
     _check("checkpoint_every", checkpoint_every)
@@ -65,7 +70,8 @@ def attach(
     if also and set(also) & {"model", "optimizer", "scheduler", "scaler", "ema"}:
         raise ConfigurationError("also: the names model, optimizer, scheduler, scaler and ema are taken")
     parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema, **(also or {}))
-    storage = Directory(checkpoints, keep) if isinstance(checkpoints, (str, Path)) else checkpoints
+    _join(medic)
+    storage = _storage(medic, parts, checkpoints, keep)
     directory = storage.directory if storage is not None else None
     writes = medic.rank == 0
     run = Run(
@@ -83,6 +89,32 @@ def attach(
     )
     Handlers(run, accumulation is not None).register(medic)
     return run
+
+
+def _join(medic: Medic) -> None:
+    """In a job of several ranks, agree with the others."""
+    if medic.share is None and distributed.is_needed():
+        distributed.share(medic)
+    if medic.share is None and medic.world_size > 1:
+        raise ConfigurationError(
+            f"this is rank {medic.rank} of {medic.world_size}, and they have not found each other yet: call "
+            "torch.distributed.init_process_group() before attach(); or, where each trains by itself, give each a "
+            "job name of its own and connect(rank=0, world_size=1)"
+        )
+
+
+def _storage(medic: Medic, parts: Parts, given: str | Path | Storage | None, keep: int | None) -> Storage | None:
+    if not isinstance(given, (str, Path)):
+        return given if given is None or medic.world_size == 1 else JointStorage(given, medic.rank, medic.group)
+    if medic.world_size == 1 and not distributed.is_started():
+        return Directory(given, keep)
+    contents: Contents = Whole(medic.rank)
+    if is_sharded(parts):
+        # PyTorch takes seconds to load what this needs; who has sharded a model has loaded most of it.
+        from trainmedic.torch.sharding import Sharded
+
+        contents = Sharded(parts)
+    return JointDirectory(given, keep, medic.rank, medic.world_size, medic.group, contents)
 
 
 def _check(name: str, value: int | None) -> None:

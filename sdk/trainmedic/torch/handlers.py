@@ -28,6 +28,7 @@ from trainmedic.parameters import (
     ScaleLr,
     Stop,
 )
+from trainmedic.torch.agreeing import together
 from trainmedic.torch.learning_rate import output as rates
 from trainmedic.torch.run import Run
 
@@ -90,17 +91,21 @@ class Handlers:
     def rollback(self, command: JobCommand) -> Output:
         wanted = command.parameters
         assert isinstance(wanted, Rollback)
-        run = self._run
-        if run.feed is not None and wanted.skip_batches:
-            run.feed.check_leaving_out(wanted.skip_batches)
-        return run.roll_back(run.choose(wanted), wanted.skip_batches)
+        feed = self._run.feed
+        if feed is not None and wanted.skip_batches:
+            feed.check_leaving_out(wanted.skip_batches)
+        return self._run.returning.roll_back(wanted, command.group)
 
     def scale_lr(self, command: JobCommand) -> Output:
         run, wanted = self._run, command.parameters
         assert isinstance(wanted, ScaleLr)
         factors = run.changes.with_factor(LEARNING_RATE, command.id, wanted.factor, command.undo_of)
-        before = run.rate.values
-        run.rate.set_scale(math.prod(factors.values()))
+        before, scale = run.rate.values, run.rate.scale
+        try:
+            together(command.group, lambda: run.rate.set_scale(math.prod(factors.values())))
+        except Exception:
+            run.rate.set_scale(scale)
+            raise
         run.changes.note(LEARNING_RATE, factors)
         return rates(before, run.rate.values, run.rate.scale)
 
@@ -123,8 +128,8 @@ class Handlers:
         accumulation = whole(run.own_accumulation, accumulations, "the number of accumulation steps")
         before, accumulated = feed.batch_size, run.accumulation
         try:
-            feed.set_batch_size(size)
-        except Exception:
+            together(command.group, lambda: feed.set_batch_size(size))
+        except Exception:  # ranks with batches of different sizes would end their epochs at different steps
             feed.set_batch_size(before)
             raise
         run.accumulation = accumulation

@@ -83,7 +83,7 @@ class LearningRate:
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property
-    def expected(self) -> float | None:
+    def expected(self) -> Number | None:
         """What the schedule says that the first group's rate is, scaled; None where there is not one that says so."""
         return self._schedule.rate
 

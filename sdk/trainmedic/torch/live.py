@@ -13,10 +13,11 @@ from typing import Any, Callable, Mapping, TypeVar
 
 import torch
 
+from trainmedic import distributed
 from trainmedic.client import Medic
 from trainmedic.commands import JobCommand
+from trainmedic.parameters import ACTIONS, ScaleLr
 from trainmedic.parameters import Pause as PauseParameters
-from trainmedic.parameters import ScaleLr
 from trainmedic.pausing import Pause
 from trainmedic.torch.learning_rate import LearningRate, output
 
@@ -25,6 +26,8 @@ log = logging.getLogger("trainmedic")
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 NEEDS_RESTART = "it needs a restart of the training loop, and nobody restarts this one"
+
+HUNG = "the training loop hung in a step and was interrupted, so that its state is not whole; ask again once it runs"
 
 
 def harmless(hook: Hook) -> Hook:
@@ -39,6 +42,22 @@ def harmless(hook: Hook) -> Hook:
             return None
 
     return guarded  # type: ignore[return-value]
+
+
+def join(medic: Medic) -> None:
+    """On every rank when training begins: from now on they carry out the same commands at the same step.
+
+    Where they cannot agree, nobody carries out anything: one rank alone would leave the others waiting for it.
+    Raises ConfigurationError.
+    """
+    if medic.share is not None or not distributed.is_needed():
+        return
+    try:
+        distributed.share(medic)
+    finally:
+        if medic.share is None:
+            for action in ACTIONS:
+                medic.cannot(action, "the ranks of this job cannot agree on commands; why is in its log")
 
 
 class Live:
@@ -62,7 +81,7 @@ class Live:
             self._rate.set_scale(before.scale)
 
     @property
-    def expected_learning_rate(self) -> float | None:
+    def expected_learning_rate(self) -> Any:
         """What the schedule says that the rate is now, scaled; None where there is not one that says so."""
         return self._rate.expected if self._rate is not None else None
 

@@ -133,3 +133,13 @@ class LeftOut:
                 yield from range(place, min(start, end))
                 place = stop
         yield from range(place, end)
+
+
+def for_other_ranks(feed: dict[str, Any] | None, ranks: int, now: int) -> dict[str, Any] | None:
+    """The state of a feed as another number of ranks goes on from it, which share the data like cards dealt out:
+    as far as all of them together had come. None of a feed whose place is not a number.
+    """
+    if feed is None or "loader" in feed or feed.get("at_start") is not None:
+        return None
+    left_out = [[epoch, start * ranks // now, -(-stop * ranks // now)] for epoch, start, stop in feed["left_out"]]
+    return {**feed, "place": feed["place"] * ranks // now, "left_out": left_out}

@@ -64,6 +64,12 @@ class Parts:
                 part._per_optimizer_states.clear()
 
 
+def is_sharded(parts: Parts) -> bool:
+    """Whether a parameter of any part is spread over ranks."""
+    modules = [one for one in parts.by_name.values() if isinstance(one, nn.Module)]
+    return any(hasattr(one, "full_tensor") for module in modules for one in module.parameters())
+
+
 def _members(name: str, given: Any) -> Iterator[tuple[str, Any]]:
     if given is None:
         return

@@ -9,7 +9,8 @@ The loop stays the user's own::
 
 At the end of each ``with`` lies the step boundary: there, and nowhere else, commands are carried out. A rollback
 moves what ``batches`` gives next, so the loop never notices. Not here: the commands themselves (``handlers``),
-where batches come from (``feeds``), where checkpoints go (``storage``), the making of a run (``attaching``).
+going back to a checkpoint (``returning``), where batches come from (``feeds``), where checkpoints go (``storage``),
+the making of a run (``attaching``).
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from __future__ import annotations
 import logging
 import time
 from types import TracebackType
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping
 
-from trainmedic import checkpoints
 from trainmedic.budget import Budget
-from trainmedic.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, Changes, whole
+from trainmedic.changes import Changes
 from trainmedic.checkpoints import Found
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError, Interrupted, Refusal
@@ -33,12 +33,12 @@ from trainmedic.torch import randomness
 from trainmedic.torch.feeds import Feed
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.parts import Parts
+from trainmedic.torch.returning import Returning
 from trainmedic.torch.steps import Step
-from trainmedic.torch.storage import Storage, Unusable
+from trainmedic.torch.storage import Storage
 
 log = logging.getLogger("trainmedic")
 
-NOT_KEPT = "the checkpoint does not hold the place in the data; it goes on with the batches that come"
 _EMPTY_EPOCHS = 3  # in a row, after which there is nothing left to train on
 
 
@@ -77,14 +77,19 @@ class Run:
         self.pause = Pause(medic)
         self.was_interrupted = False
         """Whether the step that the present boundary follows was interrupted, so that the state is not whole."""
+        self.returning = Returning(self)
         self._newest: Found | None = None  # the checkpoint that holds the present state, if one does
-        self._rollbacks = 0
         self._done = 0  # batches of the present step
         self._losses: list[Any] = []
+        # With several ranks, where a step hangs on one of them the others wait for it in a collective: getting
+        # one out of it leaves the rest there.
+        self._interrupter = Interrupter(
+            self._is_worth_interrupting, lambda: medic.stall().is_hang, enabled=medic.world_size == 1
+        )
+        if self._interrupter.works:
+            medic.on_arrival = self._interrupter.look
         self._progress = medic.progress
         self._samples: float | None = None  # of a step, as far as the loader says; looked up with the rates
-        self._interrupter = Interrupter(self._is_worth_interrupting, lambda: medic.stall().is_hang)
-        medic.on_arrival = self._interrupter.look
 
     # --- the training loop's calls ----------------------------------------------------------------------
 
@@ -130,28 +135,20 @@ class Run:
         return Step(self, self.global_step + 1, self._done + 1 >= self.accumulation)
 
     def checkpoint(self) -> Found | None:
-        """Write one now, between two steps; None without a place for it. Raises what the storage raises."""
+        """Write one now, between two steps; None without a place for it. Raises what the storage raises.
+
+        In a job of several ranks each of them calls it.
+        """
         return self.save() if self.storage is not None else None
 
     def resume(self) -> int | None:
         """Go on from the newest complete checkpoint; the step it is of, or None where there is none.
 
-        What commands had changed is changed again. Raises TrainmedicError where there are checkpoints and none
-        of them can be loaded: beginning anew would sooner or later overwrite them.
+        What commands had changed is changed again. In a job of several ranks each of them calls it. Raises
+        TrainmedicError where there are checkpoints and none of them can be loaded: beginning anew would sooner
+        or later overwrite them.
         """
-        if self.storage is None:
-            return None
-        found = checkpoints.newest_first(self.storage.found())
-        if not found:
-            self.changes.forget()
-            self.budget.renew()
-            return None
-        one, state, wrong = self._load_first(found)
-        self.changes.recall(None if state is None else state.get("changes"))
-        self._take_over(one, state, resumed=True)
-        if wrong:
-            log.warning("%s: resumed from an older checkpoint: %s", self.medic.job, "; ".join(wrong))
-        return self.global_step
+        return self.returning.resume()
 
     def state_dict(self) -> dict[str, Any]:
         """The run's own state: its step, place in the data, random generators, what was changed."""
@@ -231,17 +228,17 @@ class Run:
     # --- the boundary -----------------------------------------------------------------------------------
 
     def _boundary(self, interrupted: bool = False) -> None:
-        """Nothing in here may end the training."""
-        rollbacks = self._rollbacks
+        """Nothing in here may end the training, but a state that is not whole. Raises HalfLoaded."""
+        rollbacks = self.returning.rollbacks
         self.was_interrupted = interrupted
         try:
             for command in self.medic.commands(self.global_step):
                 command.unsupported()
             if self.pause.lasts:
                 self.pause.hold(self.global_step)
-            if self._rollbacks != rollbacks:
-                return
-            if interrupted:
+            if self.returning.rollbacks != rollbacks or self.returning.broken is not None:
+                pass
+            elif interrupted:
                 self._go_on_after_interruption()
             elif self.every is not None and self.global_step % self.every == 0:
                 self._save_regularly()
@@ -249,6 +246,8 @@ class Run:
             log.exception("%s: a step boundary failed; training goes on", self.medic.job)
         finally:
             self.was_interrupted = False
+        if self.returning.broken is not None:
+            raise self.returning.broken
 
     def _go_on_after_interruption(self) -> None:
         self._done = 0
@@ -260,10 +259,10 @@ class Run:
     def _loading_was_interrupted(self, feed: Feed) -> None:
         """The loader hung. It is begun anew where it was, unless a rollback leads elsewhere."""
         log.warning("%s: the data loader hung and was interrupted", self.medic.job)
-        rollbacks, state = self._rollbacks, feed.state()
+        rollbacks, state = self.returning.rollbacks, feed.state()
         feed.stop_loading()
         self._boundary(interrupted=True)
-        if self._rollbacks == rollbacks and not self.stopping:
+        if self.returning.rollbacks == rollbacks and not self.stopping:
             with randomness.kept():
                 feed.restore(state)
 
@@ -274,13 +273,20 @@ class Run:
                 return True
             if isinstance(command.parameters, Rollback) and self.storage is not None:
                 try:
-                    self.choose(command.parameters)
+                    self.returning.choose(command.parameters)
                 except Refusal:
                     continue
                 return True
         return False
 
     # --- checkpoints ------------------------------------------------------------------------------------
+
+    def is_at(self, one: Found) -> None:
+        """The state is now that of a checkpoint."""
+        self.parts.forget_gradients()
+        self.global_step = self.medic.step = one.step
+        self._done, self._losses = 0, []
+        self._newest = one
 
     def save(self) -> Found:
         """A checkpoint of the present state; the one that there is, if it was written or loaded just now."""
@@ -306,94 +312,3 @@ class Run:
         except Exception:
             seconds = time.monotonic() - began
             log.exception("%s: no checkpoint of step %d, after %.1f s", self.medic.job, self.global_step, seconds)
-
-    def choose(self, wanted: Rollback) -> list[Found]:
-        """The checkpoints that a rollback may go to, best first. Raises Rejected."""
-        assert self.storage is not None
-        fitting = checkpoints.candidates(self.storage.found(), wanted, self.global_step)
-        self.budget.check(fitting[0].step, self.global_step)
-        return fitting
-
-    def roll_back(self, fitting: Sequence[Found], skip_batches: int) -> Mapping[str, Any]:
-        """Go back to the first of `fitting` that can be loaded; what the answer tells. Raises Unusable."""
-        left, loss = self.global_step, number(self.medic.progress.loss)
-        one, state, wrong = self._load_first(fitting)
-        self._rollbacks += 1
-        told = self._take_over(one, state, skip_batches)
-        self._keep_account(one, left, told)
-        if loss is not None:
-            told["loss_before"] = loss
-        if wrong:
-            told["unusable"] = wrong
-        told["left_step"] = left
-        return told
-
-    def _load_first(self, fitting: Sequence[Found]) -> tuple[Found, Mapping[str, Any] | None, list[str]]:
-        assert self.storage is not None
-        wrong: list[str] = []
-        for one in fitting:
-            try:
-                return one, self.storage.load(one, self.parts), wrong
-            except Unusable as error:
-                log.error("%s: %s", self.medic.job, error)
-                wrong.append(str(error))
-        raise Unusable(f"no checkpoint could be loaded: {'; '.join(wrong)}")
-
-    def _take_over(
-        self, one: Found, state: Mapping[str, Any] | None, skip_batches: int = 0, resumed: bool = False
-    ) -> dict[str, Any]:
-        """The parts were loaded; now the run's own state. What was changed by commands stays changed."""
-        self.rate.loaded(None if state is None else state["lr_scale"], self.changes.scale(LEARNING_RATE))
-        if resumed:
-            self._change_as_before()
-        self.parts.forget_gradients()
-        self.global_step = self.medic.step = one.step
-        self._done, self._losses = 0, []
-        told: dict[str, Any] = {"step": one.step, "checkpoint": str(getattr(one.path, "name", one.path))}
-        told["saved_at"] = one.at.isoformat()
-        if self.feed is not None:
-            told["data"] = self._move_feed(self.feed, state, skip_batches, resumed)
-            told["skipped_batches"] = skip_batches
-        told["learning_rate"] = self.rate.value
-        if state is not None:
-            randomness.restore(state["random"])
-            told["loss_at_checkpoint"] = state["loss"]
-        self._newest = one
-        return told
-
-    def _move_feed(self, feed: Feed, state: Mapping[str, Any] | None, skip_batches: int, resumed: bool) -> str:
-        kept = state["feed"] if state is not None else None
-        if resumed:
-            for epoch, start, stop in self.changes.left_out:
-                feed.left_out.add(epoch, start, stop)
-        data = NOT_KEPT
-        if kept is not None:
-            data = feed.restore(kept) if feed.knows(kept) else feed.begin_anew(kept["epoch"])
-        if skip_batches:
-            feed.leave_out(skip_batches)
-        return data
-
-    def _keep_account(self, one: Found, left: int, told: dict[str, Any]) -> None:
-        """Of a rollback that was carried out. What fails in here does not undo it."""
-        assert self.storage is not None
-        told.update(self.budget.spend(one.step, left))
-        if self.feed is not None:
-            self.changes.left_out = [list(span) for span in self.feed.left_out.ranges]
-            self.changes.save()
-        try:
-            self.storage.went_back(one, {"why": "a rollback went back to it", "step": one.step, "left_step": left})
-        except OSError as error:
-            log.warning("%s: the checkpoint that was gone back to could not be marked: %s", self.medic.job, error)
-
-    def _change_as_before(self) -> None:
-        """After a restart: batch size, accumulation and workers as commands had set them."""
-        feed = self.feed
-        try:
-            self.accumulation = whole(self.own_accumulation, self.changes.factors(ACCUMULATION), "the accumulation")
-            if feed is not None and self.own_batch_size is not None and self.changes.factors(BATCH_SIZE):
-                factors = self.changes.factors(BATCH_SIZE)
-                feed.set_batch_size(whole(self.own_batch_size, factors, "the batch size", round_down=True))
-            if feed is not None and self.changes.workers is not None and feed.workers is not None:
-                feed.set_workers(self.changes.workers)
-        except Refusal as error:
-            log.warning("%s: what commands had changed does not fit any more: %s", self.medic.job, error)

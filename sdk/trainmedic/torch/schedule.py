@@ -37,14 +37,14 @@ class Schedule:
         self._agreed = 0
 
     @property
-    def rate(self) -> float | None:
-        """None where there is no schedule that says it, or where the rate was not on it yet."""
+    def rate(self) -> Any:
+        """A number or tensor; None where no schedule says it, or where the rate was not on it yet."""
         if self._scheduler is None:
             return None
         rate = _stands_at(self._scheduler)
         if rate is None or self._agreed >= _IN_A_ROW:
             return rate
-        apart = deviation(float(self._optimizer.param_groups[0]["lr"]), rate)
+        apart = deviation(float(self._optimizer.param_groups[0]["lr"]), float(rate))
         self._agreed = self._agreed + 1 if apart is not None and apart < _AGREE else 0
         return rate if self._agreed >= _IN_A_ROW else None
 
@@ -64,9 +64,9 @@ def _moves(scheduler: Any, optimizer: Any) -> bool:
     return len(groups) > 0 and groups[0] is optimizer.param_groups[0]
 
 
-def _stands_at(scheduler: Any) -> float | None:
+def _stands_at(scheduler: Any) -> Any:
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
     by_number = getattr(scheduler, "_get_closed_form_lr", None)
-    rates: Any = by_number() if callable(by_number) else getattr(scheduler, "_last_lr", None)
-    return float(rates[0]) if rates else None
+    rates = by_number() if by_number is not None else getattr(scheduler, "_last_lr", None)
+    return rates[0] if rates else None

@@ -58,6 +58,8 @@ class Step:
                 scaler.unscale_(optimizer)
         parameters = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if max_norm is None else max_norm)
+        if hasattr(norm, "full_tensor"):  # of sharded parameters
+            norm = norm.full_tensor()
         for optimizer in optimizers:
             if scaler is not None:
                 scaler.step(optimizer)

@@ -48,6 +48,10 @@ class Unusable(TrainmedicError):
     """A checkpoint cannot be loaded. Nothing was changed, unless a part would not take the state that it gave."""
 
 
+class HalfLoaded(TrainmedicError):
+    """A checkpoint was loaded in part, or on some ranks only. There is nothing left that one could train on."""
+
+
 class Storage(Protocol):
     """Checkpoints, however they are kept. Methods raise OSError or what the user's functions raise."""
 
@@ -65,7 +69,8 @@ class Storage(Protocol):
     def load(self, found: Found, parts: Parts) -> Mapping[str, Any] | None:
         """Load it into `parts`; the run's own state, or None where it was not kept.
 
-        Raises Unusable where it could not be read: then nothing was changed.
+        Raises Unusable where it could not be read: then nothing was changed. Anything else may have left the
+        parts half loaded.
         """
         ...
 
@@ -102,7 +107,7 @@ class Directory:
             unfinished.mkdir()
             files = {}
             for name, content in ((TRAINING, parts.capture()), (RUN, run)):
-                files[name] = _write(unfinished / name, content)
+                files[name] = write_file(unfinished / name, content)
             if path.exists():  # half-written, or of the same step and so of the same worth
                 shutil.rmtree(path)
             unfinished.rename(path)
@@ -122,8 +127,8 @@ class Directory:
 
     def load(self, found: Found, parts: Parts) -> Mapping[str, Any]:
         checked = bool((checkpoints.completion(found.path) or {}).get("checksums"))
-        training = _read(found.path / TRAINING, checked)
-        run: Mapping[str, Any] = _read(found.path / RUN, checked)
+        training = read_file(found.path / TRAINING, checked)
+        run: Mapping[str, Any] = read_file(found.path / RUN, checked)
         wrong = parts.misfit(training)
         if wrong:
             raise Unusable(f"{found.path.name} is of another training: {wrong}")
@@ -172,7 +177,7 @@ class Directory:
         return new
 
 
-def _write(path: Path, content: Any) -> int:
+def write_file(path: Path, content: Any) -> int:
     """A file that is on the disk when this returns; its size."""
     with path.open("wb") as file:
         torch.save(content, file)
@@ -181,8 +186,8 @@ def _write(path: Path, content: Any) -> int:
         return file.tell()
 
 
-def _read(path: Path, checked: bool) -> Any:
-    """What `_write` wrote, all of it in memory. Raises Unusable.
+def read_file(path: Path, checked: bool) -> Any:
+    """What `write_file` wrote, all of it in memory. Raises Unusable.
 
     The archive has checksums, which loading does not look at.
     PyTorch's safe loading knows tensors, numbers and containers. A state that holds other objects is unpickled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -11,6 +12,15 @@ import trainmedic
 from tests.commanding import Commander, Sent
 
 os.environ.update(TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", OMP_NUM_THREADS="1")
+
+
+@pytest.fixture(autouse=True, scope="package")
+def quick_collection() -> Iterator[None]:
+    """The Trainer collects garbage at each start, and looks at the modules of all frameworks for it: not here."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def make_trainer(
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = GPT2Config(
-        n_layer=2,
+        n_layer=1,
         n_head=2,
         n_embd=16,
         n_positions=LENGTH,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,30 @@ def test_a_restart_that_does_not_come_up_is_answered_failed_and_taken_back(
     assert (sent.reply().status, "out of memory" in sent.reply().output["reason"]) == ("failed", True)
     assert trainer.args.per_device_train_batch_size == 2
     assert script.steps == [*range(1, 21)]
+
+
+# --- hangs --------------------------------------------------------------------------------------------
+
+
+def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Commander) -> None:
+    """And starts again from the checkpoint, as from a crash; what else waited is told to come again."""
+    sent: list[str] = []
+
+    class Hanging(Trainer):  # type: ignore[misc]
+        def training_step(self, *arguments: Any, **options: Any) -> Any:
+            if self.state.global_step == 25 and not sent:
+                sent.extend((commander.send("job.checkpoint"), commander.send("job.rollback")))
+                time.sleep(60)
+            return super().training_step(*arguments, **options)
+
+    script = Script()
+    with commander.connect(hang_floor=0.3) as medic:
+        result = huggingface.train(make_trainer(tmp_path, script, cls=Hanging, max_steps=30), medic=medic, limits=QUICK)
+    assert result.global_step == 30
+    assert script.steps == [*range(1, 26), *range(21, 31)]
+    checkpoint, rollback = (commander.final(one) for one in sent)
+    assert (checkpoint.status, "hung" in checkpoint.output["reason"]) == ("rejected", True)
+    assert (rollback.status, rollback.output["left_step"], rollback.output["checkpoint_step"]) == ("applied", 25, 20)
 
 
 # --- capabilities and health --------------------------------------------------------------------------

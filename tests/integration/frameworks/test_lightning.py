@@ -2,104 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, Dataset
 
 import trainmedic
 import trainmedic.lightning
-from tests.commanding import Sent
+from tests.commanding import Commander, Sent
+from tests.integration.frameworks.line import Line, Points, Script, loader, make_trainer
 from trainmedic.lightning import saved
 
 QUICK = trainmedic.lightning.Limits(retries=2, delay=0.0)
 
 # Lightning's own: it speaks to itself through what is deprecated, and advises on tiny runs.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-
-
-class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Points of a line with noise; ``seen`` keeps which were read."""
-
-    def __init__(self, count: int = 120) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.x = torch.randn(count, 4, generator=generator)
-        self.y = self.x.sum(1, keepdim=True) + torch.randn(count, 1, generator=generator)
-        self.seen: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self.seen.append(number)
-        return self.x[number], self.y[number]
-
-
-class Line(pl.LightningModule):
-    """With dropout, so that the random state matters."""
-
-    def __init__(self, fails_at: tuple[int, ...] = ()) -> None:
-        super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
-        self.fails_at = list(fails_at)
-
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        if self.fails_at and self.global_step == self.fails_at[0] - 1:
-            self.fails_at.pop(0)
-            raise RuntimeError("CUDA out of memory")
-        x, y = batch
-        loss: torch.Tensor = torch.nn.functional.mse_loss(self.layers(x), y)
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 20))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-class Script(pl.Callback):
-    """Does something when a step ends, once for each entry; keeps the rate and the loss of each step."""
-
-    def __init__(self, **acts: Callable[[Any], None]) -> None:
-        self.acts = {int(name.removeprefix("at_")): act for name, act in acts.items()}
-        self.steps: list[int] = []
-        self.rates: list[float] = []
-        self.losses: dict[int, float] = {}
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
-        if self.steps and trainer.global_step == self.steps[-1]:
-            return
-        self.steps.append(trainer.global_step)
-        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-        self.losses[trainer.global_step] = outputs["loss"].item()
-        act = self.acts.pop(trainer.global_step, None)
-        if act is not None:
-            act(trainer)
-
-
-def make_trainer(directory: Path, *callbacks: Any, **options: Any) -> pl.Trainer:
-    """Epochs of 30 steps, a checkpoint every 5."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    keep = ModelCheckpoint(dirpath=directory / "out", every_n_train_steps=5, save_top_k=-1)
-    arguments: dict[str, Any] = {
-        "max_steps": 40,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        **options,
-    }
-    return pl.Trainer(callbacks=[*callbacks, keep], default_root_dir=directory, **arguments)
-
-
-def loader(points: Points | None = None) -> DataLoader[Any]:
-    return DataLoader(points or Points(), batch_size=4, shuffle=True)
 
 
 def fit(trainer: pl.Trainer, medic: trainmedic.Medic, data: Any = None, module: Line | None = None) -> Line:
@@ -205,6 +125,25 @@ def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Pat
     assert script.steps == [*range(1, 8), *range(6, 16)]
     with pytest.raises(RuntimeError, match="out of memory"):
         fit(make_trainer(tmp_path / "again", max_steps=15), medic, module=Line(fails_at=(8,) * 9))
+
+
+def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Commander) -> None:
+    """And starts again from the checkpoint."""
+    sent: list[str] = []
+
+    class Hanging(Line):
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            if self.global_step == 12 and not sent:
+                sent.append(commander.send("job.rollback"))
+                time.sleep(60)
+            return super().training_step(batch, index)
+
+    script = Script()
+    with commander.connect(hang_floor=0.3) as medic:
+        fit(make_trainer(tmp_path, script, max_steps=15), medic, module=Hanging())
+    assert script.steps == [*range(1, 13), *range(11, 16)]
+    reply = commander.final(sent[0])
+    assert (reply.status, reply.output["left_step"], reply.output["checkpoint_step"]) == ("applied", 12, 10)
 
 
 def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:

@@ -247,7 +247,7 @@ def test_a_bug_in_the_way_of_a_command_costs_the_command_and_not_the_job(begin: 
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(training.run, "roll_back", broken)
+    monkeypatch.setattr(training.run.returning, "roll_back", broken)
     training.train(14, {11: training.order("job.rollback"), 12: training.order("job.scale_lr", factor=0.5)})
     failed, applied = training.replies()
     assert (failed.status, failed.output["reason"], applied.status) == ("failed", "ZeroDivisionError: a bug", "applied")

@@ -11,6 +11,7 @@ import pytest
 
 from app.agent import journal as journals
 from app.agent.journal import Entry, Journal
+from app.agent.reserve import PIECE, PIECES
 from app.errors import ConfigurationError, JournalUnavailable
 from trainmedic import envelope
 
@@ -132,6 +133,22 @@ def test_a_part_is_brought_up_to_date_once(journal: Journal, tmp_path: Path) -> 
         connection.execute("INSERT INTO caps VALUES ('GPU-1', 300.0)")
     with pytest.raises(ConfigurationError, match="newer agent"):
         again.install("power", [first])
+    again.close()
+
+
+def test_the_log_stays_within_a_part_of_the_reserve(journal: Journal, tmp_path: Path) -> None:
+    """On a full disk the reserve is all that it may grow by, so it is used again from its beginning."""
+    for number in range(200):
+        journal.take(command(f"c{number}"), NOW)
+        journal.conclude(Entry(f"c{number}", envelope.APPLIED, NOW))
+    assert (tmp_path / "agent.db-wal").stat().st_size < PIECES * PIECE / 2
+
+
+def test_opening_a_journal_again_writes_nothing(journal: Journal, tmp_path: Path) -> None:
+    """An agent whose disk is full and whose reserve is used up still starts, and ends what is over."""
+    again = reopened(journal, tmp_path)
+    with again.transaction() as connection:
+        assert connection.total_changes == 0
     again.close()
 
 

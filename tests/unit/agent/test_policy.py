@@ -65,6 +65,15 @@ def test_taking_back_is_always_allowed() -> None:
     )
 
 
+@pytest.mark.parametrize("action", ["disk.clean", "gpu.renew_lease", "gpu.unheard_of"])
+def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
+    """Only a power limit is given back; what else says that it takes something back is bounded like any command."""
+    policy = parse("allow: []", "/etc/policy.yaml")
+    refusal = policy.refusal(replace(command("c2"), action=action))
+    assert refusal is not None
+    assert f"{action} is not allowed" in refusal
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,15 @@ def test_a_command_cleans_and_its_output_can_be_sent(root: Path) -> None:
     assert (output["files"], output["bytes"], output["dry_run"], output["resumed"]) == (1, 8192, False, False)
     assert output["free_percent_before"] <= 100
     assert names(root) == set()
+
+
+def test_an_undo_cleans_nothing(root: Path) -> None:
+    """What was deleted is gone, and a command that asks for it back must not delete more."""
+    undo = order({"rules": ["tmp"]})
+    undo = replace(undo, command=replace(undo.command, undo_of="c0"))
+    with pytest.raises(Rejected, match="has no undo"):
+        DiskClean(cleaner({"tmp": {"roots": [root]}})).perform(undo)
+    assert names(root) == {"a"}
 
 
 def test_a_command_that_comes_again_finds_nothing_more_to_do(root: Path) -> None:

@@ -100,6 +100,16 @@ def test_a_clock_that_is_set_back_does_not_keep_a_cap(node: Node) -> None:
     assert node.watts() == 700
 
 
+def test_a_clock_that_is_set_back_while_the_agent_is_away_does_not_keep_a_cap(node: Node) -> None:
+    """A new process knows nothing of the time before it; what the policy grants at most still holds."""
+    node.cap("a", percent=80)
+    node.close()
+    node.clock -= timedelta(hours=5)
+    node._open()
+    node.passes(15 * 60 + 1)
+    assert node.watts() == 700
+
+
 def test_a_full_disk_does_not_keep_a_cap(node: Node) -> None:
     """It ends although nothing can be written; what the disk then says is mended when the agent starts again."""
     node.driver.set_watts(0, 650)

@@ -1,7 +1,8 @@
-"""The plugin for ms-swift 4: ``swift sft --external_plugins …/trainmedic/huggingface/swift.py --callbacks trainmedic``.
+"""The plugin for ms-swift 4: ``swift sft --callbacks trainmedic --external_plugins …/huggingface/ms_swift.py``.
 
 Importing it, which is what ms-swift does with a plugin, registers the callback by name. ms-swift makes it with
-its arguments and its trainer; by the trainer restarts are possible too. The job's name is TRAINMEDIC_JOB.
+its arguments and its trainer; by the trainer restarts are possible too. The job's name is TRAINMEDIC_JOB. Not
+named like ms-swift's own package, for ms-swift puts the directory of a plugin first on the path.
 """
 
 from __future__ import annotations
@@ -15,14 +16,11 @@ from trainmedic.huggingface import Callback, run_by
 
 
 class SwiftCallback(Callback):
-    """Made by ms-swift while its trainer is being made."""
+    """Made by ms-swift, by its version before or after the trainer is."""
 
     def __init__(self, args: Any, trainer: Any) -> None:
         super().__init__(connect())
-        self._trainer = trainer
-
-    def on_init_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        run_by(self, self._trainer)
+        run_by(self, trainer)
 
 
 callbacks_map["trainmedic"] = SwiftCallback

@@ -1,0 +1,226 @@
+"""Checkpoints that the ranks of a job write, and load, together; in a directory that all of them see.
+
+A checkpoint is ``step-00000150/`` with ``training.pt``, or with ``sharded/`` where the model's parameters are
+spread over the ranks (``sharding``); and with ``rank-00003.pt`` and so on, what is each rank's own: its place in
+the data, its random generators. Rank 0 marks it complete, after every rank has said that its part is on the disk.
+
+Loading comes in two halves. First every rank has all of it in memory, or none goes on; only then does it go into
+place. Not here: the directory itself (``storage``), which checkpoint (``returning``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Callable, Mapping, Protocol, Sequence
+
+import torch
+
+from trainmedic import checkpoints, envelope
+from trainmedic.checkpoints import Found
+from trainmedic.errors import NotAgreed, TrainmedicError
+from trainmedic.group import Group
+from trainmedic.torch.agreeing import Apart, together
+from trainmedic.torch.order import for_other_ranks
+from trainmedic.torch.parts import Parts
+from trainmedic.torch.storage import TRAINING, Directory, HalfLoaded, Storage, Unusable, read_file, write_file
+
+log = logging.getLogger("trainmedic")
+
+Meet = Callable[[str], Group]
+
+
+class Contents(Protocol):
+    """What a checkpoint holds of the training, beside what is each rank's own. Every rank calls each of these."""
+
+    def capture(self, parts: Parts) -> tuple[Any, Any]:
+        """What the ranks write together, and what goes into this rank's own file."""
+        ...
+
+    def write(self, path: Path, content: Any) -> None: ...
+
+    def prepare(self, path: Path, parts: Parts, own: Any) -> Any:
+        """Whether it can be read, and what `read` needs. No rank waits for another in here. Raises Unusable."""
+        ...
+
+    def read(self, path: Path, prepared: Any, parts: Parts, checked: bool) -> Any:
+        """All of it, in memory; nothing is changed. Raises Unusable."""
+        ...
+
+    def restore(self, content: Any, parts: Parts, own: Any) -> None:
+        """Into place."""
+        ...
+
+
+class Whole:
+    """Each rank has all of the training, as with DDP: rank 0 writes it, and all read that."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def capture(self, parts: Parts) -> tuple[Any, Any]:
+        return (parts.capture() if self._rank == 0 else None), None
+
+    def write(self, path: Path, content: Any) -> None:
+        if self._rank == 0:
+            write_file(path / TRAINING, content)
+
+    def prepare(self, path: Path, parts: Parts, own: Any) -> Any:
+        return None
+
+    def read(self, path: Path, prepared: Any, parts: Parts, checked: bool) -> Any:
+        states = read_file(path / TRAINING, checked)
+        wrong = parts.misfit(states)
+        if wrong:
+            raise Unusable(f"{path.name} is of another training: {wrong}")
+        return states
+
+    def restore(self, content: Any, parts: Parts, own: Any) -> None:
+        parts.restore(content)
+
+
+class JointDirectory(Directory):
+    """`Directory` for several ranks. ``meet`` gives the ranks together, by a name that is new each time."""
+
+    def __init__(
+        self, directory: str | Path, keep: int | None, rank: int, world_size: int, meet: Meet, contents: Contents
+    ) -> None:
+        super().__init__(directory, keep)
+        self._rank = rank
+        self._world_size = world_size
+        self._meet = meet
+        self._contents = contents
+
+    # --- writing ----------------------------------------------------------------------------------------
+
+    def save(self, step: int, parts: Parts, run: Mapping[str, Any]) -> Found:
+        group = self._meet(f"save-{step}")
+        path = self._root / f"step-{step:08d}"
+        unfinished = self._root / group.choose(lambda: self._begin(path))
+        try:
+            content, own = together(group, lambda: self._contents.capture(parts))
+            together(group, lambda: self._write(unfinished, content, {"run": run, "own": own}))
+            at = group.choose(lambda: self._finish(unfinished, path, step))
+        except BaseException:
+            if self._rank == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        return Found(step, envelope.read_time(at), path)
+
+    def _begin(self, path: Path) -> str:
+        unfinished = self._root / f"unfinished-{os.getpid()}-{path.name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        return unfinished.name
+
+    def _write(self, unfinished: Path, content: Any, own: Any) -> None:
+        unfinished.mkdir(parents=True, exist_ok=True)
+        self._contents.write(unfinished, content)
+        write_file(unfinished / _file_of(self._rank), own)
+
+    def _finish(self, unfinished: Path, path: Path, step: int) -> str:
+        """On rank 0, once all parts are on the disk."""
+        files = {str(one.relative_to(unfinished)): one for one in unfinished.rglob("*") if one.is_file()}
+        unseen = [rank for rank in range(self._world_size) if _file_of(rank) not in files]
+        if unseen:
+            raise TrainmedicError(
+                f"rank 0 does not see in {self._root} what {len(unseen)} of {self._world_size} ranks have written "
+                "there: checkpoints need a directory that all ranks share"
+            )
+        sizes = {name: one.stat().st_size for name, one in files.items()}
+        for directory in {one.parent for one in files.values()}:
+            checkpoints.flush_directory(directory)
+        if path.exists():  # half-written, or of the same step and so of the same worth
+            shutil.rmtree(path)
+        unfinished.rename(path)
+        checkpoints.flush_directory(self._root)
+        at = envelope.write_time(datetime.now(timezone.utc))
+        checked = torch.serialization.get_crc32_options()
+        facts = {"step": step, "at": at, "files": sizes, "checksums": checked, "ranks": self._world_size}
+        checkpoints.mark_complete(path, facts)
+        return at
+
+    # --- loading ----------------------------------------------------------------------------------------
+
+    def load(self, found: Found, parts: Parts) -> Mapping[str, Any]:
+        path = found.path
+        group = self._meet(f"load-{path.name}")
+        facts = checkpoints.completion(path) or {}
+        checked = bool(facts.get("checksums"))
+
+        def prepare() -> tuple[Mapping[str, Any], Any]:
+            mine = self._read_own(path, facts.get("ranks"), checked)
+            return mine, self._contents.prepare(path, parts, mine["own"])
+
+        ready = False
+        try:
+            mine, prepared = together(group, prepare)
+            ready = True
+            content = together(group, lambda: self._contents.read(path, prepared, parts, checked))
+        except Apart as error:
+            raise Unusable(f"{path.name} cannot be loaded: {error}") from error
+        except NotAgreed as error:
+            if not ready:
+                raise
+            # This rank may have said that it can; so the others may be loading it now.
+            raise HalfLoaded(f"it is not known whether the other ranks load {path.name}: {error}") from error
+        self._contents.restore(content, parts, mine["own"])
+        run: Mapping[str, Any] = mine["run"]
+        return run
+
+    def _read_own(self, path: Path, ranks: Any, checked: bool) -> Mapping[str, Any]:
+        if ranks == self._world_size:
+            mine: Mapping[str, Any] = read_file(path / _file_of(self._rank), checked)
+            return mine
+        if not isinstance(ranks, int) or ranks < 1:
+            raise Unusable(f"{path.name} was not written by a job of several ranks")
+        first = read_file(path / _file_of(0), checked)
+        feed = for_other_ranks(first["run"]["feed"], ranks, self._world_size)
+        return {**first, "run": {**first["run"], "feed": feed, "random": None}}
+
+    # --- what rank 0 does alone -------------------------------------------------------------------------
+
+    def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
+        if self._rank == 0:
+            super().went_back(target, why)
+
+    def prune(self) -> None:
+        if self._rank == 0:
+            super().prune()
+
+
+class JointStorage:
+    """The user's own checkpoints in a job of several ranks: each rank calls the user's functions to save and load."""
+
+    def __init__(self, storage: Storage, rank: int, meet: Meet) -> None:
+        self.directory = storage.directory
+        self._storage = storage
+        self._rank = rank
+        self._meet = meet
+
+    def found(self) -> Sequence[Found]:
+        return self._storage.found()
+
+    def save(self, step: int, parts: Parts, run: Mapping[str, Any]) -> Found:
+        return together(self._meet(f"save-{step}"), lambda: self._storage.save(step, parts, run))
+
+    def load(self, found: Found, parts: Parts) -> Mapping[str, Any] | None:
+        try:
+            return self._storage.load(found, parts)
+        except Unusable as error:  # what it has left as it was is not known, nor how it went on the others
+            raise HalfLoaded(str(error)) from error
+
+    def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
+        if self._rank == 0:
+            self._storage.went_back(target, why)
+
+    def prune(self) -> None:
+        if self._rank == 0:
+            self._storage.prune()
+
+
+def _file_of(rank: int) -> str:
+    return f"rank-{rank:05d}.pt"

@@ -1,0 +1,130 @@
+"""Checkpoints of a training whose parameters are spread over the ranks, as with ``fully_shard`` (FSDP).
+
+Parameters and the optimizer's state are written by ``torch.distributed.checkpoint``, each rank its shards, into
+``sharded/``; it can be read by other numbers of ranks too. Buffers, parameter groups, the scheduler and whatever
+else there is go into each rank's own file. Not here: the files around it (``joint``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Collection, Mapping
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from trainmedic.errors import ConfigurationError, TrainmedicError
+from trainmedic.torch.agreeing import first_line
+from trainmedic.torch.parts import Parts
+from trainmedic.torch.storage import Unusable
+
+SHARDED = "sharded"
+_METADATA = ".metadata"  # torch.distributed.checkpoint's own, without which it takes another way on this rank alone
+
+Tensors = dict[str, Any]
+
+
+class Sharded:
+    """`trainmedic.torch.joint.Contents` of a sharded training. Raises ConfigurationError."""
+
+    def __init__(self, parts: Parts) -> None:
+        sharded = [name for name, one in parts.by_name.items() if isinstance(one, nn.Module)]
+        if sharded != ["model"]:
+            raise ConfigurationError(
+                f"sharded parameters are kept of a single model and no other module; these are {', '.join(sharded)}: "
+                "put them into one module, or give checkpoints=OwnCheckpoints(...)"
+            )
+        self._model: nn.Module = parts.by_name["model"]
+        self._optimizers = {name: one for name, one in parts.by_name.items() if isinstance(one, torch.optim.Optimizer)}
+
+    def capture(self, parts: Parts) -> tuple[Any, Any]:
+        # Asking for the state of an optimizer that has done no step yet would give it one.
+        fresh = [name for name, one in self._optimizers.items() if not one.state]
+        return self._tensors(fresh), {
+            "fresh": fresh,
+            "buffers": dict(self._model.named_buffers()),
+            "groups": {name: one.state_dict()["param_groups"] for name, one in self._optimizers.items()},
+            "others": {name: one.state_dict() for name, one in self._others(parts).items()},
+        }
+
+    def write(self, path: Path, content: Any) -> None:
+        try:
+            save(content, checkpoint_id=path / SHARDED)
+        except CheckpointException as error:  # not an Exception; raised on all ranks where one fails
+            raise TrainmedicError(f"the shards could not be written: {_cause(error)}") from error
+
+    def prepare(self, path: Path, parts: Parts, own: Any) -> Any:
+        if own is None or not (path / SHARDED / _METADATA).is_file():
+            raise Unusable(f"{path.name} has no shards")
+        for name, optimizer in self._optimizers.items():
+            if _sizes(own["groups"].get(name, ())) != _sizes(optimizer.state_dict()["param_groups"]):
+                raise Unusable(f"{path.name} is of another training: {name}: other parameter groups")
+        lacking = self._others(parts).keys() - own["others"].keys()
+        if lacking:
+            raise Unusable(f"{path.name} is of another training: it has no {min(lacking)}")
+        return _copied(self._tensors(own["fresh"]))
+
+    def read(self, path: Path, prepared: Any, parts: Parts, checked: bool) -> Any:
+        try:
+            load(prepared, checkpoint_id=path / SHARDED)
+        except CheckpointException as error:
+            raise Unusable(f"{path.name}/{SHARDED} cannot be read: {_cause(error)}") from error
+        return prepared
+
+    def restore(self, content: Any, parts: Parts, own: Any) -> None:
+        # What is kept with each rank's own files is not asked for here.
+        set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
+        with torch.no_grad():
+            for name, buffer in self._model.named_buffers():
+                if name in own["buffers"]:
+                    buffer.copy_(own["buffers"][name])
+        for name, optimizer in self._optimizers.items():
+            if name in own["fresh"]:
+                optimizer.state.clear()
+            else:
+                held = get_optimizer_state_dict(self._model, optimizer)
+                set_optimizer_state_dict(self._model, optimizer, {**held, "state": content[name]})
+            for group, values in zip(optimizer.param_groups, own["groups"][name], strict=True):
+                group.update({key: value for key, value in values.items() if key != "params"})
+        for name, part in self._others(parts).items():
+            part.load_state_dict(own["others"][name])
+
+    def _tensors(self, fresh: Collection[str]) -> Tensors:
+        """Parameters by their names, and of each optimizer not in `fresh` the state by the names of its parameters."""
+        buffers = {name for name, _ in self._model.named_buffers()}
+        model = {name: one for name, one in get_model_state_dict(self._model).items() if name not in buffers}
+        found: Tensors = {"model": model}
+        for name, optimizer in self._optimizers.items():
+            if name not in fresh:
+                found[name] = get_optimizer_state_dict(self._model, optimizer)["state"]
+        return found
+
+    def _others(self, parts: Parts) -> Mapping[str, Any]:
+        return {name: one for name, one in parts.by_name.items() if name != "model" and name not in self._optimizers}
+
+
+def _sizes(groups: Any) -> list[int]:
+    return [len(one["params"]) for one in groups]
+
+
+def _copied(held: Any) -> Any:
+    """Tensors of the same shape in the main memory, to be read into; shards stay shards."""
+    if isinstance(held, Mapping):
+        return {name: _copied(one) for name, one in held.items()}
+    return held.detach().to("cpu", copy=True) if isinstance(held, torch.Tensor) else held
+
+
+def _cause(error: CheckpointException) -> str:
+    """What went wrong on the first rank where something did."""
+    for rank, (fault, _) in sorted(error.failures.items()):
+        return f"rank {rank}: {first_line(fault)}"
+    return first_line(error)

@@ -1,0 +1,29 @@
+"""A job of several processes, and the server's bus to it, for the tests that have one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import telemetry
+from app.adapters.redis_bus import RedisBus
+from app.adapters.system_clock import SystemClock
+from tests.ranks import KEY, Job
+
+
+@pytest.fixture
+def job(tmp_path: Path, redis_server: Any) -> Iterator[Job]:
+    made = Job(tmp_path, redis_server.url)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+async def bus(redis_server: Any) -> AsyncIterator[RedisBus]:
+    made = RedisBus(redis_server.url, SystemClock(), telemetry.Metrics(), KEY.encode())
+    await made.start()
+    yield made
+    await made.close()

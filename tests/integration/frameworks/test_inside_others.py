@@ -1,0 +1,109 @@
+"""Inside programs that make and run the Trainer themselves: the interfaces by which they take callbacks.
+
+Not those programs, but look-alikes of the few lines in which they touch a callback, over the real Trainer. Of
+ms-swift (4.6.0): importing a plugin file under a name of its own, with the file's directory first on the path;
+the registry ``swift.callbacks.callbacks_map``; making what is named there with its arguments and its trainer,
+before the trainer is initialised, or, in versions before that, afterwards. Of LLaMA-Factory (0.9.5): a function
+that takes callbacks in a list, makes a Trainer with them, and calls ``train(resume_from_checkpoint=...)``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Trainer
+
+import trainmedic
+from tests.commanding import Commander, Sent
+from tests.integration.frameworks.hf import Script, make_trainer
+from tests.programs import ROOT
+from trainmedic import huggingface
+
+PLUGIN = ROOT / "sdk" / "trainmedic" / "huggingface" / "ms_swift.py"
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Any, Any], Any]]:
+    """ms-swift's, with the plugin in it."""
+    package, callbacks = types.ModuleType("swift"), types.ModuleType("swift.callbacks")
+    callbacks.callbacks_map = found = {}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "swift", package)
+    monkeypatch.setitem(sys.modules, "swift.callbacks", callbacks)
+    monkeypatch.syspath_prepend(PLUGIN.parent)
+    spec = importlib.util.spec_from_file_location("_swift_external_plugin", PLUGIN)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return found
+
+
+class SwiftBefore(Trainer):  # type: ignore[misc]
+    """Makes its callbacks first, so that they are told of the initialisation."""
+
+    registry: dict[str, Callable[[Any, Any], Any]]
+
+    def __init__(self, *arguments: Any, callbacks: list[Any], **options: Any) -> None:
+        named = [self.registry["trainmedic"](options["args"], self)]
+        super().__init__(*arguments, callbacks=[*callbacks, *named], **options)
+
+
+class SwiftAfter(Trainer):  # type: ignore[misc]
+    registry: dict[str, Callable[[Any, Any], Any]]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.add_callback(self.registry["trainmedic"](self.args, self))
+
+
+@pytest.mark.parametrize("kind", [SwiftBefore, SwiftAfter])
+def test_a_callback_that_ms_swift_makes_by_name_restarts_its_trainer(
+    kind: Any,
+    registry: dict[str, Callable[[Any, Any], Any]],
+    commander: Commander,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the trainer that it is given, a rollback is carried out; the job's name is the environment's."""
+    monkeypatch.setenv("TRAINMEDIC_JOB", commander.name)
+    monkeypatch.setenv("TRAINMEDIC_REDIS_URL", commander.url)
+    monkeypatch.setattr(kind, "registry", registry, raising=False)
+    script = Script()
+    trainer = make_trainer(tmp_path, script, cls=kind, max_steps=16)
+    (callback,) = [one for one in trainer.callback_handler.callbacks if isinstance(one, huggingface.Callback)]
+    with callback.medic as medic:
+        sent = Sent(commander, medic)
+        script.acts[13] = sent("job.rollback")
+        assert trainer.train().global_step == 16
+        assert sent.reply().status == "applied"
+    assert script.steps == [*range(1, 14), *range(11, 17)]
+
+
+def run_exp(directory: Path, callbacks: list[Any], **options: Any) -> int:
+    """LLaMA-Factory's part."""
+    trainer = make_trainer(directory, *callbacks, **options)
+    step: int = trainer.train(resume_from_checkpoint=None).global_step
+    return step
+
+
+def test_callbacks_in_a_list_carry_out_what_is_live(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """As LLaMA-Factory takes them: without its trainer, so that a rollback is unsupported."""
+    script = Script(at_3=sent("job.scale_lr", factor=0.5), at_4=sent("job.rollback"))
+    assert run_exp(tmp_path, [script, huggingface.Callback(medic)], max_steps=6) == 6
+    assert [reply.status for reply in sent.replies()] == ["applied", "unsupported"]
+
+
+def test_a_program_that_makes_its_own_trainer_restarts_within_protect(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """Whatever callbacks it has of its own."""
+    script = Script(at_13=sent("job.rollback"))
+    with huggingface.protect(medic=medic):
+        assert run_exp(tmp_path, [script], max_steps=16) == 16
+    assert sent.reply().status == "applied"
+    assert script.steps == [*range(1, 14), *range(11, 17)]

@@ -1,0 +1,103 @@
+"""Both frameworks with two ranks under torchrun, over gloo and a real Redis: no rank does what the other does not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commanding import Commander
+from tests.conftest import RedisServer
+from tests.programs import ROOT, Program, eventually
+from trainmedic import envelope
+
+RANKS = 2
+PROGRAM = Path(__file__).with_name("ranks.py")
+LOADING = 120.0  # seconds, for both processes to import their frameworks on a busy machine
+
+
+@dataclass
+class Story:
+    """What became of the commands, by rank, and what each rank saw."""
+
+    replies: dict[str, dict[int | None, envelope.Reply]]
+    lines: list[list[dict[str, Any]]]
+
+    def steps(self) -> list[int]:
+        return [line["step"] for line in self.lines[0] if "step" in line]
+
+
+@pytest.fixture(scope="module")
+def stories(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
+    """One start of the processes for both frameworks, as loading those takes most of the time."""
+    if shared_redis.process is None:
+        shared_redis.start()
+    directory = tmp_path_factory.mktemp("ranks")
+    environment = {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}",
+        "TRAINMEDIC_REDIS_URL": shared_redis.url,
+        "OMP_NUM_THREADS": "1",
+    }
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
+    with Program([sys.executable, *launcher, PROGRAM], directory / "log", environment) as torchrun:
+        told = {job: command(job, directory, shared_redis.url, torchrun) for job in ("huggingface", "lightning")}
+        assert torchrun.process.wait(60) == 0, torchrun.tail()
+    return told
+
+
+def command(job: str, directory: Path, url: str, torchrun: Program) -> Story:
+    """Halve the learning rate, go back once there is a checkpoint, stop."""
+    commander = Commander(url, job)
+
+    def done(action: str, **params: Any) -> dict[int | None, envelope.Reply]:
+        sent = commander.send(action, LOADING, **params)
+
+        def final() -> list[envelope.Reply] | None:
+            assert torchrun.process.poll() is None, torchrun.tail()
+            replies = [reply for reply in commander.replies(sent) if reply.is_final]
+            return replies if len(replies) == RANKS else None
+
+        try:
+            return {reply.rank: reply for reply in eventually(final, LOADING, f"both ranks answer {action}", 0.05)}
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{commander.replies(sent)}\n{torchrun.tail()}") from error
+
+    try:
+        replies = {"scale_lr": done("job.scale_lr", factor=0.5)}
+        eventually(lambda: list((directory / job / "out").glob("*[=-]5*")), 30, "a checkpoint", 0.05)
+        replies["rollback"] = done("job.rollback")
+        replies["stop"] = done("job.stop")
+    finally:
+        commander.close()
+    logs = [directory / f"{job}-{rank}.jsonl" for rank in range(RANKS)]
+    eventually(lambda: all('"ended"' in log.read_text() for log in logs), 30, f"the ranks of {job} end")
+    return Story(replies, [[json.loads(line) for line in log.read_text().splitlines()] for log in logs])
+
+
+@pytest.mark.parametrize("job", ["huggingface", "lightning"])
+def test_all_ranks_carry_out_each_command_at_the_same_step(stories: dict[str, Story], job: str) -> None:
+    """Live, by a restart, and the end: each rank answers for itself, with the same step and the same output."""
+    story = stories[job]
+    for action, replies in story.replies.items():
+        assert {rank: reply.status for rank, reply in replies.items()} == {0: "applied", 1: "applied"}, action
+        assert replies[0].output == replies[1].output
+    assert story.lines[0] == story.lines[1]
+
+
+@pytest.mark.parametrize("job", ["huggingface", "lightning"])
+def test_all_ranks_go_back_once_to_the_same_checkpoint(stories: dict[str, Story], job: str) -> None:
+    """The loop starts again on all of them, and goes on with the halved rate until it is told to stop."""
+    story = stories[job]
+    steps, output = story.steps(), story.replies["rollback"][0].output
+    back = [(before, after) for before, after in itertools.pairwise(steps) if after != before + 1]
+    assert back == [(output["left_step"], output["checkpoint_step"] + 1)]
+    rates = [line["rate"] for line in story.lines[0] if "rate" in line]
+    halved = story.replies["scale_lr"][0].output["step"]
+    assert rates == [rates[0]] * halved + [rates[0] / 2] * (len(rates) - halved)
+    assert story.lines[0][-1] == {"ended": story.replies["stop"][0].output["step"]}

@@ -1,0 +1,144 @@
+"""Checkpoints of several ranks, rank by rank in threads over PyTorch's own store in memory: what each file is for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.crew import Crew, Member
+from trainmedic import checkpoints
+from trainmedic.checkpoints import Found
+from trainmedic.torch.agreeing import Apart
+from trainmedic.torch.joint import JointDirectory, JointStorage, Whole
+from trainmedic.torch.own_checkpoints import OwnCheckpoints
+from trainmedic.torch.parts import Parts
+from trainmedic.torch.storage import HalfLoaded, Unusable
+
+
+def parts(value: float = 0.0) -> Parts:
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, value)
+    return Parts(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def state(rank: int, **more: Any) -> dict[str, Any]:
+    return {"step": 10, "random": rank, "feed": {"epoch": 1, "place": 12, "left_out": [[1, 3, 6]]}, **more}
+
+
+def directory(path: Path, member: Member, size: int) -> JointDirectory:
+    return JointDirectory(path, 3, member.rank, size, member.share.group, Whole(member.rank))
+
+
+def everywhere(crew: Crew, act: Callable[[Member], Any]) -> list[Any]:
+    """What `act` returns on each rank, or has raised there."""
+    found: list[Any] = [None] * crew.size
+
+    def run(member: Member) -> None:
+        try:
+            found[member.rank] = act(member)
+        except Exception as error:
+            found[member.rank] = error
+
+    threads = [threading.Thread(target=run, args=(member,)) for member in crew.members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def saved(crew: Crew, path: Path) -> Found:
+    found = everywhere(crew, lambda one: directory(path, one, crew.size).save(10, parts(1.0), state(one.rank)))
+    assert found[0] == found[1]
+    checkpoint: Found = found[0]
+    return checkpoint
+
+
+def test_a_checkpoint_holds_the_training_once_and_each_ranks_own(tmp_path: Path) -> None:
+    """Every rank gets its own back, and all of them the training."""
+    with Crew(2, every=1) as crew:
+        found = saved(crew, tmp_path)
+        held = [parts() for _ in range(2)]
+        runs = everywhere(crew, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
+    assert [run["random"] for run in runs] == [0, 1]
+    assert all(bool((one.by_name["model"].weight == 1.0).all()) for one in held)
+    names = sorted(path.name for path in found.path.iterdir())
+    assert names == [".trainmedic-complete", "rank-00000.pt", "rank-00001.pt", "training.pt"]
+
+
+def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
+    """All ranks know of it, with the reason, and nothing is left behind."""
+    with Crew(2, every=1) as crew:
+        unwritable = [state(0), state(1, what=lambda: None)]
+        act = lambda one: directory(tmp_path, one, 2).save(10, parts(), unwritable[one.rank])  # noqa: E731
+        raised = everywhere(crew, act)
+        assert [type(one) for one in raised] == [Apart, Apart]
+        assert all(str(one).startswith("rank 1: ") for one in raised)
+        assert list(tmp_path.iterdir()) == []
+        assert directory(tmp_path, crew.members[0], 2).found() == []
+
+
+def test_ranks_that_do_not_share_their_directory_are_told_so(tmp_path: Path) -> None:
+    """A checkpoint that rank 0 does not see whole does not count."""
+    with Crew(2, every=1) as crew:
+        act = lambda one: directory(tmp_path / f"node-{one.rank}", one, 2).save(10, parts(), state(one.rank))  # noqa: E731
+        raised = everywhere(crew, act)
+    assert "a directory that all ranks share" in str(raised[0])
+    assert "a directory that all ranks share" in str(raised[1])
+    assert not list(tmp_path.rglob(checkpoints.COMPLETE))
+
+
+def test_what_one_rank_cannot_read_no_rank_loads(tmp_path: Path) -> None:
+    """Nothing is changed anywhere, so that an older one can be tried."""
+    with Crew(2, every=1) as crew:
+        found = saved(crew, tmp_path)
+        (found.path / "rank-00001.pt").write_bytes(b"damaged")
+        held = [parts() for _ in range(2)]
+        raised = everywhere(crew, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
+    assert [type(one) for one in raised] == [Unusable, Unusable]
+    assert all("rank 1: step-00000010/rank-00001.pt cannot be read" in str(one) for one in raised)
+    assert all(bool((one.by_name["model"].weight == 0.0).all()) for one in held)
+
+
+def test_another_number_of_ranks_goes_on_where_all_of_them_had_come_to(tmp_path: Path) -> None:
+    """In the data; random numbers are not those of any rank before."""
+    with Crew(2, every=1) as crew:
+        found = saved(crew, tmp_path)
+    with Crew(3, every=1) as crew:
+        runs = everywhere(crew, lambda one: directory(tmp_path, one, 3).load(found, parts()))
+    for run in runs:
+        assert run["random"] is None
+        assert run["feed"] == {"epoch": 1, "place": 8, "left_out": [[1, 2, 4]]}
+
+
+def test_functions_of_the_users_own_are_called_on_every_rank(tmp_path: Path) -> None:
+    """One that fails to save on a rank is known to all; after one that fails to load nothing is sure any more."""
+    calls: list[tuple[str, int]] = []
+
+    def storage(one: Member) -> JointStorage:
+        def save(step: int, state: Any) -> Path:
+            calls.append(("save", one.rank))
+            if step == 20 and one.rank == 1:
+                raise OSError("the disk is full")
+            return tmp_path / f"{step}"
+
+        def load(found: Found) -> None:
+            raise OSError("stale handle")
+
+        return JointStorage(OwnCheckpoints(save, load, list), one.rank, one.share.group)
+
+    with Crew(2, every=1) as crew:
+        storages = [storage(one) for one in crew.members]
+        first = everywhere(crew, lambda one: storages[one.rank].save(10, parts(), {}))
+        second = everywhere(crew, lambda one: storages[one.rank].save(20, parts(), {}))
+        assert [one.step for one in first] == [10, 10]
+        assert [str(one) for one in second] == ["rank 1: OSError: the disk is full"] * 2
+        assert sorted(calls) == [("save", 0), ("save", 0), ("save", 1), ("save", 1)]
+        with pytest.raises(HalfLoaded, match="stale handle"):
+            storages[0].load(first[0], parts())

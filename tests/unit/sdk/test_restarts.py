@@ -1,0 +1,237 @@
+"""A loop is restarted as often as its limits say, and its command is answered when that has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainmedic
+from trainmedic import envelope
+from trainmedic.checkpoints import Found
+from trainmedic.commands import JobCommand
+from trainmedic.errors import Rejected
+from trainmedic.group import Alone
+from trainmedic.restarts import Limits, Restart, Restarts, agreed
+
+START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+NEWEST = Path("checkpoint-10")
+LIMITS = Limits(retries=2, delay=10.0)
+
+
+class Clock:
+    """Time passes only where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def sleep(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def medic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[trainmedic.Medic]:
+    """Of a job whose server has not said where Redis is, so that nothing is connected to."""
+    monkeypatch.setenv("TRAINMEDIC_STATE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRAINMEDIC_REDIS_URL", raising=False)
+    with trainmedic.connect(job="llm-1", rank=1, world_size=2) as connected:
+        connected.world_size = 1
+        yield connected
+
+
+@pytest.fixture
+def answers() -> list[tuple[str, Mapping[str, Any]]]:
+    return []
+
+
+@pytest.fixture
+def restarts(medic: trainmedic.Medic, clock: Clock) -> Restarts:
+    return make(medic, clock)
+
+
+def make(medic: trainmedic.Medic, clock: Clock, newest: Path | None = NEWEST, limits: Limits = LIMITS) -> Restarts:
+    return Restarts(medic, lambda: newest, nothing, limits, clock.sleep, lambda: clock.now)
+
+
+def nothing(_: Any) -> Found:
+    raise Rejected("there is no checkpoint")
+
+
+@pytest.fixture
+def command(answers: list[tuple[str, Mapping[str, Any]]]) -> JobCommand:
+    expires = START + timedelta(seconds=25)
+    sent = envelope.Command("c1", "job.rollback", {"job": "llm-1"}, {}, "r1", "p", "Alert", START, expires)
+    return JobCommand(sent, None, b"1-0", lambda _, status, output: answers.append((status, output)))
+
+
+class Loop:
+    """Does the next of ``acts`` each time that it is started; keeps where it was started from."""
+
+    def __init__(self, *acts: Callable[[], None]) -> None:
+        self.acts = list(acts)
+        self.started: list[Path | None] = []
+
+    def __call__(self, restart: Restart | None) -> int:
+        self.started.append(restart.checkpoint if restart is not None else None)
+        self.acts.pop(0)()
+        return len(self.started)
+
+
+def crash() -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_a_crashed_loop_is_tried_again_after_the_delay_and_no_more_often_than_allowed(
+    restarts: Restarts, clock: Clock
+) -> None:
+    """Then the error is the caller's."""
+
+    def step_and_crash() -> None:
+        restarts.stepped(12, finish)
+        crash()
+
+    loop = Loop(step_and_crash, crash, crash, crash)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        restarts.run(loop)
+    assert loop.started == [None, NEWEST, NEWEST]
+    assert clock.now == START + timedelta(seconds=20)
+
+
+def test_progress_makes_the_tries_anew(restarts: Restarts) -> None:
+    """Only failures in a row count."""
+
+    def until(step: int) -> Callable[[], None]:
+        def act() -> None:
+            restarts.stepped(step, finish)
+            crash()
+
+        return act
+
+    loop = Loop(until(1), until(2), until(3), lambda: restarts.stepped(4, finish))
+    assert restarts.run(loop) == 4
+
+
+def test_a_loop_that_never_did_a_step_is_not_tried_again(restarts: Restarts) -> None:
+    """What is wrong with it from the beginning is the program's fault."""
+    loop = Loop(crash)
+    with pytest.raises(RuntimeError):
+        restarts.run(loop)
+    assert loop.started == [None]
+
+
+def test_without_a_checkpoint_the_crash_is_the_callers(medic: trainmedic.Medic, clock: Clock) -> None:
+    """There is nothing to go on from."""
+    restarts = make(medic, clock, newest=None)
+
+    def step_and_crash() -> None:
+        restarts.stepped(3, finish)
+        crash()
+
+    with pytest.raises(RuntimeError):
+        restarts.run(Loop(step_and_crash))
+
+
+def test_with_several_ranks_a_crash_is_left_to_the_launcher(medic: trainmedic.Medic, clock: Clock) -> None:
+    """The other ranks wait in a collective."""
+    medic.world_size = 2
+    restarts = make(medic, clock)
+
+    def step_and_crash() -> None:
+        restarts.stepped(3, finish)
+        crash()
+
+    with pytest.raises(RuntimeError):
+        restarts.run(Loop(step_and_crash))
+    assert clock.now == START
+
+
+def test_a_command_is_answered_when_the_loop_has_come_up(
+    restarts: Restarts, command: JobCommand, answers: list[Any]
+) -> None:
+    """Not before; a crash on the way costs a try, and not the command."""
+
+    def ask() -> None:
+        restarts.stepped(12, finish)
+        restarts.ask(Restart(Path("checkpoint-5"), command, output={"left_step": 12}))
+        assert restarts.is_asked
+
+    loop = Loop(ask, crash, lambda: restarts.stepped(6, finish))
+    assert restarts.run(loop) == 3
+    assert loop.started == [None, Path("checkpoint-5"), Path("checkpoint-5")]
+    assert answers == [("applied", {"left_step": 12, "finished": True})]
+
+
+def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
+    medic: trainmedic.Medic, clock: Clock, command: JobCommand, answers: list[Any]
+) -> None:
+    """The server learns of it in time; the loop is tried on."""
+    restarts = make(medic, clock, limits=Limits(retries=5, delay=10.0))
+
+    def ask() -> None:
+        restarts.stepped(12, finish)
+        restarts.ask(Restart(Path("checkpoint-5"), command))
+
+    restarts.run(Loop(ask, crash, crash, crash, lambda: restarts.stepped(6, finish)))
+    assert [status for status, _ in answers] == ["failed"]
+    assert "expired while the training loop did not come up" in answers[0][1]["reason"]
+    assert clock.now == START + timedelta(seconds=30)
+
+
+def test_settings_that_the_loop_does_not_come_up_with_are_taken_back(
+    restarts: Restarts, command: JobCommand, answers: list[Any]
+) -> None:
+    """After the tries, and training goes on as it was."""
+    seen: list[Mapping[str, Any]] = []
+
+    def ask() -> None:
+        restarts.stepped(12, finish)
+        restarts.ask(Restart(NEWEST, command, settings={"batch": 8}, previous={"batch": 4}))
+
+    acts = [ask, crash, crash, crash, lambda: restarts.stepped(13, finish)]
+
+    def attempt(restart: Restart | None) -> None:
+        seen.append(restart.settings if restart is not None else {})
+        acts.pop(0)()
+
+    restarts.run(attempt)
+    assert seen == [{}, {"batch": 8}, {"batch": 8}, {"batch": 8}, {"batch": 4}]
+    assert [status for status, _ in answers] == ["failed"]
+
+
+def test_a_stop_ends_what_was_about_to_restart(restarts: Restarts, command: JobCommand, answers: list[Any]) -> None:
+    """The command that wanted the restart is told so."""
+
+    def ask_and_stop() -> None:
+        restarts.stepped(12, finish)
+        restarts.ask(Restart(NEWEST, command))
+        restarts.stop()
+
+    assert restarts.run(Loop(ask_and_stop)) == 1
+    assert [status for status, _ in answers] == ["failed"]
+
+
+def test_all_ranks_have_to_see_the_checkpoint() -> None:
+    """Else they refuse together, and name the rank that does not."""
+    found = Found(10, START, NEWEST)
+
+    class Two(Alone):
+        world_size = 2
+
+        def poll(self, value: Any = None, patience: float = 0.0) -> Mapping[int, Any]:
+            return {0: value, 1: False}
+
+    assert agreed(Alone(), lambda: found, lambda path: True) == found
+    with pytest.raises(Rejected, match="as seen from rank 1"):
+        agreed(Two(), lambda: found, lambda path: True)
+
+
+def finish(_: Restart) -> Mapping[str, Any]:
+    return {"finished": True}
