@@ -212,9 +212,11 @@ class Trial:
         with self._killing("cap" in kill_at):
             run_ids = [run["run_id"] for run in self.cluster.insist(fired)]
             assert len(run_ids) == GPUS
+        if "cap stands" in kill_at:
+            time.sleep(self.chance.uniform(0.5, 1) * LEASE_SECONDS)  # it has been renewed meanwhile
+            with self._killing(True):
+                pass
         time.sleep(self.chance.choice((0.0, self.chance.uniform(0, 1.5 * LEASE_SECONDS))))
-        with self._killing("cap stands" in kill_at):
-            pass
         with self._killing("restore" in kill_at):
             self.cluster.insist(resolved(fired))
         runs = eventually(lambda: self._ended(run_ids), PATIENCE, "every run closed, and undone", 0.1)
