@@ -115,6 +115,8 @@ class Medic:
         self._endpoint: Endpoint | None = None
         self._desk: Desk | None = None
         self._reader: Reader | None = None
+        # Whether it reads: with several ranks not before it is known who answers, all of them or rank 0 alone.
+        self._reads = True
         self._writer: Writer | None = None
         atexit.register(self.close)
         if self.rank != 0:
@@ -192,6 +194,8 @@ class Medic:
         every rank, at the same call; without it there are none on ranks other than 0.
         """
         self.step = step
+        if not self._reads:
+            self._begin_reading()
         hands = self._hands
         if hands.handed:
             hands.give_up_dropped(utc_now())
@@ -269,7 +273,9 @@ class Medic:
             patience,
             call_patience,
         )
-        if self._writer is not None:
+        if not self._reads:
+            self._begin_reading()
+        elif self._writer is not None:
             self._writer.announce()
         return self.share
 
@@ -279,7 +285,7 @@ class Medic:
             return  # a forked child has no threads, and its parent goes on
         self._is_closed = True
         atexit.unregister(self.close)
-        if self._reader is not None:
+        if self._reader is not None and self._reads:
             self._reader.stop(_CLOSE_SECONDS / 2)
         for command in list(self._hands.handed.values()):
             command.failed("the job ended before it answered the command")
@@ -328,7 +334,16 @@ class Medic:
             utc_now,
         )
         self._writer.start()
+        self._reads = self.world_size == 1
+        if self._reads:
+            self._reader.start()
+
+    def _begin_reading(self) -> None:
+        assert self._reader is not None
+        assert self._writer is not None
+        self._reads = True
         self._reader.start()
+        self._writer.announce()
 
     def _tell_arrival(self) -> None:
         if self.on_arrival is not None:
@@ -349,7 +364,7 @@ class Medic:
             "job": self.job,
             "rank": self.rank,
             "world_size": self.world_size,
-            "ranks": [0],
+            "ranks": [0] if self._reads else list(range(self.world_size)),
             **(self.share.describe() if self.share is not None else {}),
             "host": self._host,
             "pid": self._pid,

@@ -25,6 +25,8 @@ _LOOK_AGAIN = 5.0
 """Seconds after which what is pending is read again: an earlier process may have been given a
 command in the moment of its end."""
 _COUNT = 100
+_BREATH = 0.25
+"""Seconds to wait where Redis has answered at once that there is nothing, though it was asked to wait for it."""
 
 Take = Callable[[redis.Redis, bytes, Mapping[bytes, bytes]], None]
 
@@ -78,12 +80,15 @@ class Follower:
         cursor = "0"  # first what was delivered before, here or to a process that died, and not answered
         looked = time.monotonic()
         while not self._stopping.is_set():
+            asked = time.monotonic()
             answer: Any = client.xreadgroup(
                 GROUP, self._consumer, {self._stream: cursor}, count=_COUNT, block=_BLOCK_MS
             )
             entries = answer[0][1] if answer else []
             for entry, fields in entries:
                 self._take_safely(client, entry, fields or {})
+            if not entries and cursor == ">" and time.monotonic() - asked < _BLOCK_MS / 2000:
+                self._stopping.wait(_BREATH)
             if cursor != ">":
                 cursor = entries[-1][0].decode() if entries else ">"
             elif not entries and time.monotonic() - looked > _LOOK_AGAIN:

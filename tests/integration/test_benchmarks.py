@@ -21,6 +21,7 @@ BENCHMARKS = (
     "command_to_limit",
     "disk_clean",
     "receipt_to_handler",
+    "sdk_bad_redis",
     "sdk_step_overhead",
     "time_to_ready",
     "webhook_throughput",

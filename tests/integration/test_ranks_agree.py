@@ -14,12 +14,15 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import redis
 from redis.asyncio import Redis
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
+import trainmedic.distributed
 from app.adapters.redis_bus import RedisBus
-from tests.ranks import Job, ask, command, until_present
+from tests.ranks import KEY, Job, ask, command, until_present
 from trainmedic import envelope
+from trainmedic.memory import Memory
 
 RANKS = 4
 TRIALS = int(os.environ.get("TRAINMEDIC_RANKS_TRIALS", "10"))
@@ -94,3 +97,27 @@ async def test_a_rank_that_outlives_the_reading_rank_goes_on(job: Job, bus: Redi
             assert job.processes[1].poll() is None, job.log()
             await asyncio.sleep(0.05)
     assert "rank 0 did not decide" in job.log()
+
+
+async def test_a_restarted_job_answers_for_all_of_its_ranks(bus: RedisBus, redis_server: Any) -> None:
+    """What its former life had begun: not before the ranks have found each other, however long that takes."""
+    sent = command("job.scale_lr", factor=0.999)
+    with redis.Redis.from_url(redis_server.url) as direct:
+        assert Memory("job:llm-1", envelope.new_id()).claim(direct, sent.id) is None
+    asked = asyncio.create_task(ask(bus, sent))
+    ranks = [
+        trainmedic.connect(job="llm-1", redis_url=redis_server.url, rank=rank, world_size=2, signing_key=KEY)
+        for rank in range(2)
+    ]
+    try:
+        await asyncio.sleep(0.3)
+        assert not asked.done()
+        store = HashStore()
+        for medic in ranks:
+            trainmedic.distributed.share(medic, store=store)
+        replies = await asyncio.wait_for(asked, 10)
+    finally:
+        for medic in reversed(ranks):
+            medic.close()
+    assert {rank: reply.status for rank, reply in replies.items()} == {0: envelope.FAILED, 1: envelope.FAILED}
+    assert "interrupted" in replies[1].output["reason"]

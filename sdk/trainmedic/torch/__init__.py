@@ -20,6 +20,6 @@ from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.run import Run
 from trainmedic.torch.steps import Step
-from trainmedic.torch.storage import Directory
+from trainmedic.torch.storage import Directory, HalfLoaded
 
-__all__ = ["INTERRUPT_SIGNAL", "Directory", "LearningRate", "OwnCheckpoints", "Run", "Step", "attach"]
+__all__ = ["INTERRUPT_SIGNAL", "Directory", "HalfLoaded", "LearningRate", "OwnCheckpoints", "Run", "Step", "attach"]

@@ -19,7 +19,7 @@ from trainmedic.torch.feeds import REREAD
 from trainmedic.torch.handlers import Handlers
 from trainmedic.torch.joint import Contents, JointDirectory, JointStorage, Whole
 from trainmedic.torch.learning_rate import LearningRate
-from trainmedic.torch.parts import Parts, is_sharded
+from trainmedic.torch.parts import Parts, is_sharded, is_wrapped_by_fsdp1
 from trainmedic.torch.run import Run
 from trainmedic.torch.sources import feed_for
 from trainmedic.torch.storage import Directory, Storage
@@ -108,6 +108,11 @@ def _storage(medic: Medic, parts: Parts, given: str | Path | Storage | None, kee
         return given if given is None or medic.world_size == 1 else JointStorage(given, medic.rank, medic.group)
     if medic.world_size == 1 and not distributed.is_started():
         return Directory(given, keep)
+    if is_wrapped_by_fsdp1(parts):
+        raise ConfigurationError(
+            "checkpoints: what FullyShardedDataParallel wraps is not saved to a directory: shard it with "
+            "torch.distributed.fsdp.fully_shard, or give checkpoints=OwnCheckpoints(...)"
+        )
     contents: Contents = Whole(medic.rank)
     if is_sharded(parts):
         # PyTorch takes seconds to load what this needs; who has sharded a model has loaded most of it.

@@ -66,8 +66,18 @@ class Parts:
 
 def is_sharded(parts: Parts) -> bool:
     """Whether a parameter of any part is spread over ranks."""
-    modules = [one for one in parts.by_name.values() if isinstance(one, nn.Module)]
-    return any(hasattr(one, "full_tensor") for module in modules for one in module.parameters())
+    return any(hasattr(one, "full_tensor") for module in _modules(parts) for one in module.parameters())
+
+
+def is_wrapped_by_fsdp1(parts: Parts) -> bool:
+    """By its name: to import the class takes seconds, which a training without it need not spend."""
+    return any(
+        type(one).__name__ == "FullyShardedDataParallel" for module in _modules(parts) for one in module.modules()
+    )
+
+
+def _modules(parts: Parts) -> list[nn.Module]:
+    return [one for one in parts.by_name.values() if isinstance(one, nn.Module)]
 
 
 def _members(name: str, given: Any) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,111 @@
+"""A long training: memory stays bounded, in the job, in the store of its ranks, and in Redis.
+
+``TRAINMEDIC_SOAK_STEPS`` is how many steps there are (100,000). A command comes every twenty of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import trainmedic
+from tests.commanding import Commander
+from tests.crew import Crew, Member, command
+from trainmedic import envelope
+
+STEPS = int(os.environ.get("TRAINMEDIC_SOAK_STEPS", "100000"))
+EVERY = 20
+KEPT = 500
+"""Commands that a job remembers by itself; lowered, so that it comes to that limit early."""
+
+
+def blocks() -> int:
+    """Pieces of memory that Python has in use."""
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_job_of_many_steps_and_commands_does_not_grow(
+    redis_server: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first quarter to the end; what waits in Redis is gone, but for the memory of what was done."""
+    monkeypatch.setattr("trainmedic.memory._KEPT_HERE", KEPT)
+    commander = Commander(redis_url)
+    before, after, applied = 0, 0, 0
+
+    with commander.connect() as medic:
+
+        @medic.on("job.scale_lr")
+        def scale(_: trainmedic.JobCommand) -> dict[str, Any]:
+            nonlocal applied
+            applied += 1
+            return {"learning_rate": 0.1}
+
+        sent = 0
+        for step in range(STEPS):
+            if step % EVERY == 0:
+                commander.send("job.scale_lr", factor=0.5)
+                sent += 1
+                while sent - applied > 50:
+                    time.sleep(0.0005)
+                    medic.commands(step)
+            medic.report(step=step, loss=2.0, grad_norm=0.5, learning_rate=0.1, samples=8)
+            medic.commands(step)
+            if step == STEPS // 4:
+                before = blocks(), open_files(), threading.active_count()
+        while applied < sent:
+            time.sleep(0.001)
+            medic.commands(STEPS)
+        after = blocks(), open_files(), threading.active_count()
+        assert sent == applied == STEPS // EVERY
+        with redis.Redis.from_url(redis_url) as client:
+            while client.xlen(envelope.job_commands("llm-1")):
+                time.sleep(0.01)
+    commander.close()
+    assert after[0] - before[0] < 5000
+    assert after[1:] == before[1:]
+
+
+def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does the store that they share; what all have read is swept away."""
+    monkeypatch.setattr("trainmedic.memory._KEPT_HERE", KEPT)
+    monkeypatch.setattr("trainmedic.chair._GATHER", 0.05)
+    monkeypatch.setattr("trainmedic.courier._BEAT", 0.05)
+    keys: list[int] = []
+    counts: list[int] = []
+    until = STEPS // 4
+    sent: list[envelope.Command] = []
+
+    def run(member: Member) -> None:
+        for step in range(until):
+            if member.rank == 0 and step % (EVERY * 2) == 0 and len(sent) - len(member.done) < 10:
+                sent.append(crew.send(command()))
+                keys.append(crew.store.num_keys())
+            member.call(step)
+            if member.rank == 0 and step in (until // 4, until - 1):
+                del crew.replies[:]
+                counts.append(blocks())
+
+    with Crew(2, every=10) as crew:
+        threads = [threading.Thread(target=run, args=(member,)) for member in crew.members]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+    assert crew.members[0].done == crew.members[1].done
+    assert len(crew.members[0].done) > until / 200
+    assert max(keys[len(keys) // 2 :]) < 600
+    assert counts[1] - counts[0] < 20_000
