@@ -196,7 +196,7 @@ def may_have_acted(attempt: Mapping[str, Any]) -> bool:
 
 class Trial:
     """Every GPU gets hot, is capped, perhaps capped harder, cools, and gets its power back; the processes are killed
-    as the alerts come, as they resolve, or both."""
+    as the alerts come, as they resolve, both, or in between."""
 
     def __init__(self, cluster: Cluster, chance: random.Random) -> None:
         self.cluster, self.chance = cluster, chance
@@ -207,13 +207,17 @@ class Trial:
         self.seen: Counter[str] = Counter()
 
     def run(self) -> None:
-        kill_at = self.chance.choice(("cap", "restore", "both"))
+        kill_at = self.chance.choice((["cap"], ["restore"], ["cap", "restore"], ["cap stands"]))
         fired = alerts(self.watts)
-        with self._killing(kill_at != "restore"):
+        with self._killing("cap" in kill_at):
             run_ids = [run["run_id"] for run in self.cluster.insist(fired)]
             assert len(run_ids) == GPUS
+        if "cap stands" in kill_at:
+            time.sleep(self.chance.uniform(0.5, 1) * LEASE_SECONDS)  # it has been renewed meanwhile
+            with self._killing(True):
+                pass
         time.sleep(self.chance.choice((0.0, self.chance.uniform(0, 1.5 * LEASE_SECONDS))))
-        with self._killing(kill_at != "cap"):
+        with self._killing("restore" in kill_at):
             self.cluster.insist(resolved(fired))
         runs = eventually(lambda: self._ended(run_ids), PATIENCE, "every run closed, and undone", 0.1)
         eventually(self._is_given_back, PATIENCE, "the limits from before", 0.02)

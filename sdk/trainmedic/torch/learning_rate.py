@@ -211,6 +211,8 @@ def _flat(schedulers: Iterable[Any]) -> Iterator[Any]:
 def _several(given: Any) -> Sequence[Any]:
     if given is None:
         return ()
+    if isinstance(given, Mapping):
+        return list(given.values())
     return cast(Sequence[Any], given) if isinstance(given, (list, tuple)) else (given,)
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.agent import disk_attacker
 from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, left, names, put
 
-TRIALS = int(os.environ.get("TRIALS", "1000"))
+TRIALS = int(os.environ.get("TRIALS", "400"))
 FILES = ("a/f1", "a/b/f1", "a/b/f2", "a/b/c/f1", "a/b/c/f2", "a/d/f1", "a/d/c/f1")
 RANKS = 4
 LINKS = {

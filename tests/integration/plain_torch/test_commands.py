@@ -393,3 +393,14 @@ def test_a_run_resumes_with_a_loader_of_another_kind(begin: Begin, caplog: Any) 
     assert (later.run.epoch, later.run.feed.place if later.run.feed else None) == (epoch, 0)
     later.train(22)
     assert sorted(later.losses) == [21, 22]
+
+
+def test_optimizers_and_schedulers_may_have_names(medic: trainmedic.Medic) -> None:
+    """A dict of several is as good as a list of them."""
+    model = torch.nn.Linear(2, 1)
+    optimizers = {name: torch.optim.SGD([one], lr=0.1) for name, one in model.named_parameters()}
+    schedulers = {name: constant(one) for name, one in optimizers.items()}
+    with trainmedic.torch.attach(medic, model=model, optimizer=optimizers, scheduler=schedulers) as run:
+        run.rate.set_scale(0.5)
+        assert run.rate.values == [0.05, 0.05]
+        assert set(run.parts.by_name) >= {"optimizer.weight", "optimizer.bias", "scheduler.weight"}
