@@ -27,7 +27,7 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
         ledger = PowerLedger(journal)
         control = PowerControl(gpus, ledger, Power())
         owed = {uuid: state for uuid, state in ledger.all().items() if state.baseline is not None}
-        control.mark_ended({hold.id for state in owed.values() for hold in state.standing}, "release")
+        control.mark_ended({hold.id for state in ledger.all().values() for hold in state.holds}, "release")
         told: dict[str, str | GpuError] = {}
         for uuid, settled in control.settle(owed).items():
             if isinstance(settled, GpuError):
