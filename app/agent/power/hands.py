@@ -132,7 +132,7 @@ class RenewLease:
         failed = {one: why for one, outcome in outcomes.items() if (why := _why_not(outcome))}
         renewed |= {one for one, outcome in outcomes.items() if outcome and one not in failed}
         unknown = [one for one in holds if one not in renewed]
-        ended = {one: _told(why) for one in unknown if (why := self.control.ended_by(one)) is not None}
+        ended = {one: _told(by) for one in unknown if (by := self.control.ended_by(one)) is not None}
         told = {
             "ended": {one: f"{why}{failed.get(one, '')}" for one, why in ended.items()},
             "lapsed": [one for one in unknown if self.control.has_lapsed(one)],
