@@ -32,6 +32,7 @@ from app.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
 from app.agent.power.ledger import PowerLedger
 from app.agent.service import Agent
 from app.agent.tally import Tally
+from app.errors import ConfigurationError
 from app.settings.agent import AgentSettings
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ def run(settings: AgentSettings, wait: Callable[[], object], equip: Equip | None
     Raises ConfigurationError where a setting or file is of no use, JournalUnavailable where the journal is.
     """
     policy = load_policy(settings)
+    misplaced = policies.misplaced(policy, settings.state_dir)
+    if misplaced:
+        raise ConfigurationError("\n".join(misplaced))
     if settings.has_short_key:
         log.warning("the signing key is short enough to be guessed; use 16 random characters or more")
     if settings.signing_key is None:

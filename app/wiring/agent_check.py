@@ -60,7 +60,7 @@ def check(settings: AgentSettings) -> Report:
     report.told["capabilities"] = sorted(mine.held)
     _power(policy, mine, report)
     _cleaning(policy, mine, report)
-    _state(settings.state_dir, report)
+    _state(settings.state_dir, policy, report)
     _redis(settings, policy, report)
     report.told |= {"errors": report.errors, "warnings": report.warnings}
     return report
@@ -135,9 +135,10 @@ def _cleaning(policy: Policy, mine: Privileges, report: Report) -> None:
         )
 
 
-def _state(directory: Path, report: Report) -> None:
+def _state(directory: Path, policy: Policy, report: Report) -> None:
     """Whether the journal could be kept there. Of a directory that is still missing the nearest parent decides."""
     report.told["state_dir"] = str(directory)
+    report.errors.extend(policies.misplaced(policy, directory))
     nearest = directory
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent

@@ -154,3 +154,18 @@ def test_power_that_cannot_be_given_back_is_told(
         node.driver.reload()
         assert agent(node.driver, "release", "--state-dir", node.state).returncode == 0
         assert node.driver.watts(0) == 700
+
+
+def test_a_state_directory_under_a_root_is_refused_by_the_check_and_at_the_start(
+    tmp_path: Path, policy: Path, driver: Driver
+) -> None:
+    """Before anything is written there."""
+    state = tmp_path / "scratch" / "state"
+    given = ("--policy", policy, "--state-dir", state, "--redis", NO_REDIS)
+    done = agent(driver, "check", *given)
+    assert done.returncode == 1
+    assert "lie in each other" in done.stderr
+    started = agent(driver, *given, "--exporter-port", "0")
+    assert started.returncode == 2
+    assert "lie in each other" in started.stderr
+    assert not state.exists()
