@@ -93,34 +93,6 @@ def load(path: Path) -> Policy:
     return parse(text, str(path))
 
 
-def misplaced(policy: Policy, state_dir: Path) -> list[str]:
-    """Why the state directory cannot be where it is: a sentence for each root by which a cleaning could come upon
-    it, under whatever name."""
-    return [
-        f"the state directory {state_dir} and {root}, a root of the cleaning rule {name}, lie in each other: what the "
-        "agent remembers would be cleaned away; name another state directory with --state-dir, or another root"
-        for name, rule in policy.cleaning.rules.items()
-        for root in rule.roots
-        if _lies_in(state_dir, Path(root)) or _lies_in(Path(root), state_dir)
-    ]
-
-
-def _lies_in(inner: Path, outer: Path) -> bool:
-    """By the paths, and by what is there: a mount or a link may give a directory another name."""
-    if inner.resolve().is_relative_to(outer.resolve()):
-        return True
-    there = _identity(outer)
-    return there is not None and any(_identity(one) == there for one in (inner, *inner.resolve().parents))
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_dev, facts.st_ino
-
-
 def parse(text: str, source: str) -> Policy:
     """The policy that `text` writes. Raises ConfigurationError."""
     documents, problems = yaml_text.read(text, source)

@@ -32,7 +32,6 @@ from app.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
 from app.agent.power.ledger import PowerLedger
 from app.agent.service import Agent
 from app.agent.tally import Tally
-from app.errors import ConfigurationError
 from app.settings.agent import AgentSettings
 
 log = logging.getLogger(__name__)
@@ -57,9 +56,6 @@ def run(settings: AgentSettings, wait: Callable[[], object], equip: Equip | None
     Raises ConfigurationError where a setting or file is of no use, JournalUnavailable where the journal is.
     """
     policy = load_policy(settings)
-    misplaced = policies.misplaced(policy, settings.state_dir)
-    if misplaced:
-        raise ConfigurationError("\n".join(misplaced))
     if settings.has_short_key:
         log.warning("the signing key is short enough to be guessed; use 16 random characters or more")
     if settings.signing_key is None:
@@ -107,7 +103,7 @@ def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: Tall
                 hands=[
                     PowerLimit(control),
                     RenewLease(control),
-                    DiskClean(Cleaner(policy.cleaning)),
+                    DiskClean(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
                     NodeFacts(settings.node, gpus, places),
                 ],
                 keepers=[LeaseKeeper(control, since_boot)],

@@ -59,8 +59,8 @@ def check(settings: AgentSettings) -> Report:
     report.told["user"] = mine.user
     report.told["capabilities"] = sorted(mine.held)
     _power(policy, mine, report)
-    _cleaning(policy, mine, report)
-    _state(settings.state_dir, policy, report)
+    _cleaning(policy, settings.state_dir, mine, report)
+    _state(settings.state_dir, report)
     _redis(settings, policy, report)
     report.told |= {"errors": report.errors, "warnings": report.warnings}
     return report
@@ -101,11 +101,11 @@ def _power(policy: Policy, mine: Privileges, report: Report) -> None:
         )
 
 
-def _cleaning(policy: Policy, mine: Privileges, report: Report) -> None:
+def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: Report) -> None:
     cleaning = policy.cleaning
     told: dict[str, Any] = {}
     for name, rule in cleaning.rules.items():
-        with roots.opened(rule.roots, cleaning.owners) as opened:
+        with roots.opened(rule.roots, cleaning.owners, roots.identity(state_dir)) as opened:
             usable = {root.path: None for root in opened.roots}
             states = {path: usable.get(path, opened.refused.get(path)) for path in rule.roots}
         told[name] = {"kind": rule.kind, "do": rule.do, "min_age": duration.write(rule.min_age), "roots": states}
@@ -135,10 +135,9 @@ def _cleaning(policy: Policy, mine: Privileges, report: Report) -> None:
         )
 
 
-def _state(directory: Path, policy: Policy, report: Report) -> None:
+def _state(directory: Path, report: Report) -> None:
     """Whether the journal could be kept there. Of a directory that is still missing the nearest parent decides."""
     report.told["state_dir"] = str(directory)
-    report.errors.extend(policies.misplaced(policy, directory))
     nearest = directory
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent

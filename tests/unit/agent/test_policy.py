@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from app.agent.policy import Policy, load, misplaced, parse
+from app.agent.policy import Policy, load, parse
 from app.errors import ConfigurationError
 from tests.unit.agent.test_journal import command
 
@@ -130,30 +129,3 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """The agent does not start with less than it was told to have."""
     with pytest.raises(ConfigurationError, match=r"none\.yaml cannot be read"):
         load(tmp_path / "none.yaml")
-
-
-def cleaning(root: Path) -> Policy:
-    rule = {"roots": [str(root)], "globs": ["**"], "min_age": "1d"}
-    return parse(json.dumps({"cleaning": {"rules": {"all": rule}}}), "policy.yaml")
-
-
-@pytest.mark.parametrize("inside", ["", "deep/state", "link/state"])
-def test_a_state_directory_that_a_cleaning_could_come_upon_is_told(tmp_path: Path, inside: str) -> None:
-    """Whether it is there yet or not, and under whatever name: the rule and the root are named."""
-    root = tmp_path / "scratch"
-    root.mkdir()
-    (root / "link").mkdir()
-    (told,) = misplaced(cleaning(root), root / inside)
-    assert "the cleaning rule all" in told
-    assert str(root) in told
-    alias = tmp_path / "alias"
-    alias.symlink_to(root)
-    assert misplaced(cleaning(root), alias / "state")
-    assert misplaced(cleaning(root / "state/cache"), root / "state")
-
-
-def test_a_state_directory_beside_the_roots_is_well_placed(tmp_path: Path) -> None:
-    """Also one whose name only begins like a root's, and where a root is missing."""
-    (tmp_path / "scratch").mkdir()
-    for root in (tmp_path / "scratch", tmp_path / "missing"):
-        assert misplaced(cleaning(root), tmp_path / "scratch-state") == []
