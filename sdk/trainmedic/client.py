@@ -9,6 +9,7 @@ rank 0's alone.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import time
@@ -25,7 +26,7 @@ from trainmedic.group import Alone, Group
 from trainmedic.link import Link, Outage, open_client
 from trainmedic.memory import Memory
 from trainmedic.metrics import Endpoint
-from trainmedic.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window
+from trainmedic.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window, whole
 from trainmedic.reader import Reader
 from trainmedic.settings import Settings, resolve
 from trainmedic.version import __version__
@@ -33,6 +34,8 @@ from trainmedic.vitals import Vitals
 from trainmedic.writer import Writer
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
+
+log = logging.getLogger("trainmedic")
 
 LIVE = "live"
 RESTART = "restart"
@@ -111,6 +114,7 @@ class Medic:
         self._hands = Hands(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
         self._is_closed = False
+        self._rival: Any = None  # the process of that name that was told of last
         self._endpoint: Endpoint | None = None
         self._desk: Desk | None = None
         self._reader: Reader | None = None
@@ -175,7 +179,7 @@ class Medic:
 
     def saved(self, step: int) -> None:
         """Say that a checkpoint of that step is complete now."""
-        self.progress.saved(step, time.time())
+        self.progress.saved(whole(step) or 0, time.time())
 
     def stats(self) -> Mapping[str, Any]:
         """This rank's memory and pace, for rank 0 to show; takes about a millisecond, in any thread."""
@@ -192,6 +196,8 @@ class Medic:
         returned, to be answered by the caller. With `trainmedic.distributed.share` they are the same on
         every rank, at the same call; without it there are none on ranks other than 0.
         """
+        if type(step) is not int:  # as frameworks count: NumPy's, or a tensor
+            step = whole(step) or 0
         self.step = step
         if not self._reads:
             self._begin_reading()
@@ -319,7 +325,8 @@ class Medic:
         stream = envelope.job_commands(self.job)
         memory = Memory(f"job:{self.job}", self._instance)
         writing, reading = Link(settings.find_url, outage), Link(settings.find_url, outage)
-        self._writer = Writer(writing, memory, stream, envelope.job_presence(self.job), self._describe)
+        presence = envelope.job_presence(self.job)
+        self._writer = Writer(writing, memory, stream, presence, self._describe, on_rival=self._tell_rival)
         answers = Answers(self.job, self._host, self._instance, self._writer.put)
         self._desk = Desk(memory, answers, self._hands, self._conclude, self._tell_arrival)
         self._reader = Reader(
@@ -343,6 +350,13 @@ class Medic:
         self._reads = True
         self._reader.start()
         self._writer.announce()
+
+    def _tell_rival(self, said: Mapping[str, Any]) -> None:
+        """Another process lives under the same name, so that each command goes to one of the two."""
+        if said.get("instance") != self._rival:
+            self._rival = said.get("instance")
+            where = f"host {said.get('host')}, pid {said.get('pid')}"
+            log.error("%s: another process has this job's name (%s); give each a name of its own", self.job, where)
 
     def _tell_arrival(self) -> None:
         if self.on_arrival is not None:

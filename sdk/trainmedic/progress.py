@@ -121,6 +121,8 @@ class Progress:
 
         Of reports that follow each other faster than `LOOK_EVERY`, numbers are all taken, tensors now and then.
         """
+        if step is not None and type(step) is not int:
+            step = whole(step)
         last = self.step
         done = step - last if step is not None and last is not None and step > last else 1
         if step is not None:
@@ -209,7 +211,8 @@ class Progress:
 
     def own_seconds_per_step(self) -> float | None:
         """The median over the last few reports of what this rank says that it worked."""
-        found = [one[3] / one[1] for one in list(self._intervals)[-_RECENT:] if one[3] is not None]
+        told = [(number(one[3]), one[1]) for one in list(self._intervals)[-_RECENT:]]
+        found = [seconds / steps for seconds, steps in told if seconds is not None and not math.isnan(seconds)]
         return statistics.median(found) if found else None
 
     def values(self, now: float) -> dict[str, float]:
@@ -242,8 +245,9 @@ class Progress:
             weight = _WEIGHT if seconds else 1.0
             seconds += weight * (taken - seconds)
             steps += weight * (done - steps)
-            if trained_on is not None:
-                samples += weight * (trained_on - samples)
+            known = number(trained_on)
+            if known is not None and not math.isnan(known):
+                samples += weight * (known - samples)
         if not seconds:
             return {}
         lasting = max(seconds, waited)
@@ -295,6 +299,14 @@ def number(value: Any) -> float | None:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return _NAN
     return read if math.isfinite(read) else _NAN
+
+
+def whole(step: Any) -> int | None:
+    """A step of whatever type the loop counts in; None for what is no number."""
+    try:
+        return int(step)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
 
 
 def _kept(value: Any) -> Any:

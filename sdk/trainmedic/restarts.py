@@ -176,7 +176,8 @@ class Restarts:
         """
         if self._medic.world_size == 1:
             self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
-            self._medic.on_arrival = self._interrupter.look
+            if self._interrupter.works:
+                self._medic.on_arrival = self._interrupter.look
         try:
             while True:
                 self._has_come_up = False

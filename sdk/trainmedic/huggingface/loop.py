@@ -14,6 +14,7 @@ from typing import Any, Callable, Mapping
 from transformers.trainer_utils import get_last_checkpoint
 
 from trainmedic.budget import Budget
+from trainmedic.changes import check_workers
 from trainmedic.checkpoints import Found, choose
 from trainmedic.client import Medic
 from trainmedic.commands import JobCommand
@@ -154,9 +155,10 @@ class Loop:
         self.restarts.ask(Restart(here, command, settings=after, previous=before, output=output))
 
     def set_workers(self, command: JobCommand, here: Path) -> None:
-        """``here`` is the checkpoint that is about to be written."""
+        """``here`` is the checkpoint that is about to be written. Raises Rejected."""
         wanted, args = command.parameters, self._trainer.args
         assert isinstance(wanted, DataloaderWorkers)
+        check_workers(wanted.count)
         names = [_WORKERS]
         after: dict[str, Any] = {_WORKERS: wanted.count}
         if wanted.count == 0:  # torch refuses both without workers
