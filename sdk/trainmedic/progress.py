@@ -154,6 +154,13 @@ class Progress:
         if mark is not None:
             self._intervals.append((now - mark[0] - (excused - mark[1]), done, samples, own_seconds))
 
+    def tell(self, loss: Any, grad_norm: Any) -> None:
+        """Of steps that were reported before."""
+        if loss is not None:
+            self.loss = _kept(loss)
+        if grad_norm is not None:
+            self.grad_norm = _kept(grad_norm)
+
     def saved(self, step: int, at: float) -> None:
         """A checkpoint of that step is complete since `at`, in seconds since 1970."""
         self.checkpoint = (step, at)

@@ -148,8 +148,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             ("job.scale_batch", self._scale_batch),
             ("job.dataloader_workers", self._set_workers),
         ):
-            if self.loop is None:
-                self.medic.cannot(action, _NEEDS_HELP)
+            if self.loop is None or self.loop.no_restart_because:
+                self.medic.cannot(action, _NEEDS_HELP if self.loop is None else self.loop.no_restart_because)
             else:
                 self.medic.on(action, how="restart")(handler)
 
