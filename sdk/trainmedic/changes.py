@@ -80,11 +80,12 @@ class Changes:
         """All of it, as JSON can carry it."""
         return {**self._factors, "workers": self.workers, "left_out": self.left_out}
 
-    def recall(self, otherwise: Mapping[str, Any] | None = None) -> None:
-        """After a restart: as the file says, or where there is none as a checkpoint does."""
+    def recall(self, otherwise: Mapping[str, Any] | None = None) -> bool:
+        """After a restart: as the file says, or where there is none as a checkpoint does. Whether either was there."""
         state = _read(self._file) or otherwise
         if state is not None:
             self.restore(state)
+        return state is not None
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As `state` told it; as it is where that cannot be read."""

@@ -65,6 +65,9 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self._live.loop_begins(objects["optimizer"], objects["lr_scheduler"])
         join(self.medic)
+        output = Path(args.output_dir)
+        newest = saved.path_of(output, state.global_step) if state.global_step else None
+        self._live.recall(newest is None, output, newest, writes=state.is_world_process_zero)
         if self.loop is not None:
             self.loop.restarts.arm()
 
@@ -154,6 +157,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
                 self.medic.on(action, how="restart")(handler)
 
     def _checkpoint(self, command: JobCommand) -> None:
+        if self.loop is not None and self.loop.is_ending:
+            raise Rejected("the training loop is about to start again; ask once it runs")
         self._now.control.should_save = True
         self._saving.append(command)
         command.later()  # until it is written

@@ -89,8 +89,8 @@ class Loop:
         if saved.is_complete(restart.checkpoint, self._ranks):
             return restart.checkpoint
         newest = self._newest()
-        if newest is None or restart.skip_batches:
-            raise FileNotFoundError(f"{restart.checkpoint} is not complete, and there is no other to go on from")
+        if newest is None or restart.output.get("left_step") is not None:
+            raise FileNotFoundError(f"{restart.checkpoint} is not there any more, or not complete")
         return newest
 
     def _set(self, settings: Mapping[str, Any]) -> None:
