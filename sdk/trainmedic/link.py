@@ -52,7 +52,11 @@ class Outage:
         if is_news:
             unknown = None if isinstance(error, FAULTS) else error
             log.warning(
-                "%s: no connection to Redis (%s); %s, trying again", self._who, reason, self._meanwhile, exc_info=unknown
+                "%s: no connection to Redis (%s); %s, trying again",
+                self._who,
+                reason,
+                self._meanwhile,
+                exc_info=unknown,
             )
 
     def end(self, link: object) -> None:

@@ -22,7 +22,7 @@ from trainmedic.progress import number
 from trainmedic.torch import randomness
 from trainmedic.torch.agreeing import faults, first_line
 from trainmedic.torch.feeds import Feed
-from trainmedic.torch.storage import HalfLoaded, Storage, Unusable
+from trainmedic.torch.storage import Directory, HalfLoaded, Storage, Unusable
 
 if TYPE_CHECKING:
     from trainmedic.torch.run import Run
@@ -41,11 +41,14 @@ class Returning:
         self._run = run
         self.rollbacks = 0
         self.broken: HalfLoaded | None = None
+        # What an earlier training has left, by path and time: unless the run goes on from it, nothing goes back to it.
+        self._foreign = _present(run.storage)
 
     def choose(self, wanted: Rollback) -> list[Found]:
         """The checkpoints that a rollback may go to, best first. Raises Rejected."""
         run = self._run
-        fitting = checkpoints.candidates(self._storage.found(), wanted, run.global_step)
+        found = [one for one in self._storage.found() if (str(one.path), one.at) not in self._foreign]
+        fitting = checkpoints.candidates(found, wanted, run.global_step)
         run.budget.check(fitting[0].step, run.global_step)
         return fitting
 
@@ -55,6 +58,8 @@ class Returning:
         Raises Refusal, Unusable and NotAgreed where nothing was changed on any rank, else HalfLoaded.
         """
         run = self._run
+        if self._foreign and self.rollbacks == 0:
+            run.budget.renew()  # what was spent was that training's
         fitting = checkpoints.agreed(group, lambda: self.choose(wanted))
         left, loss = run.global_step, number(run.medic.progress.loss)
         one, told, wrong = self._load(fitting, group, wanted.skip_batches)
@@ -79,6 +84,7 @@ class Returning:
             run.budget.renew()
             return None
         _, _, wrong = self._load(found, group, resumed=True)
+        self._foreign = frozenset()
         if wrong:
             log.warning("%s: resumed from an older checkpoint: %s", run.medic.job, "; ".join(wrong))
         return run.global_step
@@ -195,3 +201,15 @@ class Returning:
                 feed.set_workers(run.changes.workers)
         except Refusal as error:
             log.warning("%s: what commands had changed does not fit any more: %s", run.medic.job, error)
+
+
+def _present(storage: Storage | None) -> frozenset[tuple[str, Any]]:
+    """The checkpoints in a directory of ours; whoever keeps his own knows which are of this training."""
+    try:
+        return (
+            frozenset((str(one.path), one.at) for one in storage.found())
+            if isinstance(storage, Directory)
+            else frozenset()
+        )
+    except OSError:
+        return frozenset()
