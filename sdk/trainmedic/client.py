@@ -172,7 +172,7 @@ class Medic:
     def window(self, name: str) -> Window:
         """``with medic.window("checkpoint"):``, or ``"evaluation"``: time that belongs to no step.
 
-        It counts neither as step time nor as a hang, for half an hour. Windows nest. For the training
+        It counts neither as step time nor as a hang, for half an hour; a pause for as long as it lasts. Windows nest. For the training
         thread only.
         """
         return Window(self.progress, name)

@@ -19,7 +19,7 @@ HANG_FLOOR = 60.0
 """Seconds without a step that are never a hang: a slow read from a shared file system takes as long."""
 STARTUP_FLOOR = 1800.0
 """The same before the job has its pace: loading, compiling and the first collective take many minutes.
-Also how long a window may last before it counts as a hang itself."""
+Also how long a window may last before it counts as a hang itself, unless it is a pause."""
 HANG_FACTOR = 5.0
 """Times the usual time between two reports."""
 
@@ -189,7 +189,9 @@ class Progress:
         windows = self._open
         excused = windows.before
         if windows.names:
-            excused += min(now - windows.since, self.startup_floor)
+            lasting = now - windows.since
+            # A pause ends by its own time, and was asked for.
+            excused += lasting if windows.names[-1] == PAUSE else min(lasting, self.startup_floor)
         then, excused_then = self._mark or (self._began, 0.0)
         seconds = max(now - then - (excused - excused_then), 0.0)
         intervals = list(self._intervals)
