@@ -172,8 +172,8 @@ class Medic:
     def window(self, name: str) -> Window:
         """``with medic.window("checkpoint"):``, or ``"evaluation"``: time that belongs to no step.
 
-        It counts neither as step time nor as a hang, for half an hour; a pause for as long as it lasts. Windows nest. For the training
-        thread only.
+        It counts neither as step time nor as a hang, for half an hour; a pause for as long as it lasts. Windows
+        nest. For the training thread only.
         """
         return Window(self.progress, name)
 
