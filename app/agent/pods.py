@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+PROC = Path("/proc")
 MOST_PROCESSES = 256
 """Of one GPU; more than that are left out."""
 MOST_PODS = 32
@@ -27,11 +28,11 @@ _LONGEST = 16 * 1024
 _POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:\n]|$)")
 
 
-def pods_of(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[str, ...]:
+def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
     """The uids of the pods that these processes belong to, in order; of processes of no pod, nothing."""
     found: set[str] = set()
     for pid, _ in zip(pids, range(MOST_PROCESSES), strict=False):
-        uid = _pod_of(pid, proc)
+        uid = _pod_of(pid, proc or PROC)
         if uid is not None:
             found.add(uid)
     return tuple(sorted(found)[:MOST_PODS])

@@ -81,6 +81,17 @@ def test_a_mig_instance_has_no_limit_of_its_own(gpus: NvmlGpus) -> None:
         gpus.find("MIG-0c757cd7-e942-5726-a0b8-0e8fb7067135")
 
 
+def test_the_processes_on_a_gpu_are_told(gpus: NvmlGpus, driver: Driver) -> None:
+    """By their ids on the node; none where nothing computes, and GpuLost where nobody can tell."""
+    assert gpus.processes(FIRST) == ()
+    driver.occupy(0, 4711, 4712)
+    assert gpus.processes(FIRST) == (4711, 4712)
+    assert gpus.processes(SECOND) == ()
+    driver.lose(0)
+    with pytest.raises(GpuLost):
+        gpus.processes(FIRST)
+
+
 # --- power --------------------------------------------------------------------------------------------------
 
 
