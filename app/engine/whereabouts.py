@@ -9,14 +9,15 @@ Who calls it: ``wiring`` runs it beside the engine, and hands `known` to it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from app import telemetry
 from app.domain import gpu_names
 from app.domain.whereabouts import Gpu, Known, gpus_in, one_or_all, ranks_in
 from app.errors import BusUnavailable
-from app.ports import Clock, CommandBus, Pods
+from app.ports import Clock, CommandBus, Pods, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
 """As often as a job writes its presence."""
@@ -49,6 +50,7 @@ class Whereabouts:
         self._pods = pods
         self._told: Known = {}
         self._gpus: Mapping[str, Gpu] = {}
+        self._said: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._as_of: datetime | None = None
 
     def known(self) -> Known:
@@ -69,27 +71,42 @@ class Whereabouts:
     async def refresh(self) -> None:
         """Read everything anew, if anybody wants to know. Raises BusUnavailable."""
         if not self._is_wanted():
-            self._told, self._gpus, self._as_of = {}, {}, None
+            self._forget()
             return
         jobs, agents = await asyncio.gather(self._bus.jobs(), self._bus.agents())
-        ranks = [rank for job in jobs for rank in ranks_in(job.name, job.details)][:MOST]
-        gpus = [gpu for agent in agents for gpu in gpus_in(agent.name, agent.details)][:MOST]
-        by_key = {key: gpu for gpu in gpus for key in gpu.names()}
-        told: dict[str, set[str]] = {}
-        for rank in ranks:
-            told.setdefault(f"told:node:{rank.node}", set()).add(rank.job)
-            if rank.gpu is None:
-                continue
-            key = gpu_names.key(rank.gpu, rank.node)
-            for name in {key, *(by_key[key].names() if key in by_key else ())}:
-                told.setdefault(f"told:gpu:{name}", set()).add(rank.job)
-        self._told = {key: one_or_all(names) for key, names in told.items()}
-        self._gpus, self._as_of = by_key, self._clock.now()
+        said = (
+            {job.name: job.details.get("placement") for job in jobs},
+            {agent.name: agent.details.get("gpus") for agent in agents},
+        )
+        if said != self._said:
+            # For thousands of ranks this takes a tenth of a second, which deliveries should not wait for.
+            self._told, self._gpus = await asyncio.to_thread(_read, jobs, agents)
+            self._said = said
+        self._as_of = self._clock.now()
 
     def _grow_old(self, error: BusUnavailable) -> None:
         if self._as_of is not None and self._clock.now() - self._as_of > FORGET_AFTER:
             log.warning("where jobs run is not known any more while Redis is away", error=str(error))
-            self._told, self._gpus, self._as_of = {}, {}, None
+            self._forget()
+
+    def _forget(self) -> None:
+        self._told, self._gpus, self._said, self._as_of = {}, {}, None, None
+
+
+def _read(jobs: Sequence[Presence], agents: Sequence[Presence]) -> tuple[Known, Mapping[str, Gpu]]:
+    """What the jobs have told, and the GPUs by each of their keys."""
+    ranks = [rank for job in jobs for rank in ranks_in(job.name, job.details)][:MOST]
+    gpus = [gpu for agent in agents for gpu in gpus_in(agent.name, agent.details)][:MOST]
+    by_key = {key: gpu for gpu in gpus for key in gpu.names()}
+    told: dict[str, set[str]] = {}
+    for rank in ranks:
+        told.setdefault(f"told:node:{rank.node}", set()).add(rank.job)
+        if rank.gpu is None:
+            continue
+        key = gpu_names.key(rank.gpu, rank.node)
+        for name in {key, *(by_key[key].names() if key in by_key else ())}:
+            told.setdefault(f"told:gpu:{name}", set()).add(rank.job)
+    return {key: one_or_all(names) for key, names in told.items()}, by_key
 
 
 class _OnGpus(Known):

@@ -111,6 +111,22 @@ async def test_nonsense_in_a_presence_is_passed_over() -> None:
     assert known[f"gpu:{A.lower().removeprefix('gpu-')}"] == "llm-1"
 
 
+async def test_what_changes_is_known_with_the_next_look() -> None:
+    """A job that has moved, a process that has ended."""
+    bus = Presences({"llm": {"placement": [{"rank": 0, "node": "n1"}]}}, {"n1": {"gpus": [gpu(A, 0, "u1")]}})
+    whereabouts = made(bus)
+    await whereabouts.refresh()
+    before = whereabouts.known()
+    assert (before["told:node:n1"], before["gpu:n1/0"]) == ("llm", "llm-1")
+    bus.of_jobs["llm"] = {"placement": [{"rank": 0, "node": "n2"}]}
+    bus.of_agents["n1"] = {"gpus": [gpu(A, 0)]}
+    await whereabouts.refresh()
+    after = whereabouts.known()
+    assert after["told:node:n2"] == "llm"
+    assert "told:node:n1" not in after
+    assert "gpu:n1/0" not in after
+
+
 async def test_nothing_is_read_while_no_playbook_asks() -> None:
     """An idle server leaves Redis alone."""
     bus = Presences({"llm": {"placement": [{"rank": 0, "node": "n1"}]}})
