@@ -45,7 +45,11 @@ _UNREADABLE = (
 
 
 class Unusable(TrainmedicError):
-    """A checkpoint cannot be loaded. Nothing was changed, unless a part would not take the state that it gave."""
+    """A checkpoint cannot be loaded. Nothing was changed."""
+
+
+class PartLoaded(Unusable):
+    """It cannot be loaded, and may have changed something: only another that loads whole makes that good."""
 
 
 class HalfLoaded(TrainmedicError):
@@ -69,8 +73,8 @@ class Storage(Protocol):
     def load(self, found: Found, parts: Parts) -> Mapping[str, Any] | None:
         """Load it into `parts`; the run's own state, or None where it was not kept.
 
-        Raises Unusable where it could not be read: then nothing was changed. Anything else may have left the
-        parts half loaded.
+        Raises Unusable where it could not be read: then nothing was changed. PartLoaded, or anything else, may
+        have left the parts half loaded; after PartLoaded an older one can be tried.
         """
         ...
 
@@ -135,7 +139,7 @@ class Directory:
         try:
             parts.restore(training)
         except Exception as error:  # whatever a load_state_dict raises; the parts before it are loaded by now
-            raise Unusable(f"{found.path.name} was loaded in part: {type(error).__name__}: {error}") from error
+            raise PartLoaded(f"{found.path.name} was loaded in part: {type(error).__name__}: {error}") from error
         return run
 
     def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
