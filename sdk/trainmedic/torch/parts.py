@@ -52,6 +52,22 @@ class Parts:
         for name, part in self.by_name.items():
             part.load_state_dict(states[name])
 
+    def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The modules' buffers by the names of module and buffer, but for those that are not part of its state."""
+        found = {}
+        for name, module in self._modules():
+            kept = module.state_dict().keys()
+            found[name] = {key: one for key, one in module.named_buffers() if key in kept}
+        return found
+
+    def restore_buffers(self, held: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Into place, those that there still are."""
+        with torch.no_grad():
+            for name, module in self._modules():
+                for key, buffer in module.named_buffers():
+                    if key in held.get(name, ()):
+                        buffer.copy_(held[name][key])
+
     def forget_gradients(self) -> None:
         """Those of an abandoned or half-done step, which may be NaN."""
         for part in self.by_name.values():
@@ -60,6 +76,9 @@ class Parts:
             if isinstance(part, torch.amp.GradScaler):
                 # Which optimizers it has unscaled in a step that did not come to its end.
                 part._per_optimizer_states.clear()
+
+    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
+        return ((name, one) for name, one in self.by_name.items() if isinstance(one, nn.Module))
 
 
 def is_sharded(parts: Parts) -> bool:

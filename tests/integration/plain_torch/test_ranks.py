@@ -83,6 +83,7 @@ async def test_ranks_go_back_together_to_the_bit(kind: str, job: Job, bus: Redis
         assert {step: losses[step] for step in calm[rank]["losses"]} == calm[rank]["losses"]
         assert is_same(ordered[rank], calm[rank])
         assert is_same(resumed[rank], calm[rank])
+        assert is_same(written(job, "back")[rank], written(job, "calm-then")[rank])
     assert calm[0]["losses"] != calm[1]["losses"]  # each on data of its own
     await until(job, "broken/step-00000010/.trainmedic-complete")
     await order(bus, "job.rollback", envelope.FAILED, step=10)
