@@ -79,7 +79,8 @@ class Returning:
             run.changes.forget()
             run.budget.renew()
             return None
-        _, _, wrong = self._load(found, group, resumed=True)
+        # Where others are there, that of step 0 will not do: from there they would all be overwritten.
+        _, _, wrong = self._load([one for one in found if one.step] or found, group, resumed=True)
         if wrong:
             log.warning("%s: resumed from an older checkpoint: %s", run.medic.job, "; ".join(wrong))
         return run.global_step
@@ -119,8 +120,9 @@ class Returning:
                 log.error("%s: %s", self._run.medic.job, error)
                 wrong.append(str(error))
                 touched = touched or isinstance(error, PartLoaded)
-        kind = HalfLoaded if touched else Unusable
-        raise kind(f"no checkpoint could be loaded: {'; '.join(wrong)}")
+        if touched:
+            raise HalfLoaded("; ".join(wrong))
+        raise Unusable(f"no checkpoint could be loaded: {'; '.join(wrong)}")
 
     def _confirm(self, group: Group, fault: Exception | None) -> None:
         """Whether all ranks are where they should be now. Raises HalfLoaded."""

@@ -64,7 +64,7 @@ def test_only_a_hanging_step_is_interrupted_and_only_where_it_helps(commander: C
         assert (reply.status, reply.output["step"]) == ("applied", 9)
         wait_for_hang(job, "event")
         useless = [
-            commander.send("job.rollback", seconds=1.5, step=3),
+            commander.send("job.rollback", seconds=1.5, before="2020-01-01T00:00:00Z"),
             commander.send("job.scale_lr", seconds=1.5, factor=0.5),
         ]
         eventually(lambda: all(commander.replies(one) for one in useless), 5, "their arrival")
