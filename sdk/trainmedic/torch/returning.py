@@ -66,6 +66,7 @@ class Returning:
         if wrong:
             told["unusable"] = wrong
         told["left_step"] = left
+        log.warning("%s: went back from step %d to the checkpoint of step %d", run.medic.job, left, one.step)
         return told
 
     def resume(self) -> int | None:
