@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,12 +60,12 @@ class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return 1_000_000_000  # there is no end of them
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        dice = random.Random(number)
-        start = dice.randrange(len(self.text) - CONTEXT - 1)
+        dice = torch.Generator().manual_seed(number)
+        start = int(torch.randint(len(self.text) - CONTEXT - 1, (), generator=dice))
         row = self.text[start : start + CONTEXT + 1]
         labels = row[1:]
         if number // BATCH in self.poisoned:
-            labels = torch.tensor(dice.choices(range(len(self.vocabulary)), k=CONTEXT))
+            labels = torch.randint(len(self.vocabulary), labels.shape, generator=dice)
         return row[:-1], labels
 
 
