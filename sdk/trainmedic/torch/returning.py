@@ -81,7 +81,11 @@ class Returning:
             run.budget.renew()
             return None
         # Where others are there, that of step 0 will not do: from there they would all be overwritten.
-        _, _, wrong = self._load([one for one in found if one.step] or found, group, resumed=True)
+        found = [one for one in found if one.step] or found
+        try:
+            _, _, wrong = self._load(found, group, resumed=True)
+        except Unusable as error:
+            raise Unusable(f"{error}; to begin anew in spite of them, move them away") from error
         if wrong:
             log.warning("%s: resumed from an older checkpoint: %s", run.medic.job, "; ".join(wrong))
         return run.global_step
