@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
@@ -72,17 +72,13 @@ def newest_first(found: Sequence[Found]) -> list[Found]:
     return sorted((one for one in found if one.complete), key=lambda one: (one.at, one.step), reverse=True)
 
 
-def surplus(found: Sequence[Found], keep: int, kept: Sequence[Any] = (), reach: timedelta | None = None) -> list[Found]:
+def surplus(found: Sequence[Found], keep: int, kept: Sequence[Any] = ()) -> list[Found]:
     """Those that can go where the newest `keep` are to stay: complete ones, and never the newest two.
 
-    `kept` are paths that stay in any case. With `reach`, the newest that is older than that, seen from the
-    newest of all, stays too: an alert may have begun that long before its rollback comes.
+    `kept` are paths that stay in any case.
     """
     complete = newest_first(found)
     staying = {one.path for one in complete[: max(keep, NEVER_DELETED)]} | set(kept)
-    if reach is not None and complete:
-        older = [one for one in complete if one.at <= complete[0].at - reach]
-        staying |= {one.path for one in older[:1]}
     return [one for one in complete if one.path not in staying]
 
 
