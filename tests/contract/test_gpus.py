@@ -342,6 +342,7 @@ def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Dr
     for thread in threads:
         thread.join(60)
     assert unexpected == []
+    gpus.inventory()  # the driver may have been loaded anew last of all; a limit is set once, and not tried again
     gpus.set_power_limit(SECOND, 400_000)
     assert gpus.power(SECOND).limit_mw == 400_000
 
