@@ -64,14 +64,19 @@ class Callback(LightningCallback):  # type: ignore[misc]
     # --- called by Lightning ----------------------------------------------------------------------------
 
     @harmless
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.loop is not None:
+            self.loop.begins()
+
+    @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._step = trainer, trainer.global_step
         self._live.loop_begins(trainer.optimizers, [config.scheduler for config in trainer.lr_scheduler_configs])
         if self.loop is not None:
-            self.loop.begins(trainer.global_step)
+            self.loop.knows_epochs()
         join(self.medic)
         came_from = Path(trainer.ckpt_path) if trainer.ckpt_path else None
-        self._live.recall(trainer.global_step == 0, self._directories()[0], came_from, writes=trainer.is_global_zero)
+        self._live.recall(came_from is None, self._directories()[0], came_from, writes=trainer.is_global_zero)
         self._register_accumulation(trainer, pl_module)
         if self._random is not None and trainer.world_size == 1:
             randomness.restore(self._random)

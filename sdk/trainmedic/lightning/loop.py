@@ -88,16 +88,19 @@ class Loop:
 
     # --- called by the callback -------------------------------------------------------------------------
 
-    def begins(self, step: int) -> None:
-        """The fit begins, at that step; or begins again."""
-        if self.replay is not None:
-            self.replay.limit = self._trainer.num_training_batches
+    def begins(self) -> None:
+        """The fit begins, or begins again; where checkpoints are is known now, and none of it is written yet."""
         if self._foreign is not None:
             return
         self._foreign = frozenset()
-        if step == 0:
+        if self._trainer.ckpt_path is None:
             self._foreign = frozenset((one.path, one.at) for one in self._found())
             self._counted().renew()
+
+    def knows_epochs(self) -> None:
+        """Training starts, and Lightning has said how many batches an epoch has."""
+        if self.replay is not None:
+            self.replay.limit = self._trainer.num_training_batches
 
     def stepped(self, step: int) -> None:
         """A step is complete."""

@@ -20,7 +20,7 @@ Begin = Callable[..., Training]
 def test_a_new_training_does_not_go_back_to_an_old_one(begin: Begin) -> None:
     """Its weights are another model's. What it has saved itself is gone back to, by a budget of its own."""
     for _ in range(2):
-        training = begin(rollbacks=1)
+        training = begin(rollbacks=1, checkpoint_at_start=False)
         training.train(15, {7: training.order("job.rollback"), 13: training.order("job.rollback")})
         first, second = training.replies()
         assert (first.status, "no complete checkpoint" in first.output["reason"]) == ("rejected", True)
