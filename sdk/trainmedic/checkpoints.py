@@ -11,6 +11,7 @@ deleted; the cleaner of the node agent heeds it too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -147,11 +148,16 @@ def flush_directory(directory: Path) -> None:
 def write_durably(path: Path, content: bytes) -> None:
     """The file holds either what it held or `content`, whenever the machine stops. Raises OSError."""
     unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
     flush_directory(path.parent)
 
 

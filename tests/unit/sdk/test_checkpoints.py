@@ -104,3 +104,17 @@ def test_a_damaged_mark_counts_as_none(tmp_path: Path, content: bytes) -> None:
     """A machine can stop in the middle of writing it."""
     (tmp_path / checkpoints.COMPLETE).write_bytes(content)
     assert checkpoints.completion(tmp_path) is None
+
+
+def test_a_mark_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: what was there stays, and no half of another lies beside it."""
+    path = tmp_path / "mark"
+    checkpoints.write_durably(path, b"before")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.write_durably(path, b"after")
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"before"]
