@@ -21,6 +21,8 @@ from app.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT = 0.2
 _LONGEST_WAIT = 10.0
+LONGEST_ASKED_FOR = 60.0
+"""Seconds that are waited at most because the API server, or a proxy before it, has asked for it."""
 
 Result = TypeVar("Result")
 
@@ -89,7 +91,8 @@ class ClusterAction:
                 return await attempt()
             except (ClusterUnavailable, ObjectChanged) as error:
                 is_open = is_open or getattr(error, "may_be_done", False)
-                pause = getattr(error, "retry_after", None) or wait * random.uniform(0.5, 1.0)  # noqa: S311 - to spread out
+                asked = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR)
+                pause = asked or wait * random.uniform(0.5, 1.0)  # noqa: S311 - to spread out
                 left = (call.deadline - self._clock.now()).total_seconds()
                 if pause >= left:
                     kind = OutcomeUnknown if is_open else TemporaryFailure

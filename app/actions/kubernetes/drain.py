@@ -8,6 +8,7 @@ was, also after the server was killed. Which pods are left alone is `sort`, a pu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,15 @@ from pydantic import BaseModel, Field
 
 from app import ports
 from app.actions.kubernetes import checkpoints, nodes
-from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because, node_of
+from app.actions.kubernetes.base import (
+    EVENTS,
+    LONGEST_ASKED_FOR,
+    ClusterAction,
+    ClusterParams,
+    Permission,
+    because,
+    node_of,
+)
 from app.domain.fields import Duration
 from app.domain.target import Kind
 from app.errors import (
@@ -77,6 +86,12 @@ class _Progress:
     trouble: str = ""
     told_at: datetime | None = None
 
+    def ends(self, pod: Object) -> None:
+        """It is on its way out, by us or by somebody else."""
+        holders = ", ".join(map(str, pod["metadata"].get("finalizers") or ()))
+        self.evicted.add(uid_of(pod))
+        self.why[uid_of(pod)] = f"ends, and is held by its finalizers: {holders}" if holders else "ends"
+
     def output(self, left: Sequence[Object]) -> dict[str, Any]:
         waiting = [{"pod": name_of(pod), "why": self.why.get(uid_of(pod), "ends")} for pod in left[:_SHOWN]]
         return {
@@ -104,9 +119,10 @@ class Drain(ClusterAction):
         params = cast(DrainParams, call.params)
         before = await nodes.cordon(self, call)
         output: dict[str, Any] = {"node": before["node"], "before": before["before"]}
-        if params.checkpoint is not None:
-            output["checkpoints"] = await checkpoints.ask_for(self._bus, self._clock, call, params.checkpoint)
         try:
+            if params.checkpoint is not None:
+                await self._may_begin(call, params)
+                output["checkpoints"] = await checkpoints.ask_for(self._bus, self._clock, call, params.checkpoint)
             output |= await self._empty(call, params)
         except ActionFailure as failure:
             failure.output = {**output, **failure.output}
@@ -118,6 +134,11 @@ class Drain(ClusterAction):
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
         return ports.Inverse(nodes.Uncordon.name, {"restore": True})
+
+    async def _may_begin(self, call: ports.Call, params: DrainParams) -> None:
+        """Before jobs are held up for a checkpoint: raise PermanentFailure where pods forbid the drain."""
+        with contextlib.suppress(ClusterUnavailable, ObjectChanged):  # which the drain itself outlasts
+            await self._look(call, params, _Progress())
 
     async def _empty(self, call: ports.Call, params: DrainParams) -> dict[str, Any]:
         progress, wait = _Progress(), ROUND
@@ -132,7 +153,8 @@ class Drain(ClusterAction):
                 progress.trouble = ""
             except (ClusterUnavailable, ObjectChanged) as error:
                 progress.trouble = str(error)
-                wait = min(wait * 2, _LONGEST_ROUND)
+                asked = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR)
+                wait = max(min(wait * 2, _LONGEST_ROUND), timedelta(seconds=asked))
             await self._tell(call, left, progress)
             if self._clock.now() + wait >= call.deadline:
                 raise TemporaryFailure(_unfinished(left, progress), progress.output(left))
@@ -154,30 +176,39 @@ class Drain(ClusterAction):
         return found.ending
 
     async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> bool:
-        """Ask for every pod that does not end yet. Whether budgets held any back."""
-        gate = asyncio.Semaphore(_AT_ONCE)
+        """Ask for every pod that does not end yet. Whether any was held back.
 
-        async def ask(pod: Object) -> bool:
+        What the API server says of one pod holds up no other; where it says so of all, it is raised.
+        """
+        gate = asyncio.Semaphore(_AT_ONCE)
+        asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        for pod in pods:
             if pod["metadata"].get("deletionTimestamp"):
-                progress.evicted.add(uid_of(pod))
-                progress.why[uid_of(pod)] = "ends"
-                return False
+                progress.ends(pod)
+
+        async def ask(pod: Object) -> ActionFailure | None:
             ref = Ref(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
             async with gate:
                 try:
                     await self.cluster.evict(ref, uid_of(pod), params.grace_period)
                 except EvictionBlocked as error:
                     progress.why[uid_of(pod)] = f"held back by its disruption budget: {error}"
-                    return True
-            progress.evicted.add(uid_of(pod))
-            progress.why[uid_of(pod)] = "ends"
-            return False
+                    return error
+                except ActionFailure as error:
+                    progress.why[uid_of(pod)] = f"cannot be evicted: {error}"
+                    return error
+            progress.ends(pod)
+            return None
 
-        outcomes = await asyncio.gather(*(ask(pod) for pod in pods), return_exceptions=True)
-        failures = [one for one in outcomes if isinstance(one, BaseException)]
-        if failures:
-            raise failures[0]
-        return any(outcomes)
+        failures = [error for error in await asyncio.gather(*(ask(pod) for pod in asked)) if error is not None]
+        for error in failures:
+            if isinstance(error, PermanentFailure):
+                error.output = progress.output(pods)
+                raise error
+        in_trouble = [error for error in failures if not isinstance(error, EvictionBlocked)]
+        if in_trouble and len(in_trouble) == len(asked):
+            raise in_trouble[0]
+        return bool(failures)
 
     async def _tell(self, call: ports.Call, left: Sequence[Object], progress: _Progress) -> None:
         now = self._clock.now()
