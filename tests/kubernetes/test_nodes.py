@@ -154,6 +154,20 @@ async def test_an_event_tells_on_the_node_who_did_it_and_why(world: World) -> No
     assert f"playbook a-playbook, run {RUN}: NodeDown fires" in events[0]["message"]
 
 
+async def test_a_node_that_kubernetes_sees_alive_is_not_cordoned_for_being_down(world: World) -> None:
+    """`unless_ready`: the monitoring is at fault. Once the node is cordoned by the run, a repeat is no failure."""
+    node = await world.node()
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    await world.cluster.patch(node, {"status": {"conditions": [ready]}}, "status")
+    with pytest.raises(TemporaryFailure, match="its kubelet reports it Ready to Kubernetes"):
+        await world.act(Cordon, node, RUN, unless_ready=True)
+    assert not (await world.cluster.get(node))["spec"].get("unschedulable")
+    await world.cluster.patch(node, {"status": {"conditions": [{**ready, "status": "Unknown"}]}}, "status")
+    await world.act(Cordon, node, RUN, unless_ready=True)
+    await world.cluster.patch(node, {"status": {"conditions": [ready]}}, "status")
+    assert (await world.act(Cordon, node, RUN, unless_ready=True))["after"] == {"cordoned": True}
+
+
 async def test_a_node_that_does_not_exist_is_a_clear_permanent_failure(world: World) -> None:
     """No retry mends it, and the message names the node."""
     with pytest.raises(ObjectMissing, match="Node nobody does not exist"):

@@ -42,6 +42,7 @@ class CreateJobParams(ClusterParams):
                 raise ValueError("must be a Job of batch/v1")
             if not isinstance(manifest.get("spec"), dict):
                 raise ValueError("has no spec")
+            return {name: _without_none(value) for name, value in manifest.items()}
         return manifest
 
     @model_validator(mode="after")
@@ -98,6 +99,13 @@ class CreateJob(ClusterAction):
             if self._clock.now() + LOOK_EVERY >= call.deadline:
                 raise TemporaryFailure(f"{ref} has not ended in time", {**output, "result": "running"})
             await self._clock.sleep_until(self._clock.now() + LOOK_EVERY)
+
+
+def _without_none(value: Any) -> Any:
+    """A member whose template came to none is left out, as `runtimeClassName: "{{ vars.runtime or none }}"`."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _job(call: ports.Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
