@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, cast
@@ -22,11 +22,13 @@ from app.actions.kubernetes import checkpoints, nodes
 from app.actions.kubernetes.base import (
     EVENTS,
     LONGEST_ASKED_FOR,
+    STOPPED,
     ClusterAction,
     ClusterParams,
     Permission,
     because,
     node_of,
+    told,
 )
 from app.domain.fields import Duration
 from app.domain.target import Kind
@@ -84,6 +86,7 @@ class _Progress:
     names: dict[str, str] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
+    is_held: bool = False
     told_at: datetime | None = None
 
     def ends(self, pod: Object) -> None:
@@ -122,10 +125,12 @@ class Drain(ClusterAction):
         try:
             if params.checkpoint is not None:
                 await self._may_begin(call, params)
-                output["checkpoints"] = await checkpoints.ask_for(self._bus, self._clock, call, params.checkpoint)
+                asking = checkpoints.ask_for(self._bus, self._clock, call, params.checkpoint)
+                output["checkpoints"] = await self._unless_stopped(call, asking)
             output |= await self._empty(call, params)
         except ActionFailure as failure:
             failure.output = {**output, **failure.output}
+            failure.is_begun = True  # the node is cordoned, which the undo takes back
             await self._leave_event(call, "DrainFailed", str(failure), warning=True)
             raise
         await self._leave_event(call, "Drained", f"{output['gone']} pods gone")
@@ -140,6 +145,21 @@ class Drain(ClusterAction):
         with contextlib.suppress(ClusterUnavailable, ObjectChanged):  # which the drain itself outlasts
             await self._look(call, params, _Progress())
 
+    async def _unless_stopped(self, call: ports.Call, work: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
+        """What `work` returns. Raises TemporaryFailure as soon as the run is cancelled."""
+        task = asyncio.ensure_future(work)
+        try:
+            while True:
+                tick = asyncio.ensure_future(self._clock.sleep_until(self._clock.now() + ROUND))
+                await asyncio.wait({task, tick}, return_when=asyncio.FIRST_COMPLETED)
+                tick.cancel()
+                if task.done():
+                    return task.result()
+                if await told(call) == "stop":
+                    raise TemporaryFailure(STOPPED)
+        finally:
+            task.cancel()
+
     async def _empty(self, call: ports.Call, params: DrainParams) -> dict[str, Any]:
         progress, wait = _Progress(), ROUND
         left: Sequence[Object] = ()
@@ -148,7 +168,11 @@ class Drain(ClusterAction):
                 left = await self._look(call, params, progress)
                 if not left:
                     return progress.output(())
-                blocked = await self._evict_all(left, params, progress)
+                word = await told(call)
+                if word == "stop":
+                    raise TemporaryFailure(f"{STOPPED}: {_unfinished(left, progress)}", progress.output(left))
+                progress.is_held = word == "hold"
+                blocked = progress.is_held or await self._evict_all(left, params, progress)
                 wait = min(wait * 2, _LONGEST_ROUND) if blocked else ROUND
                 progress.trouble = ""
             except (ClusterUnavailable, ObjectChanged) as error:
@@ -270,6 +294,8 @@ def _data_on_disk(pod: Object) -> bool:
 def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
     if progress.trouble:
         return f"the drain waits for the Kubernetes API: {progress.trouble}"
+    if progress.is_held:
+        return f"no more is evicted while the server is paused; {len(left)} pods are still there"
     shown = "; ".join(f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left[:3])
     return f"{len(left)} pods are still there: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
 

@@ -10,7 +10,15 @@ from typing import Any, ClassVar, cast
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from app import ports
-from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because
+from app.actions.kubernetes.base import (
+    EVENTS,
+    STOPPED,
+    ClusterAction,
+    ClusterParams,
+    Permission,
+    because,
+    told,
+)
 from app.errors import ObjectExists, ObjectMissing, PermanentFailure, TemporaryFailure
 from app.ports.cluster import JOBS, Object, Ref
 
@@ -96,6 +104,8 @@ class CreateJob(ClusterAction):
             if "Failed" in ended:
                 said = ended["Failed"].get("message") or ended["Failed"].get("reason") or "no reason given"
                 raise PermanentFailure(f"{ref} failed: {said}", {**output, "result": "failed"})
+            if await told(call) == "stop":
+                raise TemporaryFailure(f"{STOPPED}; {ref} is left to end by itself", {**output, "result": "running"})
             if self._clock.now() + LOOK_EVERY >= call.deadline:
                 raise TemporaryFailure(f"{ref} has not ended in time", {**output, "result": "running"})
             await self._clock.sleep_until(self._clock.now() + LOOK_EVERY)

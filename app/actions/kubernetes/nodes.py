@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from app import ports
 from app.actions.kubernetes import notes
-from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because, node_of
+from app.actions.kubernetes.base import EVENTS, GONE, ClusterAction, ClusterParams, Permission, because, node_of
 from app.domain.target import Kind
-from app.errors import PermanentFailure, TemporaryFailure
+from app.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from app.ports.cluster import NODES, Object, Ref
 
 # Names of labels and taints, and their values: Kubernetes' own rules.
@@ -136,7 +136,12 @@ class Uncordon(_NodeAction):
         if params.force:
             node, is_cordoned = await self._force(call, ref)
             return self._output(ref, is_cordoned, node, "forced")
-        node, why, is_back = await self.take_back(call, ref, UNSCHEDULABLE, of_all_runs=not params.restore)
+        try:
+            node, why, is_back = await self.take_back(call, ref, UNSCHEDULABLE, of_all_runs=not params.restore)
+        except ObjectMissing:
+            if not params.restore:
+                raise
+            return {"node": ref.name, "note": GONE}
         is_cordoned = _read_unschedulable(node)
         if is_cordoned and not params.restore:
             raise PermanentFailure(f"node {ref.name} stays cordoned: {why}", self._output(ref, True, node, why))
