@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.actions.kubernetes import base
 from app.actions.kubernetes.nodes import Cordon, Label, Taint, Uncordon
 from app.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from app.ports.cluster import NODES, Ref, Resource
@@ -166,6 +167,43 @@ async def test_a_node_that_kubernetes_sees_alive_is_not_cordoned_for_being_down(
     await world.act(Cordon, node, RUN, unless_ready=True)
     await world.cluster.patch(node, {"status": {"conditions": [ready]}}, "status")
     assert (await world.act(Cordon, node, RUN, unless_ready=True))["after"] == {"cordoned": True}
+
+
+@pytest.mark.parametrize(
+    ("action", "given"), [(Cordon, {}), (Taint, {"key": "example.com/ill"}), (Label, {"key": "ill", "value": "yes"})]
+)
+async def test_an_undo_on_a_node_that_is_gone_is_done(world: World, action: type[Any], given: dict[str, Any]) -> None:
+    """Autoscalers delete nodes: a duty to give one back does not stay for ever, nor count as failed."""
+    node = await world.node()
+    call = world.call(action, node, RUN, **given)
+    undo = action.inverse(call.params, await world.perform(action, call))
+    found = await world.cluster.get(node)
+    await world.cluster.delete(node, found["metadata"]["uid"])
+    taker = {one.name: one for one in (Uncordon, Taint, Label)}[undo.action]
+    assert "gone" in (await world.act(taker, node, RUN, **undo.params))["note"]
+
+
+async def test_hours_that_a_proxy_asks_for_are_not_waited(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Retry-After is obeyed up to a bound; then it is tried again."""
+    monkeypatch.setattr(base, "LONGEST_ASKED_FOR", 0.2)
+    node = await world.node()
+    stand_in.faults.append(Fault(429, times=2, retry_after=7200))
+    await world.act(Cordon, node, RUN, timeout=20)
+    assert await is_cordoned(world, node)
+
+
+async def test_a_token_that_has_expired_is_outlasted_until_it_is_renewed(world: World, stand_in: ApiServer) -> None:
+    """While it is rotated the API server knows the new one alone; what is told names the cause."""
+    node = await world.node()
+    stand_in.faults.append(Fault(401, times=3, message="Unauthorized"))
+    await world.act(Cordon, node, RUN, timeout=20)
+    assert await is_cordoned(world, node)
+    stand_in.faults.append(Fault(401, times=10**6, message="Unauthorized"))
+    with pytest.raises(TemporaryFailure, match="does not accept our credentials"):
+        await world.act(Label, node, RUN, timeout=1, key="a", value="b")
+    stand_in.faults.clear()
 
 
 async def test_a_node_that_does_not_exist_is_a_clear_permanent_failure(world: World) -> None:

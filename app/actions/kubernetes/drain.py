@@ -202,7 +202,7 @@ class Drain(ClusterAction):
     async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> bool:
         """Ask for every pod that does not end yet. Whether any was held back.
 
-        What the API server says of one pod holds up no other; where it says so of all, it is raised.
+        What the API server says of one pod holds up no other, and is told beside its name.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
@@ -229,9 +229,6 @@ class Drain(ClusterAction):
             if isinstance(error, PermanentFailure):
                 error.output = progress.output(pods)
                 raise error
-        in_trouble = [error for error in failures if not isinstance(error, EvictionBlocked)]
-        if in_trouble and len(in_trouble) == len(asked):
-            raise in_trouble[0]
         return bool(failures)
 
     async def _tell(self, call: ports.Call, left: Sequence[Object], progress: _Progress) -> None:
