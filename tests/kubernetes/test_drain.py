@@ -325,7 +325,7 @@ async def test_a_paused_drain_evicts_no_more_and_a_cancelled_one_ends(world: Wor
     """Operators' word counts in the middle of it; what it had begun is there to be taken back."""
     node = await world.node()
     pods = [await world.pod(name, node) for name in ("a", "b")]
-    words: list[ports.Word] = ["hold", "hold"]
+    words: list[ports.Word] = ["hold"]
 
     async def word() -> ports.Word:
         return words.pop(0) if words else "stop"
@@ -360,7 +360,7 @@ async def test_of_several_jobs_each_ones_checkpoint_is_told(world: World, bus: R
         await _presence(client, name, node)
     world.bus = bus
     async with Kubelet(world, node):
-        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30, checkpoint="3s"))
+        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30, checkpoint="2s"))
         for name, status, output in (
             ("good", envelope.APPLIED, {"step": 7}),
             ("full", envelope.FAILED, {"reason": "no space left"}),
