@@ -22,7 +22,7 @@ from app.engine import attempts, plan, steps
 from app.engine.locks import TargetLocks
 from app.engine.moves import Act, Context, Draft, Hold, Idle, Outcome, Plan, Signals
 from app.engine.recorder import Recorder
-from app.ports import Actions, Book, Call, Clock, Limits
+from app.ports import Actions, Book, Call, Clock, Limits, Word
 
 log = telemetry.logger(__name__)
 
@@ -235,7 +235,17 @@ class Driver:
     def _call(self, act: Act) -> Call:
         state = self.run.step(act.key)
         alert = self._signals.alerts[0].alert
-        return attempts.call_of(self.run, act, self._around.actions, alert, lambda what: self._tell(state, what))
+        return attempts.call_of(
+            self.run, act, self._around.actions, alert, lambda what: self._tell(state, what), self._word
+        )
+
+    async def _word(self) -> Word:
+        """What operators have said since the attempt began. It stays to be taken in: an attempt plans nothing."""
+        if self._touched.is_set():
+            snapshot = await self._around.recorder.snapshot(self.run.id)
+            if snapshot is not None and Signals(snapshot.alerts, snapshot.orders).last(OrderKind.CANCEL):
+                return "stop"
+        return "hold" if self._around.controls().paused else "go_on"
 
     async def _tell(self, state: StepState, what: str) -> None:
         """Note what an attempt waits for, so that nobody has to guess why nothing happens."""
