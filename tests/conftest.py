@@ -1,4 +1,4 @@
-"""What tests share: a real Redis and PostgreSQL of their own, which they may kill, and a stand-in for the GPU driver."""
+"""What tests share: a real Redis and PostgreSQL, which they may kill, and a stand-in for the GPU driver."""
 
 from __future__ import annotations
 

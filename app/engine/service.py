@@ -44,6 +44,7 @@ class Engine:
         metrics: telemetry.Metrics,
         inventory: Callable[[], Mapping[str, str]] = dict,
         alert_source: AlertSource | None = None,
+        fence: Callable[[], object] = lambda: None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -59,6 +60,7 @@ class Engine:
             metrics=metrics,
             new_id=self._new_id,
             controls=lambda: self._controls,
+            fence=fence,
         )
         self._workers = Workers(store, catalog, around)
         self._intake = Intake(store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted)

@@ -14,7 +14,9 @@ from app.adapters.sql_store.store import SqlStore
 from tests.postgres import PostgresServer
 
 _EMPTY = [f"DELETE FROM {table.name}" for table in reversed(schema.metadata.sorted_tables)]
-_EMPTY += [f"ALTER SEQUENCE {table.name}_seq_seq RESTART" for table in schema.metadata.tables.values() if "seq" in table.c]
+_EMPTY += [
+    f"ALTER SEQUENCE {table.name}_seq_seq RESTART" for table in schema.metadata.tables.values() if "seq" in table.c
+]
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -188,7 +188,7 @@ def _engine(creator: Callable[[], Any], **options: Any) -> sa.Engine:
     )
 
 
-def _connect(url: str, limits: dict[str, float], **more: Any) -> psycopg.Connection[Any]:
+def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Connection[Any]:
     import psycopg
 
     given = psycopg.conninfo.conninfo_to_dict(conninfo(url))

@@ -12,6 +12,7 @@ Who calls it: ``writer`` asks and confirms; whatever acts calls `require` first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
@@ -38,13 +39,10 @@ def now() -> float:
 
 def end_process(why: str) -> None:
     """Leave at once, with nothing unwound: unwinding could act."""
-    log.critical("this server works no more, and ends; what it had begun goes on elsewhere, or here when it is "
-                 "started again", why=why)  # fmt: skip
+    log.critical("this server works no more and ends; what it had begun, the one that takes over goes on with", why=why)
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            pass
     os._exit(EXIT_CODE)
 
 

@@ -53,9 +53,7 @@ class Turn:
 
     async def _try(self) -> bool:
         if self._session is None:
-            self._session = await asyncio.to_thread(
-                postgresql.Session.open, self._url, self._takeover, self._address
-            )
+            self._session = await asyncio.to_thread(postgresql.Session.open, self._url, self._takeover, self._address)
         if await asyncio.to_thread(self._session.take_lock):
             self.holder = ""
             return True
