@@ -88,7 +88,7 @@ class Standby:
             match scope["path"]:
                 case "/health":
                     response = _json(Health(timestamp=self._clock.now(), version=__version__))
-                case "/ready":
+                case "/ready" if b"any=true" not in scope["query_string"]:
                     response = _json(self._ready(), HTTPStatus.SERVICE_UNAVAILABLE)
                 case "/metrics":
                     response = Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -99,7 +99,7 @@ class Standby:
         if not holder or any(name == _HANDED_ON for name, _ in scope["headers"]):
             await self._refuse(f"This server stands by: {self._turn.why}.", scope, receive, send)
             return
-        task = asyncio.ensure_future(self._hand_on(holder, scope, receive, send))
+        task = asyncio.create_task(self._hand_on(holder, scope, receive, send))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         await asyncio.wait([task])

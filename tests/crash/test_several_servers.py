@@ -28,6 +28,7 @@ def trouble(kind: str, servers: Servers, postgres: PostgresServer) -> None:
         case "hang":
             servers.hang()
         case "restart":
+            servers.wait()
             postgres.stop()
             postgres.start()
 

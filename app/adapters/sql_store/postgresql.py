@@ -68,8 +68,10 @@ def conninfo(url: str) -> str:
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise errors.ConfigurationError(f"the database URL begins with {scheme}://; write postgresql://")
     try:
-        psycopg.conninfo.conninfo_to_dict(f"postgresql:{rest}")
-    except psycopg.ProgrammingError:  # its text shows parts of the URL, and the password may be one
+        ports = psycopg.conninfo.conninfo_to_dict(f"postgresql:{rest}").get("port") or ""
+        if not all(port.isdigit() for port in str(ports).split(",") if port):
+            raise ValueError
+    except (psycopg.ProgrammingError, ValueError):  # its text shows parts of the URL, and the password may be one
         raise errors.ConfigurationError(
             "the database URL cannot be read; it looks like postgresql://user:password@host:5432/database, "
             "with %XX for special characters in the password"
