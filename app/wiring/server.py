@@ -98,6 +98,8 @@ class Application:
         """Serve as one of several: stand by, and work when the lock is free."""
         settings = self._settings
         self._authenticator()  # what is wrong with it is said before anybody is answered
+        if settings.redis is None and settings.advertise is not None:
+            log.warning("the embedded Redis is this server's alone: agents and jobs are lost to one that takes over")
         turn = Turn(settings.database_url, settings.takeover, settings.advertise or "")
         standby = Standby(turn, self._clock, self._metrics)
         front = Front(standby)

@@ -24,7 +24,9 @@ from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, run
 from tests.postgres import PASSWORD, PostgresServer
 
-QUICK = timedelta(seconds=1.5)
+SLOW = timedelta(seconds=60)
+"""So long that no machine is too busy."""
+QUICK = timedelta(seconds=2)
 PATIENCE = 30.0
 
 
@@ -62,7 +64,7 @@ async def store(url: str, lost: Lost) -> AsyncIterator[SqlStore]:
     await opened.close()
 
 
-def led(url: str, lost: Lost, takeover: timedelta = QUICK) -> SqlStore:
+def led(url: str, lost: Lost, takeover: timedelta = SLOW) -> SqlStore:
     session = Session.open(url, takeover)
     assert session.take_lock()
     return SqlStore.of_session(session, on_lost=lost)
@@ -201,8 +203,9 @@ async def test_a_session_cut_within_a_transaction_keeps_nothing_of_it(
     assert await kinds(store) == []
 
 
-async def test_a_server_that_hangs_loses_its_session(url: str, store: SqlStore, lost: Lost) -> None:
+async def test_a_server_that_hangs_loses_its_session(url: str, lost: Lost) -> None:
     """PostgreSQL ends it when it has been silent for the takeover time, and it gives up before."""
+    store = led(url, lost, QUICK)
     entered, leave = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -222,19 +225,25 @@ async def test_a_server_that_hangs_loses_its_session(url: str, store: SqlStore, 
     with pytest.raises(errors.StoreUnavailable):
         await hanging
     session.close()
+    await store.close()
 
 
-async def test_something_that_changes_sessions_is_noticed(store: SqlStore, lost: Lost) -> None:
+async def test_something_that_changes_sessions_is_noticed(url: str, lost: Lost) -> None:
     """A pooler of transactions hands the next one to a session that has no lock."""
+    store = led(url, lost, timedelta(seconds=10))
     unlock = sa.text("SELECT pg_advisory_unlock_all()")
     await store.transact(lambda tx: tx.settle().execute(unlock) and None)  # type: ignore[attr-defined]
     assert "pool" in await lost.happened()
     with pytest.raises(errors.StoreUnavailable):
         await store.transact(lambda tx: tx.controls())
+    await store.close()
 
 
-async def test_a_table_that_somebody_holds_is_an_outage_and_not_the_end(url: str, store: SqlStore, lost: Lost) -> None:
+async def test_a_table_that_somebody_holds_is_an_outage_and_not_the_end(url: str, lost: Lost) -> None:
     """Writes fail as StoreUnavailable until it is let go; the session stands."""
+    # Through a connection that waits less for locks than a server's own does: a test has no time.
+    store = led(url, lost)
+    await store.transact(lambda tx: tx.settle().execute(sa.text("SET lock_timeout = 100")) and None)  # type: ignore[attr-defined]
     with psycopg.connect(url) as other:
         other.execute("LOCK TABLE events")
         with pytest.raises(errors.StoreUnavailable, match="lock timeout"):
@@ -246,6 +255,7 @@ async def test_a_table_that_somebody_holds_is_an_outage_and_not_the_end(url: str
     assert await kinds(store) == ["after"]
     assert lost.why is None
     store.fence()
+    await store.close()
 
 
 async def test_a_missing_table_is_an_outage(url: str, store: SqlStore) -> None:
@@ -283,17 +293,19 @@ async def test_a_refused_question_is_its_own_units_affair(store: SqlStore) -> No
     assert await kinds(store) == ["one", "two"]
 
 
-async def test_a_turn_comes_when_postgresql_does(postgres: PostgresServer, url: str) -> None:
-    """While it is away a server waits and says why; the history of an earlier one is read again afterwards."""
+async def test_a_turn_comes_when_the_database_does(postgres: PostgresServer, url: str) -> None:
+    """While it takes no connections a server waits and says so; the history is read again afterwards too."""
+    name = url.rpartition("/")[2]
     reading = postgresql.reader_engine(url)
     with reading.connect() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1
-    postgres.stop()
+    postgres.ask(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    postgres.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
     turn = Turn(url)
     coming = asyncio.ensure_future(turn.come())
     while turn.why != "PostgreSQL does not answer":
         await asyncio.sleep(0.01)
-    postgres.start()
+    postgres.ask(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
     async with asyncio.timeout(PATIENCE):
         session = await coming
     with reading.connect() as connection:

@@ -16,7 +16,7 @@ import redis
 from tests.live import Job, Server, delivery, resolved
 from tests.postgres import PostgresServer
 from tests.programs import eventually
-from tests.several import member, works
+from tests.several import QUICK, member, works
 
 PLAYBOOK = """
 playbook: slow-down
@@ -114,11 +114,14 @@ def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: 
 def test_a_server_that_hung_and_wakes_does_nothing_more(tmp_path: Path, url: str, redis_url: str) -> None:
     """Its command's answer, which comes after it has been replaced, is the other's; it ends, and the effect is one."""
     with (
-        member(tmp_path / "one", PLAYBOOK, url, redis_url) as one,
+        member(tmp_path / "one", PLAYBOOK, url, redis_url, *QUICK) as one,
         Job("llm", redis_url) as job,
     ):
         eventually(lambda: works(one), 30, "one works", 0.05)
-        with member(tmp_path / "two", PLAYBOOK, url, redis_url) as two, redis.Redis.from_url(redis_url) as looking:
+        with (
+            member(tmp_path / "two", PLAYBOOK, url, redis_url, *QUICK) as two,
+            redis.Redis.from_url(redis_url) as looking,
+        ):
             job.hold()
             assert one.ask("/webhook", delivery("Spike", "llm")).status == 200
             eventually(lambda: looking.xlen("trainmedic:commands:job:llm"), 30, "the command is on its way", 0.02)

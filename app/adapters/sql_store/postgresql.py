@@ -40,6 +40,8 @@ _NAME_PREFIX = "trainmedic@"
 _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
 # A login or a database that does not exist, or may not be used: another try would fail alike.
 _HOPELESS = re.compile(r"password authentication failed|no password supplied|no pg_hba.conf entry|does not exist")
+# What is acknowledged survives a crash of PostgreSQL, whatever the database's default; more is left as it is.
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 MINE = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
 """Whether the session that answers has a lock; if something changes sessions in between it has not."""
 
@@ -120,8 +122,7 @@ class Session:
             target_session_attrs="read-write",
         )
         try:
-            with database.translated("the session with PostgreSQL could not be set up"):
-                return cls(connection, url, takeover)
+            return cls(connection, url, takeover)
         except BaseException:
             connection.close()
             raise
@@ -210,6 +211,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
             )
         for name, seconds in limits.items():
             connection.execute("SELECT set_config(%s, %s, false)", (name, f"{int(seconds * 1000)}"))
+        connection.execute(_DURABLE)
         connection.commit()
     except psycopg.Error as error:
         with suppress(psycopg.Error):
@@ -223,8 +225,13 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:
     """The lock's number: locks are a database's, and each schema in it can hold a store of its own."""
-    row = connection.execute("SELECT current_schema()").fetchone()
-    connection.commit()
+    import psycopg
+
+    try:
+        row = connection.execute("SELECT current_schema()").fetchone()
+        connection.commit()
+    except psycopg.Error as error:
+        raise database.unavailable("PostgreSQL does not answer", error) from error
     if row is None or row[0] is None:
         raise errors.ConfigurationError("the database's search_path names no schema that exists; make one")
     digest = hashlib.sha256(f"trainmedic:{row[0]}".encode()).digest()

@@ -11,6 +11,8 @@ from app.adapters.sql_store import postgresql
 ASK_EVERY = 1.0
 """Seconds between two tries: how late a server that stands by takes over, once the other has gone."""
 
+_ITS_TURN = "it is about to take over"
+
 log = telemetry.logger(__name__)
 
 
@@ -27,7 +29,7 @@ class Turn:
         self._takeover = takeover
         self._address = address
         self._session: postgresql.Session | None = None
-        self.why = "the server has just started"
+        self.why = "it has just started"
         self.holder = ""
 
     async def come(self) -> postgresql.Session:
@@ -41,7 +43,7 @@ class Turn:
                     if await self._try():
                         assert self._session is not None
                         session, self._session = self._session, None
-                        self._tell("the server takes over")
+                        self._tell(_ITS_TURN)
                         return session
                     self._tell("another server works")
                 except errors.StoreUnavailable as error:
@@ -70,7 +72,7 @@ class Turn:
         if why != self.why:
             self.why = why
             if error is None:
-                log.info("stands by" if why != "the server takes over" else "takes over", why=why)
+                log.info("takes over" if why == _ITS_TURN else "stands by", why=why)
             else:
                 log.warning("stands by", why=why, error=error)
         if error is not None:
