@@ -56,13 +56,17 @@ class Contents(Protocol):
 
 
 class Whole:
-    """Each rank has all of the training, as with DDP: rank 0 writes it, and all read that."""
+    """Each rank has all of the training, as with DDP: rank 0 writes it, and all read that.
+
+    But for the modules' buffers, of which each rank has its own: DDP gives rank 0's to all at the beginning of a
+    forward pass, if at all (``broadcast_buffers``), and from there on they differ.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
     def capture(self, parts: Parts) -> tuple[Any, Any]:
-        return (parts.capture() if self._rank == 0 else None), None
+        return (parts.capture(), None) if self._rank == 0 else (None, parts.buffers())
 
     def write(self, path: Path, content: Any) -> None:
         if self._rank == 0:
@@ -80,6 +84,8 @@ class Whole:
 
     def restore(self, content: Any, parts: Parts, own: Any) -> None:
         parts.restore(content)
+        if own is not None:
+            parts.restore_buffers(own)
 
 
 class JointDirectory(Directory):

@@ -144,22 +144,22 @@ class Indexed(Feed):
 
     def _upcoming(self) -> Iterator[Any]:
         """What the loader is to fetch, from the present place to the end of the epoch."""
-        order, size, epoch = self._order, self.batch_size, self.epoch
+        order, size, epoch = self._order, self.batch_size or 1, self.epoch
         entries = order.entries(epoch)
         batch: list[Any] = []
-        place = begin = self.place
-        for place in self.left_out.remaining(epoch, self.place, len(entries)):
-            if size is None:
-                yield self._asked(epoch, place, place + 1, entries[place])
-                continue
-            if not batch:
-                begin = place
-            batch.append(entries[place])
-            if len(batch) == size:
-                yield self._asked(epoch, begin, place + 1, batch)
-                batch = []
+        begin = end = self.place
+        for place, stop in self.left_out.remaining(epoch, self.place, len(entries)):
+            while place < stop:
+                if not batch:
+                    begin = place
+                end = min(stop, place + size - len(batch))
+                batch.extend(entries[place:end])
+                place = end
+                if len(batch) == size:
+                    yield self._asked(epoch, begin, end, batch[0] if self.batch_size is None else batch)
+                    batch = []
         if batch and not order.drop_last:
-            yield self._asked(epoch, begin, place + 1, batch)
+            yield self._asked(epoch, begin, end, batch)
 
     def _asked(self, epoch: int, begin: Place, end: Place, entry: Any) -> Any:
         self._ends.append(end)

@@ -126,13 +126,15 @@ class LeftOut:
     def holds(self, epoch: int, place: Place) -> bool:
         return any(one == epoch and start <= place < stop for one, start, stop in self.ranges)
 
-    def remaining(self, epoch: int, place: Place, end: Place) -> Iterator[Place]:
-        """The places of the epoch from `place` to before `end` that are not left out, in order."""
+    def remaining(self, epoch: int, place: Place, end: Place) -> Iterator[tuple[Place, Place]]:
+        """The places of the epoch from `place` to before `end` that are not left out: ranges, in order."""
         for one, start, stop in self.ranges:
             if one == epoch and stop > place:
-                yield from range(place, min(start, end))
+                if place < min(start, end):
+                    yield place, min(start, end)
                 place = stop
-        yield from range(place, end)
+        if place < end:
+            yield place, end
 
 
 def for_other_ranks(feed: dict[str, Any] | None, ranks: int, now: int) -> dict[str, Any] | None:
@@ -142,4 +144,6 @@ def for_other_ranks(feed: dict[str, Any] | None, ranks: int, now: int) -> dict[s
     if feed is None or "loader" in feed or feed.get("at_start") is not None:
         return None
     left_out = [[epoch, start * ranks // now, -(-stop * ranks // now)] for epoch, start, stop in feed["left_out"]]
-    return {**feed, "place": feed["place"] * ranks // now, "left_out": left_out}
+    # The generator is another rank's: two of them would draw the same numbers.
+    shared = {name: value for name, value in feed.items() if name != "generator"}
+    return {**shared, "place": feed["place"] * ranks // now, "left_out": left_out}

@@ -39,20 +39,34 @@ class Parts:
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"
-            if isinstance(part, nn.Module):
-                wrong = _other_shape(part.state_dict(), states[name])
-                if wrong:
-                    return f"{name}: {wrong}"
-            elif isinstance(part, torch.optim.Optimizer):
-                held = [len(group["params"]) for group in states[name]["param_groups"]]
-                if held != [len(group["params"]) for group in part.param_groups]:
-                    return f"{name}: other parameter groups"
+            try:
+                wrong = _difference(part, states[name])
+            except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+                wrong = f"{type(error).__name__}: {error}"
+            if wrong:
+                return f"{name}: {wrong}"
         return ""
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Load into place."""
         for name, part in self.by_name.items():
             part.load_state_dict(states[name])
+
+    def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The modules' buffers by the names of module and buffer, but for those that are not part of its state."""
+        found = {}
+        for name, module in self._modules():
+            kept = module.state_dict().keys()
+            found[name] = {key: one for key, one in module.named_buffers() if key in kept}
+        return found
+
+    def restore_buffers(self, held: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Into place, those that there still are."""
+        with torch.no_grad():
+            for name, module in self._modules():
+                for key, buffer in module.named_buffers():
+                    if key in held.get(name, ()):
+                        buffer.copy_(held[name][key])
 
     def forget_gradients(self) -> None:
         """Those of an abandoned or half-done step, which may be NaN."""
@@ -62,6 +76,9 @@ class Parts:
             if isinstance(part, torch.amp.GradScaler):
                 # Which optimizers it has unscaled in a step that did not come to its end.
                 part._per_optimizer_states.clear()
+
+    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
+        return ((name, one) for name, one in self.by_name.items() if isinstance(one, nn.Module))
 
 
 def is_sharded(parts: Parts) -> bool:
@@ -91,6 +108,15 @@ def _members(name: str, given: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{number}", one
     else:
         yield name, given
+
+
+def _difference(part: Any, held: Any) -> str:
+    if isinstance(part, nn.Module):
+        return _other_shape(part.state_dict(), held)
+    if isinstance(part, torch.optim.Optimizer):
+        sizes = [len(group["params"]) for group in held["param_groups"]]
+        return "other parameter groups" if sizes != [len(group["params"]) for group in part.param_groups] else ""
+    return ""
 
 
 def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:

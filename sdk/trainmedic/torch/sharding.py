@@ -51,7 +51,7 @@ class Sharded:
         fresh = [name for name, one in self._optimizers.items() if not one.state]
         return self._tensors(fresh), {
             "fresh": fresh,
-            "buffers": dict(self._model.named_buffers()),
+            "buffers": parts.buffers(),
             "groups": {name: one.state_dict()["param_groups"] for name, one in self._optimizers.items()},
             "others": {name: one.state_dict() for name, one in self._others(parts).items()},
         }
@@ -83,10 +83,7 @@ class Sharded:
     def restore(self, content: Any, parts: Parts, own: Any) -> None:
         # What is kept with each rank's own files is not asked for here.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
-        with torch.no_grad():
-            for name, buffer in self._model.named_buffers():
-                if name in own["buffers"]:
-                    buffer.copy_(own["buffers"][name])
+        parts.restore_buffers(own["buffers"])
         for name, optimizer in self._optimizers.items():
             if name in own["fresh"]:
                 optimizer.state.clear()

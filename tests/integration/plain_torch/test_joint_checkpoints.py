@@ -72,6 +72,27 @@ def test_a_checkpoint_holds_the_training_once_and_each_ranks_own(tmp_path: Path)
     assert names == [".trainmedic-complete", "rank-00000.pt", "rank-00001.pt", "training.pt"]
 
 
+def test_each_rank_gets_its_own_buffers_back(tmp_path: Path) -> None:
+    """As DDP leaves them after a step: those of the last batch that the rank itself has seen."""
+
+    def normalized(mean: float) -> Parts:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        model.register_buffer("derived", torch.full((1,), mean), persistent=False)
+        model[1].running_mean.fill_(mean)
+        return Parts(model=model, shadow=nn.BatchNorm1d(2))
+
+    means = [1.0, 2.0]
+    with Crew(2, every=1) as crew:
+        act = lambda one: directory(tmp_path, one, 2).save(10, normalized(means[one.rank]), state(one.rank))  # noqa: E731
+        found = everywhere(crew, act)[0]
+        held = [normalized(0.0) for _ in means]
+        everywhere(crew, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
+    models = [one.by_name["model"] for one in held]
+    assert [one[1].running_mean.tolist() for one in models] == [[1.0, 1.0], [2.0, 2.0]]
+    assert [one.derived.item() for one in models] == [0.0, 0.0]
+    assert all(torch.equal(models[0][0].weight, one[0].weight) for one in models)
+
+
 def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
     """All ranks know of it, with the reason, and nothing is left behind."""
     with Crew(2, every=1) as crew:
