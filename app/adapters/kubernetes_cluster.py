@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -48,14 +48,20 @@ log = telemetry.logger(__name__)
 class KubernetesCluster:
     """One cluster. `opened` builds it; `close` it after."""
 
-    def __init__(self, client: ApiClient, event_namespace: str = "default") -> None:
+    def __init__(
+        self, client: ApiClient, event_namespace: str = "default", fence: Callable[[], object] = lambda: None
+    ) -> None:
         self._client = client
+        self._fence = fence
         self._event_namespace = event_namespace
 
     @classmethod
-    async def opened(cls, kubeconfig: Path | None = None, context: str | None = None) -> KubernetesCluster:
+    async def opened(
+        cls, kubeconfig: Path | None = None, context: str | None = None, fence: Callable[[], object] = lambda: None
+    ) -> KubernetesCluster:
         """From a kubeconfig file, else with the service account of the pod that this runs in.
 
+        `fence` is called before each change, and does not return where this server may not act any more.
         Raises ConfigurationError.
         """
         configuration = Configuration()
@@ -72,7 +78,7 @@ class KubernetesCluster:
             raise ConfigurationError(f"no Kubernetes cluster is known from {where}: {told}") from error
         client = ApiClient(configuration)
         client.user_agent = f"trainmedic/{__version__}"
-        return cls(client)
+        return cls(client, fence=fence)
 
     async def close(self) -> None:
         await self._client.close()
@@ -205,6 +211,8 @@ class KubernetesCluster:
     ) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT.total_seconds())
         changes = method != "GET"
+        if changes:
+            self._fence()
         try:
             response = await self._send(method, path, query or {}, body, content_type, timeout)
             raw = await response.read()

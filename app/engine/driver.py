@@ -39,6 +39,8 @@ class Surroundings:
     metrics: telemetry.Metrics
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
+    fence: Callable[[], object] = lambda: None
+    """Does not return where this server is not the one any more that may act."""
 
     def count_closed(self, run: Run) -> None:
         """Let the metrics and the log tell that a run has closed."""
@@ -175,6 +177,7 @@ class Driver:
             if self._received_at is not None and not act.undo:
                 self._around.metrics.alert_to_action_seconds.observe((self._now() - self._received_at).total_seconds())
                 self._received_at = None
+            self._around.fence()
             began = self._now()
             outcome = await self._outcome(name, call, lambda call: self._around.actions.get(name).perform(call))
         seconds = (self._now() - began).total_seconds()

@@ -45,6 +45,7 @@ class Engine:
         metrics: telemetry.Metrics,
         inventory: Callable[[], Known] = dict,
         alert_source: AlertSource | None = None,
+        fence: Callable[[], object] = lambda: None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -60,6 +61,7 @@ class Engine:
             metrics=metrics,
             new_id=self._new_id,
             controls=lambda: self._controls,
+            fence=fence,
         )
         self._workers = Workers(store, catalog, around)
         self._intake = Intake(store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted)

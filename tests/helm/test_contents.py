@@ -45,8 +45,12 @@ def environment(combination: str, kind: str) -> dict[str, str]:
         "TRAINMEDIC_REDIS_URL": "redis://r:6379/0",
         "TRAINMEDIC_DATABASE_URL": "postgresql://p/t",
         "TRAINMEDIC_NODE": "n1",
+        "POD_IP": "10.1.2.3",
     }
     found = {one["name"]: one.get("value", values.get(one["name"], "")) for one in container["env"]}
+    found = {
+        name: re.sub(r"\$\((\w+)\)", lambda name: values.get(name[1], name[0]), value) for name, value in found.items()
+    }
     return {
         name: value for name, value in found.items() if name.startswith("TRAINMEDIC_") and not name.endswith("_FILE")
     }

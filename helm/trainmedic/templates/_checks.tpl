@@ -32,6 +32,8 @@
 {{- $reserved := dict
   "TRAINMEDIC_MODE" "mode"
   "TRAINMEDIC_DATABASE_URL" "server.database"
+  "TRAINMEDIC_DATABASE_URL_FILE" "server.database"
+  "TRAINMEDIC_ADVERTISE" "server.database"
   "TRAINMEDIC_ALERTMANAGER_URL" "server.alertmanagerUrl"
   "TRAINMEDIC_KUBERNETES" "kubernetes"
   "TRAINMEDIC_PLAYBOOKS" "playbooks"
