@@ -20,6 +20,7 @@ The tree::
     │   ├── NotSupported        this GPU, or this way of dividing it, does not offer that
     │   ├── NoPermission        the agent's user may not do that
     │   └── GpuFailure          anything else that the driver reports; another attempt may succeed
+    │       └── GpuStuck        a call has not come back; it may still take its effect
     ├── NotCarriedOut           raised by a hand of the agent, to answer its order
     │   ├── Rejected            the order makes no sense here, or the agent's policy does not allow it
     │   ├── Unsupported         this node cannot carry out such an order
@@ -134,6 +135,10 @@ class NoPermission(GpuError):
 
 class GpuFailure(GpuError):
     """Anything else that the driver reports."""
+
+
+class GpuStuck(GpuFailure):
+    """A call has not come back; it may still take its effect."""
 
 
 class NotCarriedOut(TrainmedicError):

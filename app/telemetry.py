@@ -62,6 +62,11 @@ class Metrics:
         self.leases_lost = Counter(
             "trainmedic_leases_lost", "Leases that ran out while they were still wanted.", registry=registry
         )
+        self.leases_set_again = Counter(
+            "trainmedic_leases_set_again",
+            "Effects whose lease had run out that were brought about again.",
+            registry=registry,
+        )
         self.store_errors = Counter("trainmedic_store_errors", "Failed calls of the run store.", registry=registry)
         self.bus_errors = Counter("trainmedic_bus_errors", "Failed calls of Redis.", registry=registry)
         self.loop_errors = Counter(
