@@ -20,6 +20,7 @@ The tree::
     │   ├── NotSupported        this GPU, or this way of dividing it, does not offer that
     │   ├── NoPermission        the agent's user may not do that
     │   └── GpuFailure          anything else that the driver reports; another attempt may succeed
+    │       └── GpuStuck        a call has not come back; it may still take its effect
     ├── NotCarriedOut           raised by a hand of the agent, to answer its order
     │   ├── Rejected            the order makes no sense here, or the agent's policy does not allow it
     │   ├── Unsupported         this node cannot carry out such an order
@@ -136,6 +137,10 @@ class GpuFailure(GpuError):
     """Anything else that the driver reports."""
 
 
+class GpuStuck(GpuFailure):
+    """A call has not come back; it may still take its effect."""
+
+
 class NotCarriedOut(TrainmedicError):
     """Raised by a hand of the agent that does not carry its order out. The text is the reply's reason, and
     ``output`` what else is known."""
@@ -162,7 +167,10 @@ class Interrupted(NotCarriedOut):
 
 
 class ActionFailure(TrainmedicError):
-    """An attempt of a step did not succeed. ``output`` is what is known of it."""
+    """An attempt of a step did not succeed. ``output`` is what is known of it; ``is_begun`` that a part of it was
+    applied all the same, which the step's undo has to take back."""
+
+    is_begun = False
 
     def __init__(self, message: str, output: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)

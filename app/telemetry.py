@@ -62,6 +62,11 @@ class Metrics:
         self.leases_lost = Counter(
             "trainmedic_leases_lost", "Leases that ran out while they were still wanted.", registry=registry
         )
+        self.leases_set_again = Counter(
+            "trainmedic_leases_set_again",
+            "Effects whose lease had run out that were brought about again.",
+            registry=registry,
+        )
         self.store_errors = Counter("trainmedic_store_errors", "Failed calls of the run store.", registry=registry)
         self.bus_errors = Counter("trainmedic_bus_errors", "Failed calls of Redis.", registry=registry)
         self.loop_errors = Counter(
@@ -72,6 +77,9 @@ class Metrics:
             "Replies that could not be read or belonged to no run.",
             ["reason"],
             registry=registry,
+        )
+        self.working = Gauge(
+            "trainmedic_working", "1 while this server works, 0 while it stands by for another.", registry=registry
         )
         self.paused = Gauge("trainmedic_paused", "1 while an operator has paused the server.", registry=registry)
         self.breaker_open = Gauge("trainmedic_breaker_open", "1 while the breaker is open.", registry=registry)

@@ -89,7 +89,7 @@ class PowerLimit(PlacedAction):
             id=envelope.new_id(int(now.timestamp() * 1000)),
             action=RENEW,
             target={"kind": str(Kind.NODE), "node": node},
-            params={"holds": list(held), "lease_seconds": self.lease.total_seconds()},
+            params=_renewal_params(held, self.lease),
             run_id="",
             playbook="",
             reason="these power limits are still wanted",
@@ -106,17 +106,29 @@ class PowerLimit(PlacedAction):
         if reply.status != envelope.APPLIED:
             why = f"the agent on {node} answered {reply.status}: {reply.output.get('reason', 'no reason given')}"
             return [ports.Renewal(hold, node, "refused", why) for hold in held.values()]
-        unknown = reply.output.get("unknown")
-        lost = set(unknown) if isinstance(unknown, list) else set()
-        ended = reply.output.get("ended")
-        told = ended if isinstance(ended, Mapping) else {}
-        why = f"the agent on {node} holds it no more"
-        return [
-            ports.Renewal(hold, node, "lost", f"{why}: {told.get(one, 'no such cap stands there')}")
-            if one in lost
-            else ports.Renewal(hold, node, "renewed")
-            for one, hold in held.items()
-        ]
+        return [_renewal_of(one, hold, node, reply.output) for one, hold in held.items()]
+
+
+def _renewal_params(held: Mapping[str, ports.Hold], lease: timedelta) -> Mapping[str, Any]:
+    again = [one for one, hold in held.items() if hold.again]
+    return {"holds": list(held), "lease_seconds": lease.total_seconds(), **({"again": again} if again else {})}
+
+
+def _renewal_of(one: str, hold: ports.Hold, node: str, output: Mapping[str, Any]) -> ports.Renewal:
+    """What an agent's answer says of one hold. Agents of another version leave out what they do not know."""
+    unknown, lapsed = output.get("unknown"), output.get("lapsed")
+    ended, again = output.get("ended"), output.get("again")
+    if not isinstance(unknown, list) or one not in unknown:
+        told = again.get(one) if isinstance(again, Mapping) else None
+        return ports.Renewal(hold, node, "renewed", output={"gpus": told} if told else {})
+    why = ended.get(one) if isinstance(ended, Mapping) else None
+    return ports.Renewal(
+        hold,
+        node,
+        "lost",
+        f"the agent on {node} holds it no more: {why or 'no such cap stands there'}",
+        has_lapsed=isinstance(lapsed, list) and one in lapsed,
+    )
 
 
 async def _is_enough() -> bool:

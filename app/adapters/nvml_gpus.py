@@ -4,8 +4,8 @@ NVML is opened at the first call and stays open: with no client left, a driver w
 forget the power limits. It is opened anew when the driver was loaded anew, and at most once a minute while a
 GPU is lost. Both wait until no other call is under way, for closing it under a running call may crash.
 
-Nothing is locked while NVML works, so a slow reading never holds up a power limit. Every NVML error is
-translated here, and nowhere else.
+Nothing is locked while NVML works, so a slow reading never holds up a power limit; only opening it holds up
+everything, so there each card is asked apart (`Apart`). Every NVML error is translated here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,15 +17,25 @@ import threading
 import time
 import uuid as uuids
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import pynvml
 
 from app.adapters.nvml_readings import FIXED, MISSING, READINGS, collect
 from app.domain.gpu_names import normal_pci, normal_uuid
-from app.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
+from app.errors import (
+    DriverAbsent,
+    GpuAbsent,
+    GpuError,
+    GpuFailure,
+    GpuLost,
+    GpuStuck,
+    NoPermission,
+    NotSupported,
+)
 from app.ports import gpus
 
 log = logging.getLogger(__name__)
@@ -46,6 +56,28 @@ _GONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_GPU_NOT_FOUND)
 _ENDS = (*_STALE, *_LOST, *_GONE)
 
 
+class Apart(Protocol):
+    """Makes calls of which one that never comes back takes no other with it (``patient_gpus``)."""
+
+    def ask(self, key: str, work: Callable[[], T]) -> T:
+        """What `work` gives or raises; raises GpuStuck where it does not come back."""
+        ...
+
+    def stuck(self) -> Collection[str]:
+        """The keys of calls that have not come back."""
+        ...
+
+
+class _Together:
+    """The `Apart` of who can wait."""
+
+    def ask(self, key: str, work: Callable[[], T]) -> T:
+        return work()
+
+    def stuck(self) -> Collection[str]:
+        return ()
+
+
 @dataclass(slots=True)
 class _Session:
     """NVML while it is open. ``lost`` are the UUIDs that stopped answering since."""
@@ -64,8 +96,9 @@ class _Session:
 class NvmlGpus:
     """Implements `app.ports.gpus.Gpus`."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, apart: Apart | None = None) -> None:
         self._monotonic = monotonic
+        self._apart = apart or _Together()
         self._process = uuids.uuid4().hex[:12]
         self._lock = threading.Lock()
         self._session: _Session | None = None
@@ -225,7 +258,7 @@ class NvmlGpus:
 
     def _fresh(self) -> _Session:
         session = self._session
-        if session is not None and self._in_flight == 0:
+        if session is not None and self._in_flight == 0 and not self._apart.stuck():
             looks_again = (
                 bool(session.problems or session.lost) and self._monotonic() - session.opened_at >= _LOOK_AGAIN
             )
@@ -248,7 +281,7 @@ class NvmlGpus:
             session = _Session(f"{self._process}/{self._sessions}", self._monotonic())
             session.driver = _offered(pynvml.nvmlSystemGetDriverVersion)
             self._enumerate(session)
-            session.events = _listen(session)
+            session.events = self._listen(session)
         except pynvml.NVMLError as error:
             pynvml.nvmlShutdown()
             raise _driver_error(error) from error
@@ -258,15 +291,10 @@ class NvmlGpus:
         infos, problems = [], []
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                address = pynvml.nvmlDeviceGetPciInfo(handle).busId
-                address = address.decode() if isinstance(address, bytes) else address
-                info = gpus.GpuInfo(
-                    index,
-                    pynvml.nvmlDeviceGetUUID(handle),
-                    pynvml.nvmlDeviceGetName(handle),
-                    normal_pci(address) or address.lower(),
-                )
+                info, handle = self._apart.ask(f"GPU {index}", partial(_identified, index))
+            except GpuStuck as error:
+                problems.append(str(error))
+                continue
             except pynvml.NVMLError as error:
                 if error.value in _STALE:
                     raise
@@ -279,6 +307,18 @@ class NvmlGpus:
             self._away[uuid] += 1
             problems.append(f"{uuid} was here before")
         session.infos, session.problems = tuple(infos), tuple(problems)
+
+    def _listen(self, session: _Session) -> Any:
+        """An event set that collects the XIDs of every GPU that reports them; None where none does."""
+        try:
+            events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError:
+            return None
+        for uuid, handle in session.handles.items():
+            register = partial(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
+            with contextlib.suppress(pynvml.NVMLError, GpuStuck):
+                self._apart.ask(uuid, register)
+        return events
 
     def _shut(self) -> None:
         session, self._session, self._is_stale = self._session, None, False
@@ -348,13 +388,10 @@ def _fixed(session: _Session, uuid: str, handle: Any) -> tuple[dict[str, Any], d
     return values, unread
 
 
-def _listen(session: _Session) -> Any:
-    """An event set that collects the XIDs of every GPU that reports them; None where none does."""
-    try:
-        events = pynvml.nvmlEventSetCreate()
-    except pynvml.NVMLError:
-        return None
-    for handle in session.handles.values():
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
-    return events
+def _identified(index: int) -> tuple[gpus.GpuInfo, Any]:
+    """Who the GPU at this index is, and NVML's handle of it."""
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    address = pynvml.nvmlDeviceGetPciInfo(handle).busId
+    address = address.decode() if isinstance(address, bytes) else address
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    return gpus.GpuInfo(index, uuid, name, normal_pci(address) or address.lower()), handle

@@ -1,8 +1,9 @@
 """The agent's metrics for Prometheus: the node's GPUs, and the agent itself. ``docs/reference/metrics.md`` lists them.
 
 The GPUs are read when Prometheus asks, in the thread that answers it, and for all who ask within a moment once.
-Nothing here takes a lock that the lanes take, so a scrape never holds up a command. A driver that hangs
-costs one thread: those who come after it get the agent's metrics without the GPUs'.
+Nothing here takes a lock that the lanes take, so a scrape never holds up a command. A card that hangs is told as
+stuck, and the others are read. A driver that is slow altogether costs one thread: those who come after it get the
+agent's metrics without the GPUs'.
 
 Who calls it: ``wiring.agent`` starts and closes an `Exporter`.
 """
@@ -23,7 +24,7 @@ from prometheus_client.registry import Collector
 from app.agent import gpu_metrics
 from app.agent.power.holds import GpuPower
 from app.agent.tally import Tally
-from app.errors import ConfigurationError, GpuError
+from app.errors import ConfigurationError, GpuError, GpuStuck
 from app.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 
 _SAME_MOMENT = 0.5
@@ -57,6 +58,7 @@ class AgentCollector(Collector):
         self._read_at = float("-inf")
         self._inventory = Inventory()
         self._readings: Sequence[tuple[GpuInfo, GpuReading]] = ()
+        self._stuck: Mapping[GpuInfo, bool] = {}
         self._failures: Counter[tuple[GpuInfo, str]] = Counter()
         self._late = 0
 
@@ -77,16 +79,18 @@ class AgentCollector(Collector):
             if self._monotonic() - self._read_at < _SAME_MOMENT:
                 return True
             inventory, readings = self._gpus.inventory(), []
+            stuck = dict.fromkeys(inventory.gpus, False)
             for info in inventory.gpus:
                 try:
                     reading = self._gpus.read(info.uuid)
-                except GpuError:
+                except GpuError as error:
                     self._failures[info, "all"] += 1
+                    stuck[info] = isinstance(error, GpuStuck)
                     continue
                 readings.append((info, reading))
                 for name in reading.unread:
                     self._failures[info, name] += 1
-            self._inventory, self._readings = inventory, readings
+            self._inventory, self._readings, self._stuck = inventory, readings, stuck
             self._read_at = self._monotonic()
             return True
         finally:
@@ -116,8 +120,14 @@ class AgentCollector(Collector):
             "trainmedic_agent_gpus_missing", "GPUs that do not answer, or a driver that does not."
         )
         if is_fresh:
-            missing.add_metric([], len(self._inventory.problems))
+            missing.add_metric([], len(self._inventory.problems) + sum(self._stuck.values()))
         yield missing
+        stuck = GaugeMetricFamily(
+            "trainmedic_agent_gpu_stuck", "1 for a GPU of which a call has not come back.", labels=gpu_metrics.LABELS
+        )
+        for info, is_stuck in self._stuck.items() if is_fresh else ():
+            stuck.add_metric(gpu_metrics.labels(info), int(is_stuck))
+        yield stuck
         failed = CounterMetricFamily(
             "gpu_reading_errors",
             "Readings that a GPU offers and failed to give.",

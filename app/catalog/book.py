@@ -82,6 +82,10 @@ class CompiledBook:
 
     def target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved:
         """The target that the alert names; refused, never guessed, where it names none."""
+        found = self._target_of(alert, inventory)
+        return found if isinstance(found, Unresolved) else targets.bounded(found)
+
+    def _target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved:
         if isinstance(self.spec.target, Kind):
             return targets.resolve(self.spec.target, alert.labels, inventory, self.identity)
         parts: dict[str, str] = {}

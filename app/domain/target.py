@@ -26,6 +26,10 @@ class Kind(StrEnum):
     CLUSTER = "cluster"
 
 
+LONGEST_NAME = 512
+"""Bytes of a node's, GPU's or job's name; Kubernetes' own names have 253 at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A gpu (always with its node), a node, a job, or the cluster.
@@ -118,6 +122,15 @@ def resolve(
             return node if isinstance(node, Unresolved) else Target(kind, node=node)
         case Kind.GPU:
             return _gpu(folded, inventory, identity)
+
+
+def bounded(target: Target) -> Target | Unresolved:
+    """The target, unless a name in it is longer than any real one, which no index of a database would take."""
+    for what, name in (("node", target.node), ("GPU", target.gpu), ("job", target.job)):
+        if name is not None and len(name.encode(errors="replace")) > LONGEST_NAME:
+            begins = f"{name[:40]!r}…"
+            return Unresolved("target_unknown", f"the {what}'s name is longer than {LONGEST_NAME} bytes: {begins}")
+    return target
 
 
 def job_told_by(

@@ -5,7 +5,8 @@ run is open or one of its alerts fires, and for as long as its undo is armed. An
 is left to win, and a lease that runs out helps it. Neither pause nor the breaker hold a renewal back:
 it is no new harm, and without it a pause would give a hot GPU its full power again.
 
-Not here: how a renewal reaches whoever granted the lease (`ports.Leased`). Who calls it: ``service``.
+Not here: how a renewal reaches whoever granted the lease (`ports.Leased`), or what becomes of an effect whose
+lease has run out (``lapses``). Who calls it: ``service``.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from app import errors, telemetry
-from app.domain.run import Event, Run, StepState, UndoStatus
-from app.ports import Actions, Clock, Hold, Leased, Limits, Renewal, RunStore, Transaction
+from app.domain.run import Run, StepState, UndoStatus
+from app.engine.lapses import Lapses
+from app.ports import Actions, Clock, Hold, Leased, Limits, RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=15)
 """How often it looks for holds that are due; much less than a third of any sensible lease."""
 _BATCH = 200
 """Runs that are read at a time: deliveries, which share the store's one writer, must not wait for thousands."""
-_NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 _SHOWN = 8
 
 log = telemetry.logger(__name__)
@@ -33,7 +34,13 @@ class Leases:
     """Renews what is held. One object per server; what it remembers it can do without after a restart."""
 
     def __init__(
-        self, store: RunStore, actions: Actions, clock: Clock, limits: Limits, metrics: telemetry.Metrics
+        self,
+        store: RunStore,
+        actions: Actions,
+        clock: Clock,
+        limits: Limits,
+        metrics: telemetry.Metrics,
+        lapses: Lapses,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -42,11 +49,12 @@ class Leases:
         self._actions = actions
         self._leased: Mapping[str, Leased] = {}
         self._asked: dict[str, int] = {}
-        self._known_lost: set[tuple[str, str]] = set()
+        self._lapses = lapses
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Until cancelled; the first look is at once, for a server may have been away for long."""
+        self._lapses.begin()
         self._leased = _leased(self._actions)
         if not self._leased:
             return
@@ -83,6 +91,7 @@ class Leases:
                 due.setdefault(name, []).append(hold)
             asked[hold.command_id] = turn
         self._asked = asked
+        self._lapses.keep_only(asked)
         for name, holds in due.items():
             task = asyncio.create_task(self._renew(self._leased[name], holds, now))
             self._renewals.add(task)
@@ -114,40 +123,12 @@ class Leases:
             if missed:
                 places = sorted({renewal.place for renewal in missed})
                 log.warning("leases were not renewed", places=places[:_SHOWN], of=len(places), why=missed[0].why)
-            lost = [renewal for renewal in renewals if renewal.outcome == "lost" and renewal.hold.is_certain]
-            if lost:
-                await self._record(lost)
+            await self._lapses.take_in(action, renewals)
         except errors.StoreUnavailable as error:
-            log.warning("could not record that leases were lost", error=str(error))
+            log.warning("could not record what became of leases", error=str(error))
         except Exception:  # the boundary of a renewal, which is one of a loop
             self._metrics.loop_errors.labels("leases").inc()
             log.exception("renewing leases failed")
-
-    async def _record(self, lost: Sequence[Renewal]) -> None:
-        """Put into the history, once, that a lease has run out which was still wanted."""
-        news = [one for one in lost if (one.hold.command_id, one.place) not in self._known_lost]
-        if not news:
-            return
-        recorded = await self._store.transact(lambda tx: self._tell_lost(tx, news))
-        self._known_lost |= {(one.hold.command_id, one.place) for one in news}
-        self._metrics.leases_lost.inc(recorded)
-
-    def _tell_lost(self, tx: Transaction, lost: Sequence[Renewal]) -> int:
-        recorded = 0
-        for renewal in lost:
-            hold = renewal.hold
-            run = tx.run(hold.run_id)
-            if run is None or not _is_held(run, hold.command_id):
-                continue  # its undo has begun since it was asked about
-            data = {"step": hold.step_id, "command_id": hold.command_id, "place": renewal.place, "why": renewal.why}
-            kept = tx.events_of(run.id, "lease_lost")
-            if any(
-                (event.data["command_id"], event.data["place"]) == (hold.command_id, renewal.place) for event in kept
-            ):
-                continue
-            tx.append([Event("lease_lost", self._clock.now(), run.id, data=data)])
-            recorded += 1
-        return recorded
 
 
 def _leased(actions: Actions) -> Mapping[str, Leased]:
@@ -166,14 +147,6 @@ def _is_wanted(step: StepState, run_goes_on: bool) -> bool:
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
         return run_goes_on
     return step.undo.status is UndoStatus.ARMED
-
-
-def _is_held(run: Run, command_id: str) -> bool:
-    return any(
-        step.undo is None or step.undo.status in _NOT_BEGUN
-        for step in run.steps
-        if any(attempt.command_id == command_id for attempt in step.attempts)
-    )
 
 
 def _holds(run: Run, step: StepState, now: datetime) -> Iterator[Hold]:

@@ -18,6 +18,7 @@ from app.engine import undoing
 from app.engine.admission import Changes
 from app.engine.driver import Surroundings
 from app.engine.intake import Intake
+from app.engine.lapses import Lapses
 from app.engine.leases import Leases
 from app.engine.locks import TargetLocks
 from app.engine.recorder import Recorder
@@ -45,6 +46,7 @@ class Engine:
         metrics: telemetry.Metrics,
         inventory: Callable[[], Known] = dict,
         alert_source: AlertSource | None = None,
+        fence: Callable[[], object] = lambda: None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -60,11 +62,13 @@ class Engine:
             metrics=metrics,
             new_id=self._new_id,
             controls=lambda: self._controls,
+            fence=fence,
         )
         self._workers = Workers(store, catalog, around)
         self._intake = Intake(store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted)
         self._sweeper = Sweeper(store, clock, limits, metrics, alert_source, self._workers.touch)
-        self._leases = Leases(store, actions, clock, limits, metrics)
+        lapses = Lapses(store, clock, limits, metrics, around.locks, alert_source, self._workers.book_of)
+        self._leases = Leases(store, actions, clock, limits, metrics, lapses)
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)
         self._id_lock = threading.Lock()

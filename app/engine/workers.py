@@ -93,7 +93,7 @@ class Workers:
         run, book = snapshot.run, None
         signals = Signals(snapshot.alerts, snapshot.orders).under(self._around.controls())
         try:
-            book = await self._book_of(run)
+            book = await self.book_of(run)
         except errors.StoreUnavailable:
             raise
         except errors.TrainmedicError as error:
@@ -128,8 +128,8 @@ class Workers:
             )
         return None if plan.has_begun(run) else plan.stale(run, signals, limit, self._now())
 
-    async def _book_of(self, run: Run) -> Book:
-        """The playbook in the version that the run started with."""
+    async def book_of(self, run: Run) -> Book:
+        """The playbook in the version that the run started with. Raises NotFound, PlaybookError, StoreUnavailable."""
         loaded = self._catalog.get(run.playbook)
         if loaded is not None and loaded.version == run.version:
             return loaded

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Renewal,
         Services,
         TemplateChecked,
+        Word,
     )
     from app.ports.cluster import Cluster
     from app.ports.limits import Limits
@@ -64,6 +65,7 @@ __all__ = [
     "Step",
     "TemplateChecked",
     "Transaction",
+    "Word",
 ]
 
 if not TYPE_CHECKING:

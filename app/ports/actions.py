@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from app.domain.alert import Alert
 from app.domain.target import Kind, Target
@@ -14,6 +14,9 @@ from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifi
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+
+Word = Literal["go_on", "hold", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Call:
     resumed: bool = False
     undo_of: str | None = None
     tell: Callable[[str], Awaitable[None]] | None = None
+    word: Callable[[], Awaitable[Word]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,8 @@ class Placed(Protocol):
         ...
 
     @classmethod
-    def places(cls, params: BaseModel) -> Sequence[Target]:
-        """Where else than on its target an attempt with these parameters works."""
+    def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
+        """Where else than on its target an attempt with these parameters, or with these as plain values, works."""
         ...
 
 
@@ -115,7 +119,8 @@ class Placed(Protocol):
 class Hold:
     """An effect that ends by itself unless it is renewed in time: what a command of a run brought about.
 
-    ``params`` are those of the step. ``is_certain`` is False where it may not have been applied.
+    ``params`` are those of the step. ``is_certain`` is False where it may not have been applied. ``again``: where
+    it has ended because nobody renewed it, it is to be brought about again.
     """
 
     command_id: str
@@ -124,20 +129,24 @@ class Hold:
     target: Target
     params: Mapping[str, Any]
     is_certain: bool
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
     """What became of a hold at one of its places; ``place`` is a node's name.
 
-    ``outcome`` is ``renewed``; ``lost``: there is no such hold there, because its lease has run out;
-    ``refused``; or ``unanswered``.
+    ``outcome`` is ``renewed``; ``lost``: there is no such hold there; ``refused``; or ``unanswered``.
+    ``has_lapsed``: of one that is lost nothing but its lease has ended it, so it can be brought about again.
+    ``output`` is that of a hold which has been.
     """
 
     hold: Hold
     place: str
     outcome: str
     why: str = ""
+    has_lapsed: bool = False
+    output: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable

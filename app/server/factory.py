@@ -140,6 +140,6 @@ def _complete(document: dict[str, Any]) -> None:
             if path not in _WITHOUT_TOKEN:
                 operation["security"] = [{"bearer": []}, {"basic": []}]
             for code, response in operation["responses"].items():
-                of_problem = int(code) >= HTTPStatus.BAD_REQUEST and path != "/ready"
+                of_problem = int(code) >= HTTPStatus.BAD_REQUEST and (path, code) != ("/ready", "503")
                 if of_problem and "application/json" in response.get("content", {}):
                     response["content"] = {problems.MEDIA_TYPE: response["content"]["application/json"]}

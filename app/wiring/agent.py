@@ -17,6 +17,7 @@ from typing import Any
 
 from app import __version__
 from app.adapters.nvml_gpus import NvmlGpus
+from app.adapters.patient_gpus import Calls, PatientGpus
 from app.agent import policy as policies
 from app.agent.disk.cleaner import Cleaner
 from app.agent.disk.hand import DiskClean
@@ -89,7 +90,8 @@ def load_policy(settings: AgentSettings) -> Policy:
 @contextlib.contextmanager
 def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: Tally) -> Iterator[Tools]:
     """The node's own, for as long as the block lasts. Raises ConfigurationError where the exporter cannot listen."""
-    gpus = NvmlGpus()
+    calls = Calls()
+    gpus = PatientGpus(NvmlGpus(apart=calls), calls)
     with contextlib.closing(gpus):
         ledger = PowerLedger(journal)
         control = PowerControl(gpus, ledger, policy.power)

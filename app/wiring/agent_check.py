@@ -22,6 +22,7 @@ import redis
 
 from app import __version__
 from app.adapters.nvml_gpus import NvmlGpus
+from app.adapters.patient_gpus import Calls, PatientGpus
 from app.agent import policy as policies
 from app.agent import privileges
 from app.agent.disk import roots
@@ -80,7 +81,8 @@ def _policy(settings: AgentSettings, report: Report) -> Policy:
 
 
 def _power(policy: Policy, mine: Privileges, report: Report) -> None:
-    with contextlib.closing(NvmlGpus()) as gpus:
+    calls = Calls()
+    with contextlib.closing(PatientGpus(NvmlGpus(apart=calls), calls)) as gpus:
         found = presence(gpus)
     problems = found.pop("gpu_problems", [])
     report.told |= {"driver": None, **found}

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Mapping
 
 from app.adapters.nvml_gpus import NvmlGpus
+from app.adapters.patient_gpus import Calls, PatientGpus
 from app.agent.journal import Journal
 from app.agent.policy import Power
 from app.agent.power.control import PowerControl
@@ -23,11 +24,13 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
 
     Raises ConfigurationError where the agent is running, JournalUnavailable.
     """
-    with contextlib.closing(Journal.open(settings.state_dir)) as journal, contextlib.closing(NvmlGpus()) as gpus:
+    calls = Calls()
+    driver = PatientGpus(NvmlGpus(apart=calls), calls)
+    with contextlib.closing(Journal.open(settings.state_dir)) as journal, contextlib.closing(driver) as gpus:
         ledger = PowerLedger(journal)
         control = PowerControl(gpus, ledger, Power())
         owed = {uuid: state for uuid, state in ledger.all().items() if state.baseline is not None}
-        control.mark_ended({hold.id for state in owed.values() for hold in state.standing}, "release")
+        control.mark_ended({hold.id for state in ledger.all().values() for hold in state.holds}, "release")
         told: dict[str, str | GpuError] = {}
         for uuid, settled in control.settle(owed).items():
             if isinstance(settled, GpuError):

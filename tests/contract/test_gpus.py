@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from app.adapters.nvml_gpus import NvmlGpus
+from app.adapters.patient_gpus import Calls, PatientGpus
 from app.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
-from app.ports.gpus import EccErrors, GpuReading
+from app.ports.gpus import EccErrors, GpuReading, Gpus
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, Driver, cards
 from tests.programs import ROOT
@@ -19,9 +20,11 @@ from tests.programs import ROOT
 FIRST, SECOND = (card.uuid for card in cards(2))
 
 
-@pytest.fixture
-def gpus(driver: Driver) -> Iterator[NvmlGpus]:
-    opened = NvmlGpus()
+@pytest.fixture(params=["waiting", "patient"])
+def gpus(driver: Driver, request: pytest.FixtureRequest) -> Iterator[Gpus]:
+    """By themselves, and as the agent uses them: with every call in a thread that can be spared."""
+    calls = Calls()
+    opened = NvmlGpus() if request.param == "waiting" else PatientGpus(NvmlGpus(apart=calls), calls)
     yield opened
     opened.close()
 
@@ -29,7 +32,7 @@ def gpus(driver: Driver) -> Iterator[NvmlGpus]:
 # --- who is there -----------------------------------------------------------------------------------------
 
 
-def test_the_gpus_are_listed_with_what_identifies_them(gpus: NvmlGpus) -> None:
+def test_the_gpus_are_listed_with_what_identifies_them(gpus: Gpus) -> None:
     """Index, UUID, name and PCI address, and the driver's version."""
     inventory = gpus.inventory()
     assert [(one.index, one.uuid, one.pci_address) for one in inventory.gpus] == [
@@ -53,7 +56,7 @@ def test_the_gpus_are_listed_with_what_identifies_them(gpus: NvmlGpus) -> None:
         f" {SECOND} ",
     ],
 )
-def test_a_gpu_is_found_by_every_name_that_exporters_give_it(gpus: NvmlGpus, name: str) -> None:
+def test_a_gpu_is_found_by_every_name_that_exporters_give_it(gpus: Gpus, name: str) -> None:
     """UUID in any case and without its prefix, PCI address with a domain of four digits, of eight or none, index."""
     assert gpus.find(name).uuid == SECOND
 
@@ -69,13 +72,13 @@ def test_a_pci_address_in_capitals_is_the_same(make_driver: Callable[..., Driver
 
 
 @pytest.mark.parametrize("name", ["2", "-1", "GPU-ffffffff", "0000:99:00.0", "0000:zz:00.0", "", "²"])
-def test_a_name_that_no_gpu_has_is_refused_with_those_that_there_are(gpus: NvmlGpus, name: str) -> None:
+def test_a_name_that_no_gpu_has_is_refused_with_those_that_there_are(gpus: Gpus, name: str) -> None:
     """Nothing is ever guessed."""
     with pytest.raises(GpuAbsent, match=f"0 .{FIRST}., 1 .{SECOND}."):
         gpus.find(name)
 
 
-def test_a_mig_instance_has_no_limit_of_its_own(gpus: NvmlGpus) -> None:
+def test_a_mig_instance_has_no_limit_of_its_own(gpus: Gpus) -> None:
     """Its UUID is refused with what to do; capping its GPU would cap the other instances too."""
     with pytest.raises(NotSupported, match="MIG instance"):
         gpus.find("MIG-0c757cd7-e942-5726-a0b8-0e8fb7067135")
@@ -95,7 +98,7 @@ def test_the_processes_on_a_gpu_are_told(gpus: NvmlGpus, driver: Driver) -> None
 # --- power --------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_is_set_is_read_back_with_what_bounds_it(driver: Driver, gpus: NvmlGpus) -> None:
+def test_a_limit_that_is_set_is_read_back_with_what_bounds_it(driver: Driver, gpus: Gpus) -> None:
     """In milliwatts; the other GPU keeps its own."""
     driver.load(1, 1.0)
     gpus.set_power_limit(SECOND, 420_000)
@@ -119,7 +122,7 @@ def test_a_limit_that_is_set_is_read_back_with_what_bounds_it(driver: Driver, gp
     ],
 )
 def test_every_error_of_the_driver_is_one_of_ours(
-    driver: Driver, gpus: NvmlGpus, code: int, error: type[GpuError], says: str
+    driver: Driver, gpus: Gpus, code: int, error: type[GpuError], says: str
 ) -> None:
     """Each says which GPU and what is the matter, codes that nobody knows yet included."""
     driver.fail(SET_LIMIT, code, times=1)
@@ -143,7 +146,7 @@ def test_a_card_without_power_management_says_so(make_driver: Callable[..., Driv
 # --- readings -----------------------------------------------------------------------------------------------
 
 
-def test_a_reading_has_everything_that_the_card_reports(driver: Driver, gpus: NvmlGpus) -> None:
+def test_a_reading_has_everything_that_the_card_reports(driver: Driver, gpus: Gpus) -> None:
     """Power, heat, memory, clocks, why it is slow, and its errors."""
     gpus.inventory()
     driver.load(0, 0.9)
@@ -172,7 +175,7 @@ def test_a_reading_has_everything_that_the_card_reports(driver: Driver, gpus: Nv
     assert gpus.read(SECOND).xids == {}
 
 
-def test_a_reading_that_fails_leaves_the_others_alone(driver: Driver, gpus: NvmlGpus) -> None:
+def test_a_reading_that_fails_leaves_the_others_alone(driver: Driver, gpus: Gpus) -> None:
     """It is left out and named; what a card does not offer is only left out."""
     driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=0)
     driver.fail("nvmlDeviceGetTotalEccErrors", standin.NOT_SUPPORTED, gpu=0)
@@ -184,7 +187,7 @@ def test_a_reading_that_fails_leaves_the_others_alone(driver: Driver, gpus: Nvml
     assert gpus.read(SECOND).unread == {}
 
 
-def test_what_failed_once_is_asked_again(driver: Driver, gpus: NvmlGpus) -> None:
+def test_what_failed_once_is_asked_again(driver: Driver, gpus: Gpus) -> None:
     """Also what does not change while the driver is loaded, and is remembered once it was told."""
     driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.TIMEOUT, times=1)
     assert gpus.read(FIRST).power_default_mw is None
@@ -203,7 +206,7 @@ def test_a_gpu_in_mig_mode_reports_what_it_can(make_driver: Callable[..., Driver
 @pytest.mark.parametrize(
     "renamed", ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetFieldValues"]
 )
-def test_an_older_driver_is_asked_in_its_own_way(driver: Driver, gpus: NvmlGpus, renamed: str) -> None:
+def test_an_older_driver_is_asked_in_its_own_way(driver: Driver, gpus: Gpus, renamed: str) -> None:
     """Functions that it does not have yet are replaced by those that it has, or the reading is left out."""
     driver.fail(renamed, 13)  # NVML_ERROR_FUNCTION_NOT_FOUND
     reading = gpus.read(FIRST)
@@ -213,7 +216,7 @@ def test_an_older_driver_is_asked_in_its_own_way(driver: Driver, gpus: NvmlGpus,
 # --- what goes away and comes back ----------------------------------------------------------------------------
 
 
-def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: NvmlGpus) -> None:
+def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: Gpus) -> None:
     """Calls of it say that it is lost, until it answers again."""
     gpus.inventory()
     driver.lose(0)
@@ -243,7 +246,7 @@ def test_a_gpu_that_is_lost_when_the_agent_starts_is_found_when_it_is_back(make_
     gpus.close()
 
 
-def test_a_gpu_keeps_its_name_when_the_one_before_it_is_gone(driver: Driver, gpus: NvmlGpus) -> None:
+def test_a_gpu_keeps_its_name_when_the_one_before_it_is_gone(driver: Driver, gpus: Gpus) -> None:
     """Indices move up when the driver is loaded anew; a limit never reaches another GPU."""
     assert gpus.find("1").uuid == SECOND
     driver.remove(0)
@@ -255,7 +258,7 @@ def test_a_gpu_keeps_its_name_when_the_one_before_it_is_gone(driver: Driver, gpu
         gpus.find(FIRST)
 
 
-def test_a_driver_that_was_loaded_anew_is_opened_anew(driver: Driver, gpus: NvmlGpus) -> None:
+def test_a_driver_that_was_loaded_anew_is_opened_anew(driver: Driver, gpus: Gpus) -> None:
     """Questions are answered at once; the session tells that what was set may be forgotten."""
     gpus.set_power_limit(FIRST, 420_000)
     before = gpus.power(FIRST)
@@ -266,7 +269,7 @@ def test_a_driver_that_was_loaded_anew_is_opened_anew(driver: Driver, gpus: Nvml
     assert gpus.power(FIRST).session == after.session
 
 
-def test_a_limit_is_not_set_twice_when_the_driver_goes_away(driver: Driver, gpus: NvmlGpus) -> None:
+def test_a_limit_is_not_set_twice_when_the_driver_goes_away(driver: Driver, gpus: Gpus) -> None:
     """Setting says that the driver was loaded anew; whether to set is then decided again by who asked."""
     gpus.inventory()
     driver.reload()
@@ -277,7 +280,7 @@ def test_a_limit_is_not_set_twice_when_the_driver_goes_away(driver: Driver, gpus
     assert driver.watts(0) == 420
 
 
-def test_the_session_of_a_gpu_changes_when_it_was_away(driver: Driver, gpus: NvmlGpus) -> None:
+def test_the_session_of_a_gpu_changes_when_it_was_away(driver: Driver, gpus: Gpus) -> None:
     """It may have been reset; the others' stays."""
     first, second = gpus.power(FIRST).session, gpus.power(SECOND).session
     driver.lose(0)
@@ -288,7 +291,7 @@ def test_the_session_of_a_gpu_changes_when_it_was_away(driver: Driver, gpus: Nvm
     assert gpus.power(SECOND).session == second
 
 
-def test_without_a_driver_everything_says_so(driver: Driver, gpus: NvmlGpus) -> None:
+def test_without_a_driver_everything_says_so(driver: Driver, gpus: Gpus) -> None:
     """And works once it is loaded."""
     driver.unload()
     assert gpus.inventory().gpus == ()
@@ -315,7 +318,7 @@ def test_without_nvml_on_the_machine_everything_says_so(tmp_path) -> None:
     assert "driver is not installed" in done.stdout
 
 
-def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Driver, gpus: NvmlGpus) -> None:
+def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Driver, gpus: Gpus) -> None:
     """Each call answers or raises one of our errors, and afterwards everything works."""
     unexpected: list[BaseException] = []
 
@@ -347,7 +350,7 @@ def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Dr
     assert gpus.power(SECOND).limit_mw == 400_000
 
 
-def test_a_slow_reading_does_not_hold_up_a_limit(driver: Driver, gpus: NvmlGpus) -> None:
+def test_a_slow_reading_does_not_hold_up_a_limit(driver: Driver, gpus: Gpus) -> None:
     """The driver takes its time over one GPU; the limit of another is set meanwhile."""
     gpus.inventory()
     driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=0.5)

@@ -49,6 +49,7 @@ class _Fault(ctypes.Structure):
         ("left", ctypes.c_int32),
         ("after", ctypes.c_int32),
         ("kill", ctypes.c_int32),
+        ("hang", ctypes.c_int32),
         ("delay_ms", ctypes.c_uint32),
         ("tripped", ctypes.c_uint32),
     )
@@ -282,17 +283,19 @@ class Driver:
         *,
         after: bool = False,
         kill: bool = False,
+        hang: bool = False,
         delay: float = 0.0,
     ) -> None:
         """From now on calls of `function` (of this GPU) return `code`, so many times (-1: for ever).
 
-        ``after``: once they have taken their effect. ``kill``: the caller gets SIGKILL instead. ``delay``: they
-        take that many seconds more, and where `code` is 0 that is all.
+        ``after``: once they have taken their effect. ``kill``: the caller gets SIGKILL instead. ``hang``: they do not
+        come back before `heal`. ``delay``: they take that many seconds more. Where `code` is 0 that is all.
         """
         with self._locked():
-            free = next(one for one in self._state.faults if one.left == 0)
+            free = next(one for one in self._state.faults if one.left == 0 and not one.hang)
             free.function, free.gpu, free.code, free.left = function.encode(), gpu, code, times
-            free.after, free.kill, free.delay_ms, free.tripped = after, kill, round(delay * 1000), 0
+            free.after, free.kill, free.hang, free.tripped = after, kill, hang, 0
+            free.delay_ms = round(delay * 1000)
 
     def is_tripped(self, function: str) -> bool:
         """Whether a fault of this function has struck."""
@@ -302,7 +305,7 @@ class Driver:
         """No more faults; no GPU is lost."""
         with self._locked():
             for fault in self._state.faults:
-                fault.left = 0
+                fault.left = fault.hang = 0
             for gpu in self._state.gpus:
                 gpu.lost = 0
 

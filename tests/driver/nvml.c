@@ -11,7 +11,7 @@
  *   - throttle reasons of power and heat, MIG mode, ECC counters, remapped rows, XID events
  *   - which processes compute on a GPU, as far as it is told
  *   - a GPU that is lost (every call says so) or absent (it is not there, and the others' indices move up)
- *   - faults on demand: a call of a GPU fails, before or after its effect, is slow, or kills its caller
+ *   - faults on demand: a call of a GPU fails, before or after its effect, is slow, hangs, or kills its caller
  *
  * What it does not model
  *   - who may set limits: the real driver wants root; ask for that fault where it matters
@@ -51,6 +51,7 @@ struct fault {
     int32_t left;      /* how many more times; -1: always */
     int32_t after;     /* 1: the call takes its effect first */
     int32_t kill;      /* 1: SIGKILL to the caller */
+    int32_t hang;      /* 1: the call does not come back for as long as this stands */
     uint32_t delay_ms;
     uint32_t tripped; /* how often it has struck */
 };
@@ -191,10 +192,13 @@ static int trip(const char *function, int gpu, int after)
         found->left--;
     if (fault.kill)
         kill(getpid(), SIGKILL);
-    if (fault.delay_ms) {
+    if (fault.delay_ms || fault.hang) {
+        struct state *mapped = state;
         flock(file, LOCK_UN);
         pthread_mutex_unlock(&mutex);
         usleep(fault.delay_ms * 1000);
+        while (fault.hang && mapped == state && *(volatile int32_t *)&found->hang)
+            usleep(5000);
         enter();
         if (!state)
             return UNINITIALIZED;

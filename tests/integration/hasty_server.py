@@ -10,11 +10,12 @@ from datetime import timedelta
 
 from app.actions.nodes import PowerLimit
 from app.cli import main
-from app.engine import leases
+from app.engine import lapses, leases
 
 LEASE = timedelta(seconds=2)
 
 if __name__ == "__main__":
     PowerLimit.lease = LEASE
     leases.LOOK_EVERY = LEASE / 15
+    lapses.HEARD_OUT = LEASE / 4
     main(sys.argv[1:], prog_name="trainmedic")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.driver.driver import Driver, cards
+from tests.driver.driver import SET_LIMIT, Driver, cards
 from tests.gpu_node import GpuNode
 from tests.programs import eventually
 from trainmedic import envelope
@@ -110,3 +110,22 @@ def scrape(node: GpuNode) -> dict[str, float]:
     return {
         name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
     }
+
+
+def test_a_card_that_hangs_costs_the_node_that_card_alone(node: GpuNode) -> None:
+    """Its command fails with the reason; the other is capped and given back, the metrics name the one that is
+    stuck, and the agent stops when it is told to."""
+    node.driver.fail(SET_LIMIT, gpu=0, hang=True)
+    stuck, other = node.send(node.cap("0", percent=80)), node.send(node.cap("1", percent=80))
+    assert node.final(other, within=30).output["limit_watts"] == 560
+    failed = node.final(stuck, within=30)
+    assert failed.status == envelope.FAILED
+    assert "is stuck" in failed.output["reason"]
+    assert node.final(node.send(node.cap("0", percent=80)), within=30).status == envelope.FAILED
+    assert node.final(node.send(node.cap("1", undo_of=other.id)), within=30).output["limit_watts"] == 700
+    with urllib.request.urlopen(node.exporter(), timeout=30) as reply:
+        metrics = reply.read().decode().splitlines()
+    stuck_ones = [line for line in metrics if line.startswith("trainmedic_agent_gpu_stuck{")]
+    assert [(line.rpartition('uuid="')[2]) for line in stuck_ones] == [f'{FIRST}"}} 1.0', f'{SECOND}"}} 0.0']
+    assert any(line.startswith("gpu_temperature_celsius") and SECOND in line for line in metrics)
+    assert node.agent.end(patience=30) == 0, node.agent.tail()

@@ -41,6 +41,7 @@ class Agent:
     def __init__(self, node: str, url: str, cpu: float) -> None:
         self.node, self.cpu = node, cpu
         self.seen: list[envelope.Command] = []
+        self.again: list[str] = []
         self._holds: dict[str, tuple[str, float]] = {}
         self._redis = redis.Redis.from_url(url)
         self._over = threading.Event()
@@ -81,17 +82,32 @@ class Agent:
                 return {"cpu": {"percent": self.cpu}}
             case "gpu.renew_lease":
                 standing = [one for one in params["holds"] if one in self._holds and self._holds[one][1] > now]
+                again = [one for one in params.get("again", ()) if one in self._holds and one not in standing]
+                self.again += again
+                standing += again
                 end = command.issued_at.timestamp() + params["lease_seconds"]
                 self._holds |= {one: (self._holds[one][0], end) for one in standing}
-                return {"renewed": standing, "unknown": [one for one in params["holds"] if one not in standing]}
+                unknown = [one for one in params["holds"] if one not in standing]
+                lapsed = [one for one in unknown if one in self._holds]
+                told = {one: [{"limit_watts": 320.0}] for one in again}
+                return {"renewed": standing, "unknown": unknown, "lapsed": lapsed, "again": told}
         if params.get("restore"):
             return {"nothing_to_undo": self._holds.pop(command.undo_of or "", None) is None}
         self._holds[command.id] = (str(command.target["gpu"]), now + params["lease_seconds"])
         return {"limit_watts": 320.0}
 
+    def lapse(self) -> None:
+        """Every lease has run out."""
+        self._holds = {one: (gpu, 0.0) for one, (gpu, _) in self._holds.items()}
+
+
+def kinds(server: Server) -> list[str]:
+    return [event["kind"] for event in server.only_run()["events"]]
+
 
 def test_caps_on_all_gpus_of_a_job_are_kept_up_until_their_server_is_gone(tmp_path: Path, redis_url: str) -> None:
-    """Each is renewed while the alert fires, ends by itself while no server is there, and is undone once."""
+    """Each is renewed while the alert fires, ends by itself while no server is there, is set again when one is back,
+    and is undone once."""
     key = tmp_path / "key"
     key.write_bytes(KEY)
     job = redis.Redis.from_url(redis_url)
@@ -119,12 +135,14 @@ def test_caps_on_all_gpus_of_a_job_are_kept_up_until_their_server_is_gone(tmp_pa
             server.kill()
             eventually(lambda: not n1.caps and not n2.caps, LEASE.total_seconds() + 1, "the leases ran out", 0.02)
             server.start(TRAINMEDIC_SIGNING_KEY_FILE=str(key))
-            lost = eventually(
-                lambda: [e for e in server.only_run()["events"] if e["kind"] == "lease_lost"][1:], 10, "told"
-            )
-            assert len(lost) == 1
+            eventually(lambda: len(n1.caps) == 2 and len(n2.caps) == 1, 20, "the caps set again", 0.05)
+            eventually(lambda: "set_again_done" in kinds(server), 20, "told", 0.05)
+            story = [kind for kind in kinds(server) if kind.startswith(("lease_", "set_again_"))]
+            assert sorted(story) == ["lease_lost"] * 2 + ["set_again_done", "set_again_held", "set_again_started"]
             server.ask("/webhook", resolved(fired))
             eventually(lambda: server.only_run()["steps"][1]["undo"]["status"] == "done", 10, "undone", 0.05)
+            assert not n1.caps
+            assert not n2.caps
         finally:
             assert server.program is not None
             server.program.end()

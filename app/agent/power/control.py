@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from app.agent.policy import Power
-from app.agent.power.holds import GpuPower, Hold, clamp, is_same
+from app.agent.power.holds import LAPSED, GpuPower, Hold, clamp, is_same
 from app.agent.power.ledger import PowerLedger
 from app.errors import GpuError
 from app.ports.gpus import Gpus, PowerLimits
@@ -76,14 +76,33 @@ class PowerControl:
         ``asked`` gives the milliwatts for a card, or raises GpuError. A cap that stands already is only brought to
         the driver. Raises JournalUnavailable; then nothing is in force.
         """
+        return self._cap(hold_id, lambda _, present: asked(present), uuids, lease, "failed: {}")
+
+    def set_again(self, hold_id: str, until: float) -> dict[str, Settled | GpuError]:
+        """A cap whose lease has run out stands again, until then, on all the GPUs that it stood on; or on none of
+        them, and it has lapsed as before. What was asked for counts, by the bounds and the limits of today.
+
+        Empty where there is no such cap: it was never here, it stands, or something else has ended it.
+        """
+        where = [uuid for uuid, state in self.ledger.all().items() if state.has_lapsed(hold_id)]
+        asked = {uuid: hold.requested_mw for uuid in where if (hold := self.ledger.of(uuid).hold(hold_id))}
+        lease = until - self.now()
+        if not where or lease <= 0:
+            return {}
+        return self._cap(hold_id, lambda uuid, _: asked[uuid], where, lease, LAPSED)
+
+    def _cap(
+        self, hold_id: str, asked: Callable[[str, PowerLimits], int], uuids: Sequence[str], lease: float, if_not: str
+    ) -> dict[str, Settled | GpuError]:
+        """As `cap`; where that fails the holds have ended by `if_not`, with the error in the place of its braces."""
         before: dict[str, PowerLimits] = {}
         requested: dict[str, int] = {}
         for uuid in uuids:
             try:
                 before[uuid] = self.gpus.power(uuid)
-                requested[uuid] = asked(before[uuid])
+                requested[uuid] = asked(uuid, before[uuid])
             except GpuError as error:
-                return self._taken_back(hold_id, uuids, uuid, error)
+                return self._taken_back(hold_id, uuids, uuid, error, if_not)
         granted = min(lease, self.bounds.max_lease.total_seconds())
         hold = Hold(hold_id, 0, self.now() + granted, granted, 0, 0)
         states = {uuid: self._with_hold(uuid, hold, requested[uuid], present) for uuid, present in before.items()}
@@ -93,7 +112,7 @@ class PowerControl:
             try:
                 settled[uuid] = self._bring(uuid, before[uuid])
             except GpuError as error:
-                return {**settled, **self._taken_back(hold_id, uuids, uuid, error)}
+                return {**settled, **self._taken_back(hold_id, uuids, uuid, error, if_not)}
         self.ledger.save_anyway({uuid: one.state for uuid, one in settled.items()})
         return dict(settled)
 
@@ -112,12 +131,12 @@ class PowerControl:
             requested_mw=requested_mw,
             clamped=clamped.by,
         )
-        return state.with_hold(hold, present)
+        return state.without(hold.id).with_hold(hold, present)
 
     def _taken_back(
-        self, hold_id: str, uuids: Sequence[str], uuid: str, error: GpuError
+        self, hold_id: str, uuids: Sequence[str], uuid: str, error: GpuError, by: str
     ) -> dict[str, Settled | GpuError]:
-        self.end({hold_id}, f"failed: {error}", uuids)
+        self.end({hold_id}, by.format(error), uuids)
         return {uuid: error}
 
     def end(
@@ -132,6 +151,10 @@ class PowerControl:
         holds = [state.hold(hold_id) for state in self.ledger.all().values()]
         return next((hold.ended_by for hold in holds if hold is not None and hold.ended_by is not None), None)
 
+    def has_lapsed(self, hold_id: str) -> bool:
+        """Whether a command's caps could be set again."""
+        return any(state.has_lapsed(hold_id) for state in self.ledger.all().values())
+
     def forget(self, hold_id: str) -> None:
         """As if the caps of a command had never been, so that it can come again."""
         where = [uuid for uuid, state in self.ledger.all().items() if state.hold(hold_id) is not None]
@@ -139,11 +162,13 @@ class PowerControl:
         self.settle(where)
 
     def mark_ended(self, hold_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
-        """As `end`, in the ledger only; the GPUs that are to be settled then."""
+        """As `end`, in the ledger only; the GPUs that are to be settled then. Caps that have lapsed end for good,
+        which changes nothing for their GPUs."""
         states = {uuid: state for uuid, state in self.ledger.all().items() if uuids is None or uuid in uuids}
-        standing = {uuid: state for uuid, state in states.items() if any(_stands(state, one) for one in hold_ids)}
-        self.ledger.save_anyway({uuid: state.ending(hold_ids, by, self.now()) for uuid, state in standing.items()})
-        return list(standing)
+        standing = [uuid for uuid, state in states.items() if any(_stands(state, one) for one in hold_ids)]
+        ended = {uuid: state.ending(hold_ids, by, self.now()) for uuid, state in states.items()}
+        self.ledger.save_anyway({uuid: state for uuid, state in ended.items() if state != states[uuid]})
+        return standing
 
     def settle(self, uuids: Iterable[str]) -> dict[str, Settled | GpuError]:
         """Bring GPUs to what the ledger says. Where that fails it is still to be done, and the error is in the answer.

@@ -15,6 +15,7 @@ from typing import Any
 
 from app.agent import orders
 from app.agent.power.control import PowerControl, Settled
+from app.agent.power.holds import LAPSED
 from app.errors import Failed, GpuAbsent, GpuError, NoPermission, NotCarriedOut, NotSupported, Rejected, Unsupported
 from app.ports.gpus import PowerLimits, in_watts
 from trainmedic import envelope
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 LANE = "gpu"
 DEFAULT_LEASE = 300.0
 """Seconds that a cap stands where its command does not say."""
+_KNOWN = ("watts", "percent", "restore", "lease_seconds")
 MOST_GPUS = 64
 """Of one command."""
 
@@ -40,6 +42,9 @@ class PowerLimit:
         command = order.command
         if command.undo_of is not None:
             return self._undo(command)
+        unknown = [name for name in command.params if name not in _KNOWN]
+        if unknown:
+            raise Rejected(f"{self.action} does not know {_listed(unknown)}; it takes {_listed(_KNOWN)}")
         asked = _asked(command.params)
         lease = _seconds(command.params, "lease_seconds", DEFAULT_LEASE)
         uuids = self._uuids(command.target)
@@ -52,8 +57,7 @@ class PowerLimit:
         errors = {uuid: one for uuid, one in outcome.items() if isinstance(one, GpuError)}
         if errors:
             raise _refusal(errors, len(uuids))
-        told = {uuid: self._capped(uuid, command.id, one) for uuid, one in outcome.items() if isinstance(one, Settled)}
-        return _one_or_all(told, "gpus" in command.target)
+        return _one_or_all(_capped(command.id, outcome), "gpus" in command.target)
 
     def abandon(self, order: orders.Order) -> None:
         """A cap that was begun and has expired since does not stay; its command may come again."""
@@ -81,45 +85,24 @@ class PowerLimit:
             raise _refusal(errors, len(named))
         return list(found)
 
-    def _capped(self, uuid: str, hold_id: str, settled: Settled) -> dict[str, Any]:
-        hold = settled.state.hold(hold_id)
-        assert hold is not None
-        after = settled.after
-        told = {
-            "gpu": uuid,
-            "requested_watts": in_watts(hold.requested_mw),
-            "limit_watts": in_watts(after.enforced_mw),
-            "previous_watts": in_watts(hold.previous_mw),
-            **_card(after),
-            "lease_seconds": hold.lease_seconds,
-            "lease_until": _time(hold.lease_until),
-        }
-        if hold.clamped is not None:
-            told["clamped"] = hold.clamped
-        note = _note(hold.limit_mw, after)
-        return {**told, "note": note} if note else told
-
     # --- giving back ------------------------------------------------------------------------------------
 
     def _undo(self, command: envelope.Command) -> Mapping[str, Any]:
         assert command.undo_of is not None
         by = f"undo {command.id}"
+        ended = self.control.ended_by(command.undo_of)
         outcome = self.control.end({command.undo_of}, by)
         holds = {uuid: state.hold(command.undo_of) for uuid, state in self.control.ledger.all().items()}
         # Begun before the agent was restarted:
         begun = [uuid for uuid, hold in holds.items() if uuid not in outcome and hold and hold.ended_by == by]
-        outcome |= self.control.settle(begun)
-        if outcome:
-            return self._given_back(outcome)
-        ended = self.control.ended_by(command.undo_of)
+        if outcome or (begun and ended == by):
+            return self._given_back(outcome | self.control.settle(begun))
         return {**orders.NOTHING_TO_UNDO, "note": _told(ended) if ended else "no such cap stands here"}
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
         """End every cap on these GPUs, whoever made it."""
         by = f"undo {command_id}"
-        self.control.mark_ended(
-            {hold.id for uuid in uuids for hold in self.control.ledger.of(uuid).standing}, by, uuids
-        )
+        self.control.mark_ended({hold.id for uuid in uuids for hold in self.control.ledger.of(uuid).holds}, by, uuids)
         return self._given_back(self.control.settle(uuids))
 
     def _given_back(self, outcome: Mapping[str, Settled | GpuError]) -> Mapping[str, Any]:
@@ -133,7 +116,8 @@ class PowerLimit:
 
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """``gpu.renew_lease``: these caps are still needed, for so many seconds from when that was said."""
+    """``gpu.renew_lease``: these caps are still needed, for so many seconds from when that was said; those under
+    ``again`` also where their leases have run out meanwhile."""
 
     control: PowerControl
     action: str = "gpu.renew_lease"
@@ -141,15 +125,21 @@ class RenewLease:
 
     def perform(self, order: orders.Order) -> Mapping[str, Any]:
         command = order.command
-        holds = command.params.get("holds")
-        if not isinstance(holds, list) or not all(isinstance(one, str) for one in holds):
-            raise Rejected("holds must be a list of command ids")
+        holds, again = _ids(command.params, "holds"), _ids(command.params, "again", [])
         until = command.issued_at.timestamp() + _seconds(command.params, "lease_seconds", DEFAULT_LEASE)
         renewed = self.control.renew(holds, until)
+        outcomes = {one: self.control.set_again(one, until) for one in holds if one in again and one not in renewed}
+        failed = {one: why for one, outcome in outcomes.items() if (why := _why_not(outcome))}
+        renewed |= {one for one, outcome in outcomes.items() if outcome and one not in failed}
         unknown = [one for one in holds if one not in renewed]
-        ended = {one: _told(why) for one in unknown if (why := self.control.ended_by(one)) is not None}
-        told = {"renewed": [one for one in holds if one in renewed], "unknown": unknown}
-        return {**told, "ended": ended} if ended else told
+        ended = {one: _told(by) for one in unknown if (by := self.control.ended_by(one)) is not None}
+        told = {
+            "ended": {one: f"{why}{failed.get(one, '')}" for one, why in ended.items()},
+            "lapsed": [one for one in unknown if self.control.has_lapsed(one)],
+            "again": {one: list(_capped(one, outcome).values()) for one, outcome in outcomes.items() if one in renewed},
+        }
+        more = {name: value for name, value in told.items() if value}
+        return {"renewed": [one for one in holds if one in renewed], "unknown": unknown, **more}
 
 
 class LeaseKeeper:
@@ -187,7 +177,7 @@ class LeaseKeeper:
         overdue = self._control.overdue()
         for hold_id in overdue:
             log.warning("the lease of the power cap %s is over and was not renewed; the cap ends", hold_id)
-        self._noted(self._control.end(overdue, "lease"))
+        self._noted(self._control.end(overdue, LAPSED))
         now = self._boottime()
         verifies = now >= self._verify_at
         if verifies:
@@ -239,6 +229,17 @@ def _asked(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None:
     return share
 
 
+def _listed(names: Sequence[object]) -> str:
+    return ", ".join(repr(name)[:130] for name in names[:20])
+
+
+def _ids(params: Mapping[str, Any], name: str, default: Sequence[str] | None = None) -> Sequence[str]:
+    value = params.get(name, default)
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise Rejected(f"{name} must be a list of command ids")
+    return value
+
+
 def _seconds(params: Mapping[str, Any], name: str, default: float) -> float:
     value = params.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
@@ -247,6 +248,30 @@ def _seconds(params: Mapping[str, Any], name: str, default: float) -> float:
 
 
 # --- what a command is told -------------------------------------------------------------------------------
+
+
+def _capped(hold_id: str, outcome: Mapping[str, Settled | GpuError]) -> dict[str, dict[str, Any]]:
+    """By UUID, of a cap that stands on each of these GPUs."""
+    return {uuid: _cap(uuid, hold_id, one) for uuid, one in outcome.items() if isinstance(one, Settled)}
+
+
+def _cap(uuid: str, hold_id: str, settled: Settled) -> dict[str, Any]:
+    hold = settled.state.hold(hold_id)
+    assert hold is not None
+    after = settled.after
+    told = {
+        "gpu": uuid,
+        "requested_watts": in_watts(hold.requested_mw),
+        "limit_watts": in_watts(after.enforced_mw),
+        "previous_watts": in_watts(hold.previous_mw),
+        **_card(after),
+        "lease_seconds": hold.lease_seconds,
+        "lease_until": _time(hold.lease_until),
+    }
+    if hold.clamped is not None:
+        told["clamped"] = hold.clamped
+    note = _note(hold.limit_mw, after)
+    return {**told, "note": note} if note else told
 
 
 def _card(limits: PowerLimits) -> dict[str, Any]:
@@ -267,6 +292,11 @@ def _note(limit_mw: int, after: PowerLimits) -> str | None:
     if after.draw_mw is not None and after.draw_mw < after.enforced_mw - 1000:
         return f"the GPU draws {in_watts(after.draw_mw):g} W, less than this limit, so for now it cools nothing"
     return None
+
+
+def _why_not(outcome: Mapping[str, Settled | GpuError]) -> str:
+    errors = [str(one) for one in outcome.values() if isinstance(one, GpuError)]
+    return f", and it could not be set again: {'; '.join(errors)}" if errors else ""
 
 
 def _returned(uuid: str, settled: Settled) -> dict[str, Any]:
@@ -309,7 +339,7 @@ def _told(ended_by: str) -> str:
     """Why a cap has ended, for people."""
     if ended_by.startswith("undo"):
         return "it was given back before"
-    reasons = {"lease": "its lease had run out", "overridden": "somebody else had set the limit since"}
+    reasons = {LAPSED: "its lease had run out", "overridden": "somebody else had set the limit since"}
     return reasons.get(ended_by, ended_by)
 
 

@@ -17,6 +17,9 @@ from app.ports.gpus import PowerLimits
 KEPT_ENDED = 64
 """How many ended holds of a GPU are remembered, so that a late undo or renewal can be told what became of them."""
 
+LAPSED = "lease"
+"""How a hold has ended that nobody renewed in time. Whoever still wants it can have it set again."""
+
 _SAME_MW = 1000
 """Limits that are nearer than this count as the same: drivers round."""
 
@@ -70,6 +73,11 @@ class GpuPower:
         """Whether the GPU is to be given back what it had, or something was begun that nobody saw the end of."""
         return self.baseline is not None and (not self.standing or self.baseline.pending_mw is not None)
 
+    def has_lapsed(self, hold_id: str) -> bool:
+        """Whether there was such a hold, and nothing but its lease has ended it."""
+        hold = self.hold(hold_id)
+        return hold is not None and hold.ended_by == LAPSED
+
     def hold(self, hold_id: str) -> Hold | None:
         return next((hold for hold in self.holds if hold.id == hold_id), None)
 
@@ -111,9 +119,11 @@ class GpuPower:
         return replace(self, baseline=Baseline(self.baseline.original_mw, present.limit_mw, present.session))
 
     def ending(self, hold_ids: Collection[str], by: str, at: float) -> GpuPower:
-        """Those of them that stand, stand no longer."""
+        """Those of them that stand, stand no longer; and one that has lapsed is not to be set again."""
         holds = (
-            replace(hold, ended_by=by, ended_at=at) if hold.ended_by is None and hold.id in hold_ids else hold
+            replace(hold, ended_by=by, ended_at=at)
+            if hold.id in hold_ids and (hold.ended_by is None or hold.ended_by == LAPSED)
+            else hold
             for hold in self.holds
         )
         return replace(self, holds=_kept(tuple(holds)))

@@ -82,9 +82,9 @@ class Node:
         order = self.order(command_id or f"undo-{of}", "gpu.power_limit", target, {"restore": True}, undo_of=of)
         return PowerLimit(self.control).perform(order)
 
-    def renew(self, *holds: str, seconds: float = 300, ago: float = 0.0) -> Mapping[str, Any]:
+    def renew(self, *holds: str, seconds: float = 300, ago: float = 0.0, **more: Any) -> Mapping[str, Any]:
         """Carry out ``gpu.renew_lease``, said so many seconds ago."""
-        params = {"holds": list(holds), "lease_seconds": seconds}
+        params = {"holds": list(holds), "lease_seconds": seconds, **more}
         order = self.order("renew", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params, ago=ago)
         return RenewLease(self.control).perform(order)
 

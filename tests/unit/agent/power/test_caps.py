@@ -394,3 +394,11 @@ def test_a_card_in_mig_mode_is_capped_as_a_whole(make_node: Callable[..., Node])
     """Where its driver allows that."""
     node = make_node((Card(uuid=FIRST, mig=True),))
     assert node.cap("a", percent=80)["limit_watts"] == 560
+
+
+@pytest.mark.parametrize("name", ["watt", "nodes", "Percent"])
+def test_a_parameter_that_is_not_known_is_refused_by_its_name(node: Node, name: str) -> None:
+    """A slip of the pen must not become another cap than the one that was meant."""
+    with pytest.raises(Rejected, match=f"does not know '{name}'; it takes 'watts', 'percent'"):
+        node.cap("a", percent=80, **{name: 200})
+    assert node.watts() == 700

@@ -154,3 +154,122 @@ def test_an_idle_keeper_is_never_due(node: Node) -> None:
     due = node.keeper.due()
     assert due is not None
     assert 29 < due <= 30
+
+
+# --- set again -----------------------------------------------------------------------------------------
+
+
+def test_a_cap_that_has_lapsed_is_set_again_when_it_is_asked_for(node: Node) -> None:
+    """With the limit and the id that it had; its undo gives back what was there before."""
+    node.driver.set_watts(0, 650)
+    node.cap("a", percent=80)
+    node.passes(301)
+    assert node.watts() == 650
+    told = node.renew("a")
+    assert (told["renewed"], told["unknown"], told["lapsed"]) == ([], ["a"], ["a"])
+    assert node.watts() == 650
+    told = node.renew("a", again=["a"])
+    assert (told["renewed"], told["unknown"]) == (["a"], [])
+    assert told["again"]["a"][0]["limit_watts"] == 560
+    assert node.watts() == 560
+    node.passes(299)
+    assert node.watts() == 560
+    assert node.undo("a")["limit_watts"] == 650
+    assert node.watts() == 650
+
+
+def test_to_ask_twice_sets_it_once(node: Node) -> None:
+    """The second finds it standing; also where the agent was killed after the first."""
+    node.cap("a", percent=80)
+    node.passes(301)
+    node.renew("a", again=["a"])
+    node.restart()
+    assert node.renew("a", again=["a"]) == {"renewed": ["a"], "unknown": []}
+    assert len(node.driver.sets()) == 3  # the cap, its end, the cap
+
+
+def test_an_agent_that_dies_while_it_sets_a_cap_again_ends_it_with_its_lease(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun and not seen to end: the next one brings it to the driver, and the lease runs as it was said."""
+    node.cap("a", percent=80)
+    node.passes(301)
+
+    def die(uuid: str, milliwatts: int) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(node.gpus, "set_power_limit", die)
+    with pytest.raises(SystemExit):
+        node.renew("a", again=["a"])
+    assert node.watts() == 700
+    node.restart()
+    node.passes(1)
+    assert node.watts() == 560
+    node.passes(300)
+    assert node.watts() == 700
+
+
+@pytest.mark.parametrize("how", ["undo", "restore", "override"])
+def test_what_else_has_ended_a_cap_ends_it_for_good(node: Node, how: str) -> None:
+    """Its lease had run out before; a renewal that is late brings nothing back."""
+    node.cap("a", percent=80)
+    if how == "override":
+        node.cap("b", percent=60, lease_seconds=600)
+    node.passes(301)
+    match how:
+        case "undo":
+            assert node.undo("a")["nothing_to_undo"] is True
+        case "restore":
+            node.cap("c", restore=True)
+        case "override":
+            node.driver.set_watts(0, 500)
+            node.passes(60)
+    before = node.watts()
+    told = node.renew("a", again=["a"])
+    assert (told["renewed"], told["unknown"]) == ([], ["a"])
+    assert "lapsed" not in told
+    assert node.watts() == before
+
+
+def test_a_cap_is_set_again_beside_others(node: Node) -> None:
+    """The lowest counts, and each ends alone, as ever."""
+    node.cap("a", percent=60)
+    node.cap("b", percent=80, lease_seconds=900)
+    node.passes(301)
+    assert node.watts() == 560
+    node.renew("a", again=["a"])
+    assert node.watts() == 420
+    node.undo("a")
+    assert node.watts() == 560
+
+
+def test_a_cap_is_set_again_within_todays_policy(make_node: Callable[..., Node]) -> None:
+    """It may have become stricter since."""
+    node = make_node()
+    node.cap("a", percent=60)
+    node.passes(301)
+    node.control.bounds = Power(floor_percent=90)
+    assert node.renew("a", again=["a"])["again"]["a"][0]["clamped"] == "floor"
+    assert node.watts() == 630
+
+
+def test_the_gpus_of_a_command_are_set_again_together_or_not_at_all(node: Node) -> None:
+    """One that does not answer leaves the cap lapsed, with the reason, and it can be asked for again."""
+    node.cap("a", ["0", "1"], percent=80)
+    node.passes(301)
+    node.driver.fail(SET_LIMIT, standin.UNKNOWN, gpu=1, times=1)
+    told = node.renew("a", again=["a"])
+    assert (told["renewed"], told["lapsed"]) == ([], ["a"])
+    assert "could not be set again" in told["ended"]["a"]
+    node.passes(30)
+    assert (node.watts(0), node.watts(1)) == (700, 700)
+    assert node.renew("a", again=["a"])["renewed"] == ["a"]
+    assert (node.watts(0), node.watts(1)) == (560, 560)
+
+
+def test_what_is_asked_for_again_must_be_a_hold_of_the_command(node: Node) -> None:
+    """And what was never here is not invented."""
+    assert node.renew("a", again=["a", "b"]) == {"renewed": [], "unknown": ["a"]}
+    order = node.order("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, {"holds": [], "again": "a"})
+    with pytest.raises(Rejected, match="again must be a list"):
+        RenewLease(node.control).perform(order)

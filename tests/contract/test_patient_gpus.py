@@ -1,0 +1,201 @@
+"""A call to the driver that never comes back: what it costs, and whom. The real pynvml, and the stand-in's driver.
+
+Nothing here depends on how long a call takes that does come back (`Hasty`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+from app.adapters import patient_gpus
+from app.adapters.nvml_gpus import NvmlGpus
+from app.adapters.patient_gpus import Calls, PatientGpus
+from app.agent.exporter import AgentCollector
+from app.agent.facts.gpu import all_facts, presence
+from app.agent.tally import Tally
+from app.errors import GpuError, GpuStuck
+from tests.driver.driver import SET_LIMIT, Driver, cards
+from tests.programs import eventually
+from tests.unit.agent.test_exporter import of, scrape
+
+T = TypeVar("T")
+FIRST, SECOND = (card.uuid for card in cards(2))
+POWER = "nvmlDeviceGetPowerManagementLimit"
+HANDLE = "nvmlDeviceGetHandleByIndex_v2"
+
+
+class Hasty(Calls):
+    """Gives up what the test says at once, and everything else never, so that a slow machine is nothing to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: set[str] = set()
+
+    def ask(self, key: str, work: Callable[[], T], patience: float = 0.0) -> T:
+        return super().ask(key, work, 0.2 if key in self.keys else 120.0)
+
+
+@pytest.fixture
+def calls() -> Hasty:
+    return Hasty()
+
+
+@pytest.fixture
+def gpus(driver: Driver, calls: Hasty) -> Iterator[PatientGpus]:
+    opened = PatientGpus(NvmlGpus(apart=calls), calls)
+    yield opened
+    driver.heal()
+    eventually(calls.is_free, 20, "every call back")
+    opened.close()
+
+
+def threads() -> int:
+    return sum(one.name == "gpu-call" for one in threading.enumerate())
+
+
+def hang(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+    """Calls to the first card do not come back, and somebody has found out."""
+    gpus.inventory()
+    driver.fail(POWER, gpu=0, hang=True)
+    calls.keys.add(FIRST)
+    with pytest.raises(GpuStuck):
+        gpus.power(FIRST)
+    calls.keys.clear()
+
+
+def answers(gpus: PatientGpus, uuid: str) -> bool:
+    try:
+        return gpus.power(uuid).limit_mw > 0
+    except GpuError:
+        return False
+
+
+def test_a_card_that_hangs_is_told_as_stuck_and_the_others_answer(
+    driver: Driver, gpus: PatientGpus, calls: Hasty
+) -> None:
+    """What is wrong, for how long, and what to do; on the other card limits are set and read."""
+    hang(driver, gpus, calls)
+    with pytest.raises(GpuStuck, match=f"{FIRST} is stuck: a call to the driver has not come back for .*dmesg"):
+        gpus.set_power_limit(FIRST, 400_000)
+    gpus.set_power_limit(SECOND, 420_000)
+    assert driver.watts(1) == 420
+    assert driver.sets(0) == []
+
+
+def test_everybody_after_the_first_is_told_at_once(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+    """However many ask, the card costs no more threads."""
+    hang(driver, gpus, calls)
+    before = threads()
+    for _ in range(100):
+        with pytest.raises(GpuStuck):
+            gpus.read(FIRST)
+    assert threads() <= before
+    assert calls.stuck() == {FIRST}
+
+
+def test_a_card_whose_call_comes_back_is_as_any_other(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+    """Nothing has to be started again."""
+    hang(driver, gpus, calls)
+    driver.heal()
+    eventually(lambda: answers(gpus, FIRST), 20, "the card")
+    assert calls.stuck() == frozenset()
+    assert threads() <= 3
+
+
+def test_many_who_ask_at_once_cost_four_threads(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+    """None of them knows yet that the card hangs; the fifth is refused."""
+    gpus.inventory()
+    driver.fail(POWER, gpu=0, hang=True)
+    calls.keys.add(FIRST)
+    errors: list[GpuError] = []
+
+    def ask() -> None:
+        try:
+            gpus.power(FIRST)
+        except GpuError as error:
+            errors.append(error)
+
+    asking = [threading.Thread(target=ask) for _ in range(12)]
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join()
+    assert len(errors) == 12
+    assert threads() <= patient_gpus._MOST_CALLS + patient_gpus._KEPT_IDLE
+
+
+def test_a_card_that_hangs_when_the_driver_is_opened_keeps_no_other_from_it(
+    driver: Driver, gpus: PatientGpus, calls: Hasty
+) -> None:
+    """An agent that is started again because of it serves the rest; the card is told among the problems."""
+    driver.fail(HANDLE, gpu=0, hang=True)
+    calls.keys.add("GPU 0")
+    inventory = gpus.inventory()
+    assert [one.uuid for one in inventory.gpus] == [SECOND]
+    (problem,) = inventory.problems
+    assert "GPU 0 is stuck" in problem
+    gpus.set_power_limit(SECOND, 420_000)
+
+
+def test_presence_and_facts_have_the_others_and_say_what_is_stuck(
+    driver: Driver, gpus: PatientGpus, calls: Hasty
+) -> None:
+    """The server sees which card it is."""
+    hang(driver, gpus, calls)
+    first, second = presence(gpus)["gpus"]
+    assert "is stuck" in first["problem"]
+    assert second["power_limit_watts"] == 700
+    told = all_facts(gpus)
+    assert [one["uuid"] for one in told["gpus"]] == [SECOND]
+    assert "is stuck" in told["gpu_problems"][0]
+
+
+def test_the_exporter_shows_a_stuck_card_and_serves_the_others(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+    """1 for the one, 0 for the other, whose readings are there."""
+    hang(driver, gpus, calls)
+    shown = scrape(AgentCollector(gpus, dict, Tally(), {"node": "n1", "version": "1", "policy": "none"}))
+    assert of(shown, "trainmedic_agent_gpu_stuck", uuid=FIRST) == 1
+    assert of(shown, "trainmedic_agent_gpu_stuck", uuid=SECOND) == 0
+    assert of(shown, "trainmedic_agent_gpus_missing") == 1
+    assert of(shown, "gpu_temperature_celsius", uuid=SECOND) == 38
+    assert of(shown, "gpu_temperature_celsius", uuid=FIRST) is None
+
+
+def test_a_driver_that_does_not_say_who_is_there_is_told_with_those_that_were(
+    driver: Driver, gpus: PatientGpus, calls: Hasty
+) -> None:
+    """Each card still answers for itself."""
+    gpus.inventory()
+    driver.fail("nvmlDeviceGetCount_v2", hang=True)
+    calls.keys.add("NVIDIA's driver")
+    inventory = gpus.inventory()
+    assert [one.uuid for one in inventory.gpus] == [FIRST, SECOND]
+    assert "NVIDIA's driver is stuck" in inventory.problems[-1]
+    assert answers(gpus, FIRST)
+    with pytest.raises(GpuStuck):
+        gpus.find("0")
+
+
+def test_a_driver_is_not_closed_under_a_call(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+    """The real library may crash then; the process ends all the same."""
+    hang(driver, gpus, calls)
+    gpus.close()
+    driver.heal()
+    eventually(lambda: answers(gpus, FIRST), 20, "the card")
+
+
+def test_a_set_that_comes_back_late_is_seen(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+    """It may have taken its effect: whoever set it looks again."""
+    gpus.inventory()
+    driver.fail(SET_LIMIT, gpu=0, hang=True, after=True)
+    calls.keys.add(FIRST)
+    with pytest.raises(GpuStuck):
+        gpus.set_power_limit(FIRST, 420_000)
+    calls.keys.clear()
+    driver.heal()
+    eventually(lambda: answers(gpus, FIRST), 20, "the card")
+    assert gpus.power(FIRST).limit_mw == 420_000

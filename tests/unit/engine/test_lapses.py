@@ -1,0 +1,388 @@
+"""Lapses: what ended because nobody renewed it, and is still wanted, is brought about again; or it is told why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+import pytest
+
+from app import errors
+from app.domain.alert import Alert
+from app.domain.playbook import Mode
+from app.domain.run import OrderKind, Status, UndoStatus
+from app.ports import Hold, Renewal
+from tests.unit.engine.test_lost_playbooks import lose
+from tests.unit.engine.world import Cap, Source, World
+
+MakeWorld = Callable[..., World]
+
+HOLD = """
+playbook: hold
+on: {alert: Hot}
+target: node
+steps:
+  - {id: cap, action: test.hold, with: {amount: 80}, undo: on_resolve}
+"""
+THIRD = 120
+"""Seconds after which each hold has been asked about again: a third of five minutes, and a look."""
+HEARD_OUT = 300
+AGAIN = ["set_again_started", "set_again_done"]
+
+
+class Held(Cap):
+    """An effect that stands in places until the test lets it lapse. What it is asked for, it is asked for by id."""
+
+    name = "test.hold"
+    lease: ClassVar[timedelta] = timedelta(minutes=5)
+
+    def __init__(self, services: Any = None) -> None:
+        super().__init__(services)
+        self.places = ["n1"]
+        self.lapsed: set[tuple[str, str]] = set()
+        self.again: list[str] = []
+        self.asked = 0
+        self.hangs = ""
+        self.away: set[str] = set()
+
+    @classmethod
+    def granted(cls, output: Mapping[str, Any]) -> timedelta:
+        return cls.lease
+
+    def lapse(self, *places: str) -> None:
+        """The leases of everything that was ever made run out there."""
+        self.lapsed |= {(call.command_id, place) for call in self.calls for place in places or self.places}
+
+    async def renew(self, holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+        self.asked += 1
+        wants_again = any(hold.again for hold in holds)
+        if wants_again and self.hangs == "before":
+            await asyncio.Event().wait()
+        told = [self._renewed(hold, place) for hold in holds for place in self.places]
+        if wants_again and self.hangs == "after":
+            await asyncio.Event().wait()
+        return told
+
+    def _renewed(self, hold: Hold, place: str) -> Renewal:
+        pair = (hold.command_id, place)
+        if place in self.away:
+            return Renewal(hold, place, "unanswered", f"{place} is away")
+        if pair not in self.lapsed:
+            return Renewal(hold, place, "renewed")
+        if not hold.again:
+            return Renewal(hold, place, "lost", "its lease had run out", has_lapsed=True)
+        self.lapsed.discard(pair)
+        self.again.append(hold.command_id)
+        return Renewal(hold, place, "renewed", output={"gpus": [{"limit_watts": 560}]})
+
+
+async def begun(world: MakeWorld, playbook: str = HOLD, **settings: Any) -> tuple[World, Held, Alert]:
+    """A world in which a run has brought about its effect, and has listened for long."""
+    w = world(playbook, more=[Held], **settings)
+    held = w.actions["hold"]
+    assert isinstance(held, Held)
+    await w.engine.start()
+    await w.pass_time(HEARD_OUT)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    return w, held, alert
+
+
+async def told(w: World, *kinds: str) -> list[str]:
+    """The kinds of what happened to the lease, in order."""
+    return [kind for kind in await w.story() if kind.startswith(("lease_", "set_again_"))]
+
+
+async def held_because(w: World) -> list[str]:
+    record = await w.store.record((await w.run()).id)
+    assert record is not None
+    return [event.data["why"] for event in record.events if event.kind == "set_again_held"]
+
+
+async def test_what_has_lapsed_is_brought_about_again_once(world: MakeWorld) -> None:
+    """Under the id of its command, with the intent in the story before, the outcome after, and the undo as before."""
+    w, held, alert = await begun(world)
+    held.lapse()
+    await w.pass_time(THIRD)
+    command_id = (await w.run()).steps[0].attempts[0].command_id
+    assert held.again == [command_id]
+    assert await told(w) == ["lease_lost", *AGAIN]
+    await w.pass_time(3600)
+    assert held.again == [command_id]
+    assert await told(w) == ["lease_lost", *AGAIN]
+    assert w.metrics.registry.get_sample_value("trainmedic_leases_set_again_total") == 1
+    await w.resolve(alert)
+    undo = (await w.run()).steps[0].undo
+    assert undo is not None
+    assert (undo.status, undo.undo_of) == (UndoStatus.DONE, command_id)
+    assert w.actions["uncap"].calls[0].undo_of == command_id
+
+
+async def test_each_loss_is_told_and_made_good(world: MakeWorld) -> None:
+    """Also the second of the same effect."""
+    w, held, _ = await begun(world)
+    for _ in range(2):
+        held.lapse()
+        await w.pass_time(THIRD)
+    assert await told(w) == ["lease_lost", *AGAIN] * 2
+
+
+async def test_it_is_one_outcome_in_all_its_places(world: MakeWorld) -> None:
+    """One that is away meanwhile is asked again, and the story says why it takes so long."""
+    w, held, _ = await begun(world)
+    held.places = ["n1", "n2"]
+    held.lapse()
+    held.away = {"n2"}
+    await w.pass_time(THIRD)
+    assert await told(w) == ["lease_lost", "set_again_started", "set_again_held"]
+    assert await held_because(w) == ["n2 is away"]
+    held.away = set()
+    await w.pass_time(THIRD)
+    assert await told(w) == ["lease_lost", "set_again_started", "set_again_held", "lease_lost", "set_again_done"]
+    assert len(held.again) == 2
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_server_that_is_killed_in_between_is_followed_by_one_that_ends_it(
+    world: MakeWorld, moment: str
+) -> None:
+    """Before the effect it is asked for again, after it it is found: one intent, one effect, one outcome."""
+    w, held, _ = await begun(world)
+    held.lapse()
+    held.hangs = moment
+    while await told(w) != ["lease_lost", "set_again_started"]:
+        await w.pass_time(15)
+    held.hangs = ""
+    await w.restart(after=HEARD_OUT)
+    await w.pass_time(HEARD_OUT + THIRD)
+    assert len(held.again) == 1
+    assert [kind for kind in await told(w) if kind != "set_again_held"] == ["lease_lost", *AGAIN]
+
+
+async def test_an_intent_that_was_begun_waits_for_pause_as_well(world: MakeWorld) -> None:
+    """To ask again is to act."""
+    w, held, _ = await begun(world)
+    held.lapse()
+    held.hangs = "before"
+    await w.pass_time(THIRD)
+    await w.engine.pause("alice")
+    held.hangs = ""
+    await w.restart(after=1)
+    await w.pass_time(2 * HEARD_OUT)
+    assert held.again == []
+    await w.engine.resume("alice")
+    await w.pass_time(THIRD)
+    assert len(held.again) == 1
+    assert (await told(w)).count("set_again_started") == 1
+
+
+async def test_it_waits_while_the_server_is_paused(world: MakeWorld) -> None:
+    """The story says so once, and it is made good when somebody resumes."""
+    w, held, _ = await begun(world)
+    await w.engine.pause("alice")
+    held.lapse()
+    await w.pass_time(1000)
+    assert held.again == []
+    assert await held_because(w) == ["the server is paused by alice"]
+    await w.engine.resume("alice")
+    await w.pass_time(THIRD)
+    assert len(held.again) == 1
+    assert await told(w) == ["lease_lost", "set_again_held", *AGAIN]
+
+
+async def test_it_waits_while_the_breaker_is_open(world: MakeWorld) -> None:
+    """It stops new harm."""
+    w, held, _ = await begun(world, breaker_min_nodes=1, breaker_share=0.1)
+    first = (await w.runs())[0].id
+    await w.post(w.alert(node="n2"))
+    assert w.engine.controls.breaker_open
+    held.lapse()
+    await w.pass_time(1000)
+    assert held.again == []
+    assert "set_again_held" in await w.story(first)
+    await w.engine.close_breaker("alice")
+    await w.pass_time(THIRD)
+    assert "set_again_done" in await w.story(first)
+
+
+@pytest.mark.parametrize("kind", [OrderKind.CANCEL, OrderKind.UNDO])
+async def test_a_run_that_a_person_has_ended_brings_nothing_about(world: MakeWorld, kind: OrderKind) -> None:
+    """Not even where its undo is still owed."""
+    w, held, _ = await begun(world, HOLD + "  - {id: cooled, wait_for: resolved}\n")
+    w.actions["uncap"].outcomes += [errors.TemporaryFailure("away")] * 1000
+    await w.engine.order((await w.run()).id, kind, "alice")
+    held.lapse()
+    await w.pass_time(1000)
+    assert held.again == []
+
+
+async def test_an_undo_that_has_begun_is_not_worked_against(world: MakeWorld) -> None:
+    """The lease that has run out did what it was to do."""
+    w, held, alert = await begun(world)
+    w.actions["uncap"].outcomes += [errors.TemporaryFailure("away")] * 1000
+    held.lapse()
+    await w.resolve(alert)
+    await w.pass_time(1000)
+    assert held.again == []
+    assert await told(w) == []
+
+
+async def test_what_a_person_approved_once_is_not_done_twice(world: MakeWorld) -> None:
+    """In mode approve; he is told, and may do it by hand."""
+    w = world(HOLD.replace("on: {", "mode: approve\non: {"), more=[Held])
+    held = w.actions["hold"]
+    assert isinstance(held, Held)
+    await w.engine.start()
+    await w.post(w.alert(node="n1"))
+    await w.engine.order((await w.run()).id, OrderKind.APPROVE, "alice")
+    await w.pass_time(HEARD_OUT)
+    held.lapse()
+    await w.pass_time(1000)
+    assert held.again == []
+    assert await told(w) == ["lease_lost", "set_again_held"]
+
+
+async def test_a_server_whose_mode_has_become_stricter_brings_nothing_about(world: MakeWorld) -> None:
+    """The stricter of the two counts, here too."""
+    w, held, _ = await begun(world)
+    held.lapse()
+    await w.restart(mode=Mode.OBSERVE)
+    await w.pass_time(1000)
+    assert held.again == []
+    assert await held_because(w) == ["the mode is not enforce"]
+
+
+async def test_a_server_that_comes_back_waits_for_the_resolved_that_it_may_have_missed(world: MakeWorld) -> None:
+    """For as long as it can take to be sent again; an alert that is heard of meanwhile fires."""
+    w, held, alert = await begun(world)
+    held.lapse()
+    await w.restart(after=400)
+    await w.pass_time(HEARD_OUT - 60)
+    assert held.again == []
+    assert await held_because(w) == ["nobody has said yet that its alert still fires"]
+    await w.pass_time(60 + THIRD)
+    assert len(held.again) == 1
+    held.lapse()
+    await w.restart(after=400)
+    await w.post(alert)
+    await w.pass_time(THIRD)
+    assert len(held.again) == 2
+
+
+async def test_the_alertmanager_is_asked_where_there_is_one(world: MakeWorld) -> None:
+    """What it does not know to fire is left; what it knows is made good at once."""
+    source = Source()
+    w, held, alert = await begun(world, source=source)
+    source.firing = {alert.identity}
+    held.lapse()
+    await w.restart(after=400)
+    assert len(held.again) == 1
+    held.lapse()
+    source.firing = set()
+    await w.pass_time(THIRD)
+    assert len(held.again) == 1
+
+
+async def test_an_alertmanager_that_is_away_holds_nothing_up_for_ever(world: MakeWorld) -> None:
+    """Then what the server has heard counts."""
+    source = Source()
+    w, held, _ = await begun(world, source=source)
+    source.error = errors.TemporaryFailure("away")
+    held.lapse()
+    await w.pass_time(THIRD)
+    assert len(held.again) == 1
+
+
+async def test_the_playbooks_cooldown_bounds_how_soon(world: MakeWorld) -> None:
+    """It runs from when the effect was last brought about."""
+    guarded = HOLD.replace("steps:", "guards: {cooldown: 20m}\nsteps:")
+    w, held, _ = await begun(world, guarded)
+    held.lapse()
+    await w.pass_time(1000)
+    assert held.again == []
+    assert await held_because(w) == ["cooldown: it was last brought about less than 20m ago"]
+    await w.pass_time(200 + THIRD)
+    assert len(held.again) == 1
+    held.lapse()
+    await w.pass_time(1000)
+    assert len(held.again) == 1
+
+
+async def test_the_playbooks_rate_bounds_how_often(world: MakeWorld) -> None:
+    """Each time counts like a run."""
+    guarded = HOLD.replace("steps:", "guards: {max_runs: {count: 2, per: 1h}}\nsteps:")
+    w, held, _ = await begun(world, guarded)
+    for _ in range(4):
+        held.lapse()
+        await w.pass_time(THIRD)
+    assert len(held.again) == 2
+    assert await held_because(w) == ["rate_limited: 2 times in the last 1h"]
+    await w.pass_time(3600)
+    assert len(held.again) == 3
+
+
+async def test_what_something_else_has_ended_stays_ended(world: MakeWorld) -> None:
+    """Somebody else decides there now; and of an agent that has forgotten the cap nothing can be asked."""
+    w, held, _ = await begun(world)
+
+    async def renew(holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+        assert not any(hold.again for hold in holds)
+        return [Renewal(hold, "n1", "lost", "somebody else had set the limit since") for hold in holds]
+
+    held.renew = renew  # type: ignore[method-assign]
+    await w.pass_time(1000)
+    assert await told(w) == ["lease_lost"]
+
+
+async def test_an_effect_that_nobody_was_sure_of_is_made_good_where_it_was_there(world: MakeWorld) -> None:
+    """Its reply was lost together with the lease."""
+    w = world(HOLD, more=[Held])
+    held = w.actions["hold"]
+    assert isinstance(held, Held)
+    held.outcomes.append(errors.OutcomeUnknown("no reply"))
+    await w.engine.start()
+    await w.post(w.alert(node="n1"))
+    assert (await w.run()).status is Status.FAILED
+    await w.pass_time(HEARD_OUT)
+    held.lapse()
+    await w.pass_time(THIRD)
+    assert len(held.again) == 1
+    assert await told(w) == ["lease_lost", *AGAIN]
+
+
+async def test_it_comes_between_other_attempts_on_the_same_target(world: MakeWorld) -> None:
+    """One change at a time: it waits for the one in flight, and for no longer."""
+    other = """
+playbook: other
+on: {alert: Other}
+target: node
+steps:
+  - {action: test.other, timeout: 20m}
+"""
+    w = world(HOLD, other, more=[Held])
+    held = w.actions["hold"]
+    assert isinstance(held, Held)
+    await w.engine.start()
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(HEARD_OUT)
+    w.actions["other"].outcomes.append(timedelta(seconds=900))
+    await w.post(w.alert("Other", node="n1"))
+    held.lapse()
+    await w.pass_time(800)
+    assert held.again == []
+    await w.pass_time(200)
+    assert len(held.again) == 1
+
+
+async def test_a_playbook_that_nobody_can_read_any_more_brings_nothing_about(world: MakeWorld) -> None:
+    """Its guards are not known."""
+    w, held, _ = await begun(world)
+    lose(w)
+    await w.restart(after=HEARD_OUT)
+    held.lapse()
+    await w.pass_time(HEARD_OUT + THIRD)
+    assert held.again == []
+    (why,) = await held_because(w)
+    assert "guards are not known" in why
