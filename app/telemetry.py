@@ -78,6 +78,9 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.working = Gauge(
+            "trainmedic_working", "1 while this server works, 0 while it stands by for another.", registry=registry
+        )
         self.paused = Gauge("trainmedic_paused", "1 while an operator has paused the server.", registry=registry)
         self.breaker_open = Gauge("trainmedic_breaker_open", "1 while the breaker is open.", registry=registry)
         self.playbooks_loaded = Gauge("trainmedic_playbooks_loaded", "Playbooks that are loaded.", registry=registry)

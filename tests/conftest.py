@@ -1,4 +1,4 @@
-"""What tests share: a real Redis of their own, which they may kill, and a stand-in for the GPU driver."""
+"""What tests share: a real Redis and PostgreSQL, which they may kill, and a stand-in for the GPU driver."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from tests.driver.driver import Card, Driver, cards
+from tests.postgres import PostgresServer
 
 # How long an example takes says something about the machine, and nothing about the code.
 hypothesis.settings.register_profile("trainmedic", deadline=None)
@@ -120,6 +121,21 @@ def own_redis(tmp_path: Path) -> Iterator[type[RedisServer]]:
 def redis_url(redis_server: RedisServer) -> str:
     """The URL of a Redis that is running and empty."""
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def shared_postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL for the whole session. Tests use `postgres`, or a database of their own in it."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(shared_postgres: PostgresServer) -> PostgresServer:
+    """A PostgreSQL that is running. A test may stop and start it."""
+    if shared_postgres.process is None:
+        shared_postgres.start()
+    return shared_postgres
 
 
 @pytest.fixture

@@ -38,7 +38,9 @@ class RollbackParams(CommandParams):
     before: AwareDatetime | None = Field(None, description="The newest complete checkpoint from before this time.")
     step: int | None = Field(None, ge=0, description="The newest complete checkpoint at or before this step.")
     steps_back: int | None = Field(None, ge=1, description="The newest one at least this many steps back.")
-    skip_batches: int = Field(0, ge=0, description="Batches of data to leave out after the rollback.")
+    skip_batches: int = Field(
+        0, ge=0, le=1_000_000, description="Batches of data to leave out after the rollback; at most a million."
+    )
 
     @model_validator(mode="after")
     def _names_one_place(self) -> RollbackParams:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +37,9 @@ FIELD_MANAGER: Final = "trainmedic"
 """The name under which the API server notes which fields are ours."""
 TIMEOUT: Final = timedelta(seconds=15)
 PAGE: Final = 500
+_NOTHING_DONE: Final = (401, 403, 429)
+"""What is answered before anything is done."""
+_RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 log = telemetry.logger(__name__)
@@ -45,14 +48,20 @@ log = telemetry.logger(__name__)
 class KubernetesCluster:
     """One cluster. `opened` builds it; `close` it after."""
 
-    def __init__(self, client: ApiClient, event_namespace: str = "default") -> None:
+    def __init__(
+        self, client: ApiClient, event_namespace: str = "default", fence: Callable[[], object] = lambda: None
+    ) -> None:
         self._client = client
+        self._fence = fence
         self._event_namespace = event_namespace
 
     @classmethod
-    async def opened(cls, kubeconfig: Path | None = None, context: str | None = None) -> KubernetesCluster:
+    async def opened(
+        cls, kubeconfig: Path | None = None, context: str | None = None, fence: Callable[[], object] = lambda: None
+    ) -> KubernetesCluster:
         """From a kubeconfig file, else with the service account of the pod that this runs in.
 
+        `fence` is called before each change, and does not return where this server may not act any more.
         Raises ConfigurationError.
         """
         configuration = Configuration()
@@ -69,7 +78,7 @@ class KubernetesCluster:
             raise ConfigurationError(f"no Kubernetes cluster is known from {where}: {told}") from error
         client = ApiClient(configuration)
         client.user_agent = f"trainmedic/{__version__}"
-        return cls(client)
+        return cls(client, fence=fence)
 
     async def close(self) -> None:
         await self._client.close()
@@ -202,19 +211,21 @@ class KubernetesCluster:
     ) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT.total_seconds())
         changes = method != "GET"
+        if changes:
+            self._fence()
         try:
             response = await self._send(method, path, query or {}, body, content_type, timeout)
             raw = await response.read()
             answer = json.loads(raw)
         except (*_FAULTS, ValueError) as error:
-            told = f"the Kubernetes API does not answer as it should: {type(error).__name__}"
+            told = f"the Kubernetes API does not answer as it should: {_fault(error)}"
             raise ClusterUnavailable(told, may_be_done=changes) from error
         if not isinstance(answer, dict):
             raise ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
         if not 200 <= response.status < 300:
             failure = _refusal(response.status, answer, about or path, response.headers)
             if isinstance(failure, ClusterUnavailable):
-                failure.may_be_done = changes and response.status != 429  # which is said before anything is done
+                failure.may_be_done = changes and response.status not in _NOTHING_DONE
             raise failure
         return answer
 
@@ -252,6 +263,20 @@ def path_of(ref: Ref, subresource: str = "") -> str:
     )
 
 
+def _fault(error: Exception) -> str:
+    """What is wrong with a connection, in words where the name alone would not help at night."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            return f"its certificate is not trusted ({error.certificate_error})"
+        case aiohttp.ClientSSLError():
+            return "no TLS connection could be made"
+        case TimeoutError():
+            return f"no answer within {TIMEOUT.total_seconds():.0f} seconds"
+        case aiohttp.ClientConnectorError():
+            return f"{error.host}:{error.port} cannot be reached ({error.os_error.strerror or error.os_error})"
+    return type(error).__name__
+
+
 class _Gone(ObjectChanged):
     """A resourceVersion or a continuation is too old."""
 
@@ -260,7 +285,6 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
     """What an answer that is no success means. `answer` is a Status object, if the API server wrote it."""
     said = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
     reason = answer.get("reason")
-    wait = headers.get("Retry-After", "")
     match status:
         case 404:
             return ObjectMissing(f"{about} does not exist: {said}")
@@ -273,12 +297,26 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
         case 429 if any(cause.get("reason") == "DisruptionBudget" for cause in _causes(answer)):
             return EvictionBlocked(said)
         case 429:
-            return ClusterUnavailable(said, float(wait) if wait.isdigit() else None)
-        case 401 | 403:
-            return ClusterRefused(f"{about}: {said}")
+            return ClusterUnavailable(said, _seconds(headers))
+        case 401:
+            # While a token is being renewed it may be the old one for a moment; it is read anew every minute.
+            return ClusterUnavailable(
+                f"the Kubernetes API does not accept our credentials ({said}): they have expired, or the service "
+                "account or the kubeconfig's user is gone"
+            )
+        case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(answer)):
+            return ClusterUnavailable(f"{about}: {said}")  # which ends by itself
+        case 403:
+            return ClusterRefused(f"{about}: {said}{_RIGHTS if 'cannot' in said else ''}")
         case status if status >= 500 or status == 408:
-            return ClusterUnavailable(f"the Kubernetes API fails: {said}", float(wait) if wait.isdigit() else None)
+            return ClusterUnavailable(f"the Kubernetes API fails: {said}", _seconds(headers))
     return ClusterRefused(f"{about}: {said}")
+
+
+def _seconds(headers: Mapping[str, str]) -> float | None:
+    """What Retry-After asks for; None where it is no number of seconds."""
+    wait = headers.get("Retry-After", "")
+    return float(wait) if wait.isdecimal() and wait.isascii() else None
 
 
 def _causes(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:

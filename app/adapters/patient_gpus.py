@@ -173,6 +173,9 @@ class PatientGpus:
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
         self._calls.ask(uuid, lambda: self._inner.set_power_limit(uuid, milliwatts))
 
+    def processes(self, uuid: str) -> tuple[int, ...]:
+        return self._calls.ask(uuid, lambda: self._inner.processes(uuid))
+
     def read(self, uuid: str) -> gpus.GpuReading:
         return self._calls.ask(uuid, lambda: self._inner.read(uuid))
 

@@ -40,7 +40,9 @@ class RedisBus:
 
     ``consumer`` names this server among those that read the replies; a server that restarts must
     keep its name, because what it was given before is given to that name again. ``on_late_reply``
-    is called with each final reply that nobody waits for.
+    is called with each final reply that nobody waits for. Where several servers share a Redis one works,
+    under the one name, so that it is given what was given to the one before; ``fence`` is called before
+    anything is read or sent, and does not return where this server is not the one any more.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class RedisBus:
         signing_key: bytes | None = None,
         consumer: str = "server",
         on_late_reply: LateReply | None = None,
+        fence: Callable[[], object] = lambda: None,
     ) -> None:
         self._clock = clock
         self._key = signing_key
@@ -58,7 +61,7 @@ class RedisBus:
         # A client of its own: its answers take as long as the blocking read, and then some.
         self._reading: Redis = open_client(url, BLOCK_SECONDS + ANSWER_SECONDS)
         self._directory = Directory(self._client, clock)
-        self._outbox = Outbox(self._client, clock, metrics, Outage("sending", url, metrics.bus_errors))
+        self._outbox = Outbox(self._client, clock, metrics, Outage("sending", url, metrics.bus_errors), fence)
         self._reader_outage = Outage("reading", url, metrics.bus_errors)
         self._replies = Replies(clock.now(), self._outbox.acknowledge)
         self._inbox = Inbox(
@@ -70,6 +73,7 @@ class RedisBus:
             metrics,
             self._reader_outage,
             on_late_reply,
+            fence,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

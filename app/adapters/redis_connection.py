@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from prometheus_client import Counter
@@ -35,15 +36,13 @@ def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
     asked for because every Redis, Valkey and redis-py in use agrees on the shape of its answers.
     Raises ConfigurationError, without the URL, whose password would end up in a log.
     """
+    options: dict[str, Any] = {"protocol": 2, "socket_timeout": answer_seconds, "retry": Retry(NoBackoff(), 0)}
+    if not url.startswith("unix://"):  # a file is there or not, and has nothing to keep alive
+        options.update(socket_connect_timeout=CONNECT_SECONDS, socket_keepalive=True)
     try:
-        client: Redis = Redis.from_url(
-            url,
-            protocol=2,
-            socket_timeout=answer_seconds,
-            socket_connect_timeout=CONNECT_SECONDS,
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0),
-        )
+        client: Redis = Redis.from_url(url, **options)
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # it is this that reads the options at the URL's end
     except (ValueError, TypeError) as error:
         raise errors.ConfigurationError(
             "the Redis URL cannot be read; it looks like redis://:password@host:6379/0, rediss://… or unix:///path"

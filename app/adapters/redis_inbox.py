@@ -23,6 +23,8 @@ from trainmedic import envelope
 log = telemetry.logger(__name__)
 
 BLOCK_SECONDS = 2.0
+LOOK_AGAIN_SECONDS = 3 * BLOCK_SECONDS
+"""By then a server that worked before and hangs has been given the last that it ever will be, in its name and ours."""
 LARGEST_REPLY = 256 * 1024
 _COUNT = 500
 
@@ -42,6 +44,7 @@ class Inbox:
         metrics: telemetry.Metrics,
         outage: Outage,
         on_late_reply: LateReply | None,
+        fence: Callable[[], object] = lambda: None,
     ) -> None:
         self._client = client
         self._consumer = consumer
@@ -51,6 +54,7 @@ class Inbox:
         self._metrics = metrics
         self._outage = outage
         self._on_late_reply = on_late_reply
+        self._fence = fence
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -67,6 +71,8 @@ class Inbox:
     async def _follow(self) -> None:
         await self._make_group()
         cursor = "0"  # what was delivered before and not acknowledged, from its beginning
+        clock = asyncio.get_running_loop().time
+        look_again: float | None = clock() + LOOK_AGAIN_SECONDS
         while True:
             entries = await self._read(cursor)
             if self._outage.is_on:
@@ -77,6 +83,8 @@ class Inbox:
                 self._take(entry, fields)
             if cursor != ">":
                 cursor = entries[-1][0].decode() if entries else ">"
+            elif look_again is not None and clock() > look_again:
+                cursor, look_again = "0", None
             await self._hand_on_late_ones()
 
     async def _make_group(self) -> None:
@@ -87,6 +95,7 @@ class Inbox:
                 raise
 
     async def _read(self, cursor: str) -> list[tuple[bytes, dict[bytes, bytes] | None]]:
+        self._fence()
         answer: Any = await self._client.xreadgroup(
             GROUP, self._consumer, {envelope.REPLIES: cursor}, count=_COUNT, block=int(BLOCK_SECONDS * 1000)
         )

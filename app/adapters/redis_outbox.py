@@ -49,8 +49,16 @@ class Outgoing:
 class Outbox:
     """Sends what is queued, in order, and keeps trying while Redis is away."""
 
-    def __init__(self, client: Redis, clock: Clock, metrics: telemetry.Metrics, outage: Outage) -> None:
+    def __init__(
+        self,
+        client: Redis,
+        clock: Clock,
+        metrics: telemetry.Metrics,
+        outage: Outage,
+        fence: Callable[[], object] = lambda: None,
+    ) -> None:
         self._client = client
+        self._fence = fence
         self._clock = clock
         self._metrics = metrics
         self._outage = outage
@@ -86,6 +94,7 @@ class Outbox:
 
     async def flush(self) -> None:
         """Send one pipeline. Where it fails as a whole, everything in it stays queued."""
+        self._fence()
         commands = [self._commands.popleft() for _ in range(min(_CHUNK, len(self._commands)))]
         acks = [self._acks.popleft() for _ in range(min(_ACKS, len(self._acks)))]
         now = self._clock.now()

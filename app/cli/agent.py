@@ -19,7 +19,7 @@ from app.errors import ConfigurationError, GpuError, TrainmedicError
 from app.settings import agent as settings
 from app.settings.agent import AgentSettings
 from app.wiring import agent as wiring
-from app.wiring import agent_check, agent_release
+from app.wiring import agent_check, agent_release, gpu_health
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,27 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
         raise exits.Unreachable("Redis cannot be reached")
     if report.errors:
         raise exits.Refused(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to be put right")
+
+
+@agent.command()
+@click.option(
+    "--gpus", type=click.IntRange(0), default=1, show_default=True, metavar="NUMBER", help="How many must answer."
+)
+def health(gpus: int) -> None:
+    """Say whether every GPU of this node can be worked on.
+
+    Asks the driver alone, needs no Redis and no policy, and changes nothing. Ends with 1 where a GPU does not
+    answer or has broken memory, and where fewer answer than --gpus. Playbooks run it before a node takes pods
+    again.
+    """
+    logs.configure("error")
+    found = gpu_health.look(gpus)
+    for line in found.gpus:
+        click.echo(plain(line))
+    for fault in found.faults:
+        click.echo(f"Fault: {plain(fault)}", err=True)
+    if found.faults:
+        raise exits.Refused("this node is not healthy")
 
 
 @agent.command()

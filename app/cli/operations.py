@@ -23,7 +23,7 @@ def status(client: Client, output: str) -> None:
 
     Ends with 3 where the server answers that it is not ready.
     """
-    ready = client.get("ready", accept=(503,))
+    ready = client.get("ready", {"any": "true"}, accept=(503,))
     if not isinstance(ready, dict) or "ready" not in ready:
         raise exits.Unreachable(f"{client.url} does not answer as Trainmedic does.")
     found = {

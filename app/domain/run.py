@@ -105,7 +105,8 @@ class Attempt:
     """One try of an action. ``deadline`` is when it counts as timed out (and its command expires).
 
     ``status`` is ``running``, ``applied``, ``failed``, ``rejected``, ``unknown`` (no reply in time).
-    ``order`` is the id of the operator's order that an attempt of an undo answers.
+    ``order`` is the id of the operator's order that an attempt of an undo answers. ``in_part``: it did
+    not succeed, and a part of it was applied all the same.
     """
 
     number: int
@@ -116,6 +117,7 @@ class Attempt:
     ended_at: datetime | None = None
     error: str | None = None
     order: str | None = None
+    in_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from app.domain.alert import Alert
 from app.domain.run import Attempt, Run
 from app.domain.target import Target
 from app.engine.moves import Act, Outcome
-from app.ports import Actions, Call, Placed
+from app.ports import Actions, Call, Placed, Word
 
 GRACE = timedelta(seconds=5)
 """How long after its deadline an action may still report before it is cut off."""
@@ -31,7 +31,14 @@ def made(run: Run, act: Act) -> tuple[Attempt, ...]:
     return state.undo_attempts if act.undo else state.attempts
 
 
-def call_of(run: Run, act: Act, actions: Actions, alert: Alert, tell: Callable[[str], Awaitable[None]]) -> Call:
+def call_of(
+    run: Run,
+    act: Act,
+    actions: Actions,
+    alert: Alert,
+    tell: Callable[[str], Awaitable[None]],
+    word: Callable[[], Awaitable[Word]],
+) -> Call:
     """What is asked of the action. Raises ConfigurationError or ValueError where it cannot be asked."""
     state = run.step(act.key)
     undo = state.undo if act.undo else None
@@ -56,6 +63,7 @@ def call_of(run: Run, act: Act, actions: Actions, alert: Alert, tell: Callable[[
         resumed=act.resumed or repeated,
         undo_of=undo.undo_of if undo else None,
         tell=tell,
+        word=word if undo is None else None,  # nobody holds an undo back
     )
 
 
@@ -90,9 +98,9 @@ async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: 
         async with asyncio.timeout(limit):
             return Outcome("applied", await work(call))
     except errors.TemporaryFailure as failure:
-        return Outcome("failed", failure.output, str(failure))
+        return Outcome("failed", failure.output, str(failure), failure.is_begun)
     except errors.PermanentFailure as failure:
-        return Outcome("rejected", failure.output, str(failure))
+        return Outcome("rejected", failure.output, str(failure), failure.is_begun)
     except errors.OutcomeUnknown as failure:
         return Outcome("unknown", failure.output, str(failure))
     except TimeoutError:

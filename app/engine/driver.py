@@ -22,7 +22,7 @@ from app.engine import attempts, plan, steps
 from app.engine.locks import TargetLocks
 from app.engine.moves import Act, Context, Draft, Hold, Idle, Outcome, Plan, Signals
 from app.engine.recorder import Recorder
-from app.ports import Actions, Book, Call, Clock, Limits
+from app.ports import Actions, Book, Call, Clock, Limits, Word
 
 log = telemetry.logger(__name__)
 
@@ -39,6 +39,8 @@ class Surroundings:
     metrics: telemetry.Metrics
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
+    fence: Callable[[], object] = lambda: None
+    """Does not return where this server is not the one any more that may act."""
 
     def count_closed(self, run: Run) -> None:
         """Let the metrics and the log tell that a run has closed."""
@@ -175,6 +177,7 @@ class Driver:
             if self._received_at is not None and not act.undo:
                 self._around.metrics.alert_to_action_seconds.observe((self._now() - self._received_at).total_seconds())
                 self._received_at = None
+            self._around.fence()
             began = self._now()
             outcome = await self._outcome(name, call, lambda call: self._around.actions.get(name).perform(call))
         seconds = (self._now() - began).total_seconds()
@@ -235,7 +238,17 @@ class Driver:
     def _call(self, act: Act) -> Call:
         state = self.run.step(act.key)
         alert = self._signals.alerts[0].alert
-        return attempts.call_of(self.run, act, self._around.actions, alert, lambda what: self._tell(state, what))
+        return attempts.call_of(
+            self.run, act, self._around.actions, alert, lambda what: self._tell(state, what), self._word
+        )
+
+    async def _word(self) -> Word:
+        """What operators have said since the attempt began. It stays to be taken in: an attempt plans nothing."""
+        if self._touched.is_set():
+            snapshot = await self._around.recorder.snapshot(self.run.id)
+            if snapshot is not None and Signals(snapshot.alerts, snapshot.orders).last(OrderKind.CANCEL):
+                return "stop"
+        return "hold" if self._around.controls().paused else "go_on"
 
     async def _tell(self, state: StepState, what: str) -> None:
         """Note what an attempt waits for, so that nobody has to guess why nothing happens."""

@@ -91,6 +91,8 @@ class Outcome:
     status: str
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    in_part: bool = False
+    """Not done, and a part of it was all the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,6 +13,7 @@ from app import errors, telemetry
 from app.domain.admission import Admission
 from app.domain.alert import Delivery
 from app.domain.run import Controls, Event, Order, OrderKind, Run, Status
+from app.domain.whereabouts import Known
 from app.engine import undoing
 from app.engine.admission import Changes
 from app.engine.driver import Surroundings
@@ -43,8 +44,9 @@ class Engine:
         clock: Clock,
         limits: Limits,
         metrics: telemetry.Metrics,
-        inventory: Callable[[], Mapping[str, str]] = dict,
+        inventory: Callable[[], Known] = dict,
         alert_source: AlertSource | None = None,
+        fence: Callable[[], object] = lambda: None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -60,11 +62,12 @@ class Engine:
             metrics=metrics,
             new_id=self._new_id,
             controls=lambda: self._controls,
+            fence=fence,
         )
         self._workers = Workers(store, catalog, around)
         self._intake = Intake(store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted)
         self._sweeper = Sweeper(store, clock, limits, metrics, alert_source, self._workers.touch)
-        lapses = Lapses(store, clock, limits, metrics, around.locks, alert_source, self._workers.book_of)
+        lapses = Lapses(store, clock, limits, metrics, around.locks, alert_source, self._workers.book_of, fence)
         self._leases = Leases(store, actions, clock, limits, metrics, lapses)
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)

@@ -131,6 +131,7 @@ def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
         status=outcome.status,
         ended_at=draft.now,
         error=outcome.error,
+        in_part=outcome.in_part,
     )
     state = replace(state, attempts=(*state.attempts[:-1], attempt), output=outcome.output, error=outcome.error)
     if outcome.status == "applied":
@@ -162,7 +163,7 @@ def without_needless_undo(state: StepState) -> StepState:
 
 
 def _may_be_applied(state: StepState) -> bool:
-    return any(attempt.status in ("unknown", "running") for attempt in state.attempts)
+    return any(attempt.status in ("unknown", "running") or attempt.in_part for attempt in state.attempts)
 
 
 def attempt_again(draft: Draft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from app.domain.alert import Alert
 from app.domain.target import Kind, Target
 from app.ports.cluster import Cluster
-from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
+from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier, Pods
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+
+Word = Literal["go_on", "hold", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Call:
     resumed: bool = False
     undo_of: str | None = None
     tell: Callable[[str], Awaitable[None]] | None = None
+    word: Callable[[], Awaitable[Word]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Services:
     notifier: Notifier | None = None
     alertmanager: AlertSource | None = None
     cluster: Cluster | None = None
+    pods: Pods | None = None
 
 
 class Action(Protocol):

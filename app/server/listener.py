@@ -22,6 +22,7 @@ from app.errors import ConfigurationError, Saturated
 from app.server.feed import Feed
 from app.server.limits import KIB
 from app.server.problems import ProblemResponse, of
+from app.server.standby import Front
 
 # Alertmanager and Prometheus send their headers at once, within one packet.
 _HEADER_SECONDS = 10.0
@@ -41,7 +42,7 @@ log = telemetry.logger(__name__)
 
 
 async def serve(
-    app: FastAPI,
+    app: FastAPI | Front,
     host: str,
     port: int,
     stop: asyncio.Event,
@@ -75,7 +76,7 @@ async def serve(
 class _Server(uvicorn.Server):
     """Uvicorn, told when to stop, which first lets the event streams end."""
 
-    def __init__(self, config: uvicorn.Config, feed: Feed, stop: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, feed: Feed | Front, stop: asyncio.Event) -> None:
         super().__init__(config)
         self.tell_started: Callable[[], None] = lambda: None
         self._feed = feed

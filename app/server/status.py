@@ -8,13 +8,14 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Query, Response
 from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel, Field
 
 from app import __version__, telemetry
 from app.errors import TrainmedicError
 from app.ports import Clock, CommandBus, RunStore
+from app.server import problems
 from app.server.engine import CatalogView, Engine
 from app.server.limits import ServerLimits
 
@@ -66,10 +67,18 @@ def router(
         "/ready",
         summary="Whether the server can do its work",
         response_model=Ready,
-        responses={503: {"model": Ready, "description": "A dependency cannot be used; webhooks may be taken still."}},
+        responses={
+            503: {"model": Ready, "description": "A dependency cannot be used; webhooks may be taken still."},
+            **problems.responses(422),
+        },
     )
-    async def ready(response: Response) -> Ready:
-        """One entry per dependency.
+    async def ready(
+        response: Response,
+        any_server: Annotated[
+            bool, Query(alias="any", description="Where several servers share a database: that of the one that works.")
+        ] = False,
+    ) -> Ready:
+        """One entry per dependency. A server that stands by is not ready, and says so.
 
         While only Redis is away webhooks are taken and recorded all the same, so a probe that decides
         where deliveries go should rather ask `/health`.

@@ -72,7 +72,18 @@ class Settings(BaseModel):
         ),
     ] = Field(
         None,
-        description="SQLAlchemy URL of the run store. A file by default, because one server needs no database server.",
+        description="URL of the run store: sqlite:////path/to/file, or postgresql://user:password@host/database, where "
+        "several servers can share it. A file by default, because one server needs no database server.",
+    )
+    takeover: Annotated[Duration, Option("TRAINMEDIC_TAKEOVER_AFTER", "--takeover-after", "DURATION")] = Field(
+        timedelta(seconds=30),
+        description="With PostgreSQL: silence of the server that works after which another takes over. One that ends "
+        "is followed within a second; this is for one that hangs. 30 seconds, so that a slow commit is no reason.",
+    )
+    advertise: Annotated[str | None, Option("TRAINMEDIC_ADVERTISE", "--advertise", "HOST:PORT")] = Field(
+        None,
+        description="With PostgreSQL: where other servers reach this one; those that stand by hand on to it what they "
+        "are asked. None by default: they answer 503.",
     )
     redis: Annotated[
         SecretStr | None, Option("TRAINMEDIC_REDIS_URL", "--redis", "URL", secret=True, shown_default="embedded")
@@ -220,6 +231,23 @@ class Settings(BaseModel):
         if url is not None and "://" not in url.get_secret_value():
             raise ValueError("must be a URL such as sqlite:////var/lib/trainmedic/trainmedic.db")
         return url
+
+    @field_validator("takeover")
+    @classmethod
+    def _is_long_enough(cls, value: timedelta) -> timedelta:
+        if not timedelta(seconds=3) <= value <= timedelta(hours=1):
+            raise ValueError("must be from 3s to 1h")
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        host, colon, port = value.rpartition(":")
+        if not (colon and port.isdigit() and re.fullmatch(r"[\w.-]+|\[?[0-9A-Fa-f:.]+\]?", host)):
+            raise ValueError("must be an address and a port, such as 10.1.2.3:8080 or [2001:db8::1]:8080")
+        return f"[{host.strip('[]')}]:{port}" if ":" in host else value
 
     @field_validator("notify_urls", mode="before")
     @classmethod

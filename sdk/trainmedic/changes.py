@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Mapping
@@ -27,6 +28,8 @@ BATCH_SIZE = "batch_size"
 ACCUMULATION = "accumulation"
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _FINEST = 10_000  # a factor of 0.333… is meant as a third
+_MOST_TIMES = 1000
+_WORKERS, _WORKERS_PER_CPU = 16, 4  # the most that a command may start: these, or so many per CPU if that is more
 
 
 class Changes:
@@ -77,11 +80,12 @@ class Changes:
         """All of it, as JSON can carry it."""
         return {**self._factors, "workers": self.workers, "left_out": self.left_out}
 
-    def recall(self, otherwise: Mapping[str, Any] | None = None) -> None:
-        """After a restart: as the file says, or where there is none as a checkpoint does."""
+    def recall(self, otherwise: Mapping[str, Any] | None = None) -> bool:
+        """After a restart: as the file says, or where there is none as a checkpoint does. Whether either was there."""
         state = _read(self._file) or otherwise
         if state is not None:
             self.restore(state)
+        return state is not None
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As `state` told it; as it is where that cannot be read."""
@@ -109,13 +113,25 @@ class Changes:
 
 
 def whole(base: int, factors: Mapping[str, float], what: str, round_down: bool = False) -> int:
-    """`base` times the factors. Raises Rejected where that is not a whole number, unless it may be rounded."""
+    """`base` times the factors. Raises Rejected where that is not a whole number, unless it may be rounded; and
+    where it is beyond all measure: a step that takes for ever would never end to have the change undone.
+    """
     exact = Fraction(base)
     for factor in factors.values():
         exact *= Fraction(factor).limit_denominator(_FINEST)
+    if exact > base * _MOST_TIMES:
+        raise Rejected(f"{what} would be {float(exact):g}, more than {_MOST_TIMES} times what the script has")
     if exact >= 1 and (exact.denominator == 1 or round_down):
         return math.floor(exact)
     raise Rejected(f"{what} would be {float(exact):g}, which is not a whole number of 1 or more")
+
+
+def check_workers(count: int) -> None:
+    """Raises Rejected where so many workers of a data loader would keep the machine from working."""
+    cpus = os.cpu_count() or 1
+    most = max(_WORKERS, _WORKERS_PER_CPU * cpus)
+    if count > most:
+        raise Rejected(f"{count} workers would choke this machine, which has {cpus} CPUs: {most} at most")
 
 
 def _read(file: Path | None) -> Mapping[str, Any] | None:

@@ -9,13 +9,14 @@ rank 0's alone.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import time
 from types import TracebackType
-from typing import Any, Callable, Mapping, TypeVar
+from typing import Any, Callable, Mapping, Sequence, TypeVar
 
-from trainmedic import envelope
+from trainmedic import devices, envelope
 from trainmedic.agreement.board import Store
 from trainmedic.agreement.share import Share
 from trainmedic.commands import JobCommand
@@ -25,7 +26,7 @@ from trainmedic.group import Alone, Group
 from trainmedic.link import Link, Outage, open_client
 from trainmedic.memory import Memory
 from trainmedic.metrics import Endpoint
-from trainmedic.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window
+from trainmedic.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window, whole
 from trainmedic.reader import Reader
 from trainmedic.settings import Settings, resolve
 from trainmedic.version import __version__
@@ -33,6 +34,8 @@ from trainmedic.vitals import Vitals
 from trainmedic.writer import Writer
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
+
+log = logging.getLogger("trainmedic")
 
 LIVE = "live"
 RESTART = "restart"
@@ -111,6 +114,7 @@ class Medic:
         self._hands = Hands(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
         self._is_closed = False
+        self._rival: Any = None  # the process of that name that was told of last
         self._endpoint: Endpoint | None = None
         self._desk: Desk | None = None
         self._reader: Reader | None = None
@@ -168,14 +172,14 @@ class Medic:
     def window(self, name: str) -> Window:
         """``with medic.window("checkpoint"):``, or ``"evaluation"``: time that belongs to no step.
 
-        It counts neither as step time nor as a hang, for half an hour. Windows nest. For the training
-        thread only.
+        It counts neither as step time nor as a hang, for half an hour; a pause for as long as it lasts. Windows
+        nest. For the training thread only.
         """
         return Window(self.progress, name)
 
     def saved(self, step: int) -> None:
         """Say that a checkpoint of that step is complete now."""
-        self.progress.saved(step, time.time())
+        self.progress.saved(whole(step) or 0, time.time())
 
     def stats(self) -> Mapping[str, Any]:
         """This rank's memory and pace, for rank 0 to show; takes about a millisecond, in any thread."""
@@ -192,6 +196,8 @@ class Medic:
         returned, to be answered by the caller. With `trainmedic.distributed.share` they are the same on
         every rank, at the same call; without it there are none on ranks other than 0.
         """
+        if type(step) is not int:  # as frameworks count: NumPy's, or a tensor
+            step = whole(step) or 0
         self.step = step
         if not self._reads:
             self._begin_reading()
@@ -319,7 +325,8 @@ class Medic:
         stream = envelope.job_commands(self.job)
         memory = Memory(f"job:{self.job}", self._instance)
         writing, reading = Link(settings.find_url, outage), Link(settings.find_url, outage)
-        self._writer = Writer(writing, memory, stream, envelope.job_presence(self.job), self._describe)
+        presence = envelope.job_presence(self.job)
+        self._writer = Writer(writing, memory, stream, presence, self._describe, on_rival=self._tell_rival)
         answers = Answers(self.job, self._host, self._instance, self._writer.put)
         self._desk = Desk(memory, answers, self._hands, self._conclude, self._tell_arrival)
         self._reader = Reader(
@@ -344,6 +351,13 @@ class Medic:
         self._reader.start()
         self._writer.announce()
 
+    def _tell_rival(self, said: Mapping[str, Any]) -> None:
+        """Another process lives under the same name, so that each command goes to one of the two."""
+        if said.get("instance") != self._rival:
+            self._rival = said.get("instance")
+            where = f"host {said.get('host')}, pid {said.get('pid')}"
+            log.error("%s: another process has this job's name (%s); give each a name of its own", self.job, where)
+
     def _tell_arrival(self) -> None:
         if self.on_arrival is not None:
             self.on_arrival()
@@ -364,7 +378,7 @@ class Medic:
             "rank": self.rank,
             "world_size": self.world_size,
             "ranks": [0] if self._reads else list(range(self.world_size)),
-            **(self.share.describe() if self.share is not None else {}),
+            **(self.share.describe() if self.share is not None else self._alone()),
             "host": self._host,
             "pid": self._pid,
             "instance": self._instance,
@@ -373,3 +387,10 @@ class Medic:
             "interrupts_hangs": self.on_arrival is not None,
             "step": self.progress.step if self.progress.step is not None else self.step,
         }
+
+    def _alone(self) -> Mapping[str, Any]:
+        """Where a job of one process runs; of several, rank 0 knows that only once they share."""
+        if self.world_size > 1:
+            return {}
+        gpus: Sequence[str | None] = devices.in_use() or (None,)
+        return {"placement": [{"rank": 0, "node": self._node, "gpu": gpu} for gpu in gpus]}

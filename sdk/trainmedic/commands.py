@@ -20,6 +20,7 @@ log = logging.getLogger("trainmedic")
 _DEEPEST = 8
 _LONGEST_TEXT = 4096
 _MOST_MEMBERS = 1000
+_LONGEST_INT = 10**1000
 
 Conclude = Callable[["JobCommand", str, Mapping[str, Any]], None]
 
@@ -91,7 +92,12 @@ class JobCommand:
             log.error("command %s (%s) was answered %s; %s comes too late", self.id, self.action, self.status, status)
             return
         self.status = status
-        self._conclude(self, status, plain(output))
+        try:
+            told = plain(output)
+        except Exception as error:  # whatever its own objects raise when they are asked what they are
+            log.exception("the output of %s cannot be told", self.action)
+            told = {"reason": f"its output cannot be told: {type(error).__name__}"}
+        self._conclude(self, status, told)
 
     def __repr__(self) -> str:
         return f"<JobCommand {self.action} {self.id} {self.status or 'not answered'}>"
@@ -103,8 +109,10 @@ def plain(output: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, (bool, int)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):  # Python does not write out longer ones
+        return int(value) if abs(value) < _LONGEST_INT else "a whole number too long to be told"
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(value)
     if isinstance(value, str):

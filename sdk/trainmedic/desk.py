@@ -91,7 +91,7 @@ class Hands:
         except Exception as error:
             log.exception("%s: the handler of %s failed", self._job, command.action)
             if not command.is_answered:
-                command.failed(f"{type(error).__name__}: {error}")
+                command.failed(told(error))
         else:
             if not command.is_answered and not command.is_deferred:
                 command.applied(output if isinstance(output, dict) else None)
@@ -220,6 +220,14 @@ class Desk:
 
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
+
+
+def told(error: BaseException) -> str:
+    """What an exception says, if it does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def fitting(output: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -64,10 +64,9 @@ class Follower:
             except FAULTS as error:
                 if not self._stopping.is_set():
                     self._stopping.wait(0.1 if "NOGROUP" in str(error) else self._link.broke(error))
-            except Exception:
+            except Exception as error:  # such as an answer of a shape that Redis never gives
                 if not self._stopping.is_set():
-                    log.exception("reading commands failed")
-                    self._stopping.wait(1.0)
+                    self._stopping.wait(self._link.broke(error))
         self._link.close()
 
     def _follow(self, client: redis.Redis) -> None:
@@ -76,7 +75,6 @@ class Follower:
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
-        self._link.works()
         cursor = "0"  # first what was delivered before, here or to a process that died, and not answered
         looked = time.monotonic()
         while not self._stopping.is_set():
@@ -85,6 +83,7 @@ class Follower:
                 GROUP, self._consumer, {self._stream: cursor}, count=_COUNT, block=_BLOCK_MS
             )
             entries = answer[0][1] if answer else []
+            self._link.works()
             for entry, fields in entries:
                 self._take_safely(client, entry, fields or {})
             if not entries and cursor == ">" and time.monotonic() - asked < _BLOCK_MS / 2000:

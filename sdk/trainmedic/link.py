@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from typing import Callable
+from typing import Any, Callable
 
 import redis
 from redis.backoff import NoBackoff
@@ -30,26 +30,44 @@ class Away(redis.RedisError):
 
 
 class Outage:
-    """Whether Redis is away, shared by the threads: one line when it goes, one when it is back."""
+    """Whether Redis is away, shared by the threads: one line when it goes, one when it is back.
+
+    It is back when it is for all of them. Where Redis answers one and refuses another, that is told once for each
+    kind of refusal.
+    """
 
     def __init__(self, who: str, meanwhile: str = "training goes on") -> None:
         self._who = who
         self._meanwhile = meanwhile
         self._lock = threading.Lock()
-        self._is_on = False
+        self._cut_off: set[int] = set()
+        self._told: set[str] = set()
 
-    def begin(self, error: BaseException) -> None:
+    def begin(self, link: object, error: BaseException) -> None:
+        reason = _reason(error)
         with self._lock:
-            if not self._is_on:
-                self._is_on = True
-                reason = str(error) if isinstance(error, Away) else type(error).__name__
-                log.warning("%s: no connection to Redis (%s); %s, trying again", self._who, reason, self._meanwhile)
+            is_news = not self._cut_off or (isinstance(error, redis.ResponseError) and reason not in self._told)
+            self._cut_off.add(id(link))
+            self._told.add(reason)
+        if is_news:
+            unknown = None if isinstance(error, FAULTS) else error
+            log.warning(
+                "%s: no connection to Redis (%s); %s, trying again",
+                self._who,
+                reason,
+                self._meanwhile,
+                exc_info=unknown,
+            )
 
-    def end(self) -> None:
+    def end(self, link: object) -> None:
         with self._lock:
-            if self._is_on:
-                self._is_on = False
-                log.info("%s: connected to Redis again", self._who)
+            if id(link) not in self._cut_off:
+                return
+            self._cut_off.discard(id(link))
+            if self._cut_off:
+                return
+            self._told.clear()
+        log.info("%s: connected to Redis again", self._who)
 
 
 class Link:
@@ -76,12 +94,12 @@ class Link:
     def works(self) -> None:
         """A command has just been answered."""
         self._failures = 0
-        self._outage.end()
+        self._outage.end(self)
 
     def broke(self, error: BaseException) -> float:
         """Drop the connection; return the seconds to wait. The URL is looked up anew: it may have changed."""
         self.close()
-        self._outage.begin(error)
+        self._outage.begin(self, error)
         self._failures += 1
         longest: float = min(_BACKOFF_LAST, _BACKOFF_FIRST * 2 ** min(self._failures - 1, 10))
         return longest * _OWN_RANDOM.uniform(0.5, 1.0)  # so that thousands of jobs spread out
@@ -99,13 +117,23 @@ class Link:
 
 
 def open_client(url: str) -> redis.Redis:
-    """A client that never retries by itself: it does not know what may be repeated."""
-    client: redis.Redis = redis.Redis.from_url(
-        url,
-        protocol=2,
-        socket_timeout=ANSWER_SECONDS,
-        socket_connect_timeout=_CONNECT_SECONDS,
-        socket_keepalive=True,
-        retry=Retry(NoBackoff(), 0),
-    )
+    """A client that never retries by itself: it does not know what may be repeated.
+
+    It connects when it is first used. Raises ValueError or TypeError where the URL cannot be read.
+    """
+    options: dict[str, Any] = {"socket_timeout": ANSWER_SECONDS, "retry": Retry(NoBackoff(), 0), "protocol": 2}
+    if not url.startswith("unix://"):  # a file is there or not, and has nothing to keep alive
+        options.update(socket_connect_timeout=_CONNECT_SECONDS, socket_keepalive=True)
+    client: redis.Redis = redis.Redis.from_url(url, **options)
+    pool = client.connection_pool
+    pool.connection_class(**pool.connection_kwargs)  # it is this that reads the options at the URL's end
     return client
+
+
+def _reason(error: BaseException) -> str:
+    """Fit for a log: what Redis says may repeat what it was sent, a password among it; its first word does not."""
+    if isinstance(error, Away):
+        return str(error)
+    name = type(error).__name__
+    code = str(error).split(" ", 1)[0] if isinstance(error, redis.ResponseError) else ""
+    return f"{name}: {code}" if code.isupper() and code.isalpha() else name

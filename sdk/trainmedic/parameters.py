@@ -17,6 +17,9 @@ from trainmedic import envelope
 
 _DURATION = re.compile(r"^(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?$")
 _LONGEST_PAUSE = timedelta(days=30)
+_LARGEST_COUNT = (1 << 63) - 1
+_MOST_SKIPPED = 1_000_000
+"""Batches: beyond that it is no repair, and reading past them would hold the loop up for good."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Rollback:
     def __post_init__(self) -> None:
         if sum(value is not None for value in (self.before, self.step, self.steps_back)) > 1:
             raise ValueError("only one of before, step and steps_back can be given")
+        if self.skip_batches > _MOST_SKIPPED:
+            raise ValueError(f"skip_batches is more than {_MOST_SKIPPED}")
 
 
 @dataclass(frozen=True)
@@ -138,15 +143,19 @@ def parse(action: str, params: Mapping[str, Any]) -> Parameters | None:
 
 
 def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is not a whole number of 0 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST_COUNT:
+        raise ValueError(f"{name} is not a whole number of 0 or more, and below 2^63")
     return value
 
 
 def _factor(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+    try:
+        factor = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # JSON writes whole numbers of any length
+        factor = math.inf
+    if not 0 < factor < math.inf:
         raise ValueError(f"{name} is not a finite number above 0")
-    return float(value)
+    return factor
 
 
 def _flag(name: str, value: Any) -> bool:

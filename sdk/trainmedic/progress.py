@@ -19,7 +19,7 @@ HANG_FLOOR = 60.0
 """Seconds without a step that are never a hang: a slow read from a shared file system takes as long."""
 STARTUP_FLOOR = 1800.0
 """The same before the job has its pace: loading, compiling and the first collective take many minutes.
-Also how long a window may last before it counts as a hang itself."""
+Also how long a window may last before it counts as a hang itself, unless it is a pause."""
 HANG_FACTOR = 5.0
 """Times the usual time between two reports."""
 
@@ -121,6 +121,8 @@ class Progress:
 
         Of reports that follow each other faster than `LOOK_EVERY`, numbers are all taken, tensors now and then.
         """
+        if step is not None and type(step) is not int:
+            step = whole(step)
         last = self.step
         done = step - last if step is not None and last is not None and step > last else 1
         if step is not None:
@@ -152,6 +154,13 @@ class Progress:
         if mark is not None:
             self._intervals.append((now - mark[0] - (excused - mark[1]), done, samples, own_seconds))
 
+    def tell(self, loss: Any, grad_norm: Any) -> None:
+        """Of steps that were reported before."""
+        if loss is not None:
+            self.loss = _kept(loss)
+        if grad_norm is not None:
+            self.grad_norm = _kept(grad_norm)
+
     def saved(self, step: int, at: float) -> None:
         """A checkpoint of that step is complete since `at`, in seconds since 1970."""
         self.checkpoint = (step, at)
@@ -180,7 +189,9 @@ class Progress:
         windows = self._open
         excused = windows.before
         if windows.names:
-            excused += min(now - windows.since, self.startup_floor)
+            lasting = now - windows.since
+            # A pause ends by its own time, and was asked for.
+            excused += lasting if windows.names[-1] == PAUSE else min(lasting, self.startup_floor)
         then, excused_then = self._mark or (self._began, 0.0)
         seconds = max(now - then - (excused - excused_then), 0.0)
         intervals = list(self._intervals)
@@ -209,7 +220,8 @@ class Progress:
 
     def own_seconds_per_step(self) -> float | None:
         """The median over the last few reports of what this rank says that it worked."""
-        found = [one[3] / one[1] for one in list(self._intervals)[-_RECENT:] if one[3] is not None]
+        told = [(number(one[3]), one[1]) for one in list(self._intervals)[-_RECENT:]]
+        found = [seconds / steps for seconds, steps in told if seconds is not None and not math.isnan(seconds)]
         return statistics.median(found) if found else None
 
     def values(self, now: float) -> dict[str, float]:
@@ -242,8 +254,9 @@ class Progress:
             weight = _WEIGHT if seconds else 1.0
             seconds += weight * (taken - seconds)
             steps += weight * (done - steps)
-            if trained_on is not None:
-                samples += weight * (trained_on - samples)
+            known = number(trained_on)
+            if known is not None and not math.isnan(known):
+                samples += weight * (known - samples)
         if not seconds:
             return {}
         lasting = max(seconds, waited)
@@ -295,6 +308,14 @@ def number(value: Any) -> float | None:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return _NAN
     return read if math.isfinite(read) else _NAN
+
+
+def whole(step: Any) -> int | None:
+    """A step of whatever type the loop counts in; None for what is no number."""
+    try:
+        return int(step)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
 
 
 def _kept(value: Any) -> Any:

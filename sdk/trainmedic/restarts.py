@@ -176,7 +176,8 @@ class Restarts:
         """
         if self._medic.world_size == 1:
             self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
-            self._medic.on_arrival = self._interrupter.look
+            if self._interrupter.works:
+                self._medic.on_arrival = self._interrupter.look
         try:
             while True:
                 self._has_come_up = False
@@ -241,16 +242,23 @@ class Restarts:
             raise error
         if starting is not None and self._failures > self._limits.retries:
             self._fail(starting, f"the training loop did not come up again: {reason}")
-            if not starting.settings:
-                raise error
-            log.error("%s: going on with the settings from before", self._medic.job)
-            self._failures = 0
-            return Restart(starting.checkpoint, settings=starting.previous)
+            return self._otherwise(starting, error)
         if starting is None:
             starting = self._after_crash(error)
         _let_go(error)
         self._wait(starting)
         return starting
+
+    def _otherwise(self, starting: Restart, error: BaseException) -> Restart:
+        """Where `starting` is given up. Raises `error` where there is nothing else to go on from."""
+        checkpoint, self._failures = self._newest(), 0
+        if starting.settings:
+            log.error("%s: going on with the settings from before", self._medic.job)
+            return Restart(starting.checkpoint, settings=starting.previous)
+        if starting.command is None or checkpoint is None or checkpoint == starting.checkpoint:
+            raise error
+        log.error("%s: going on from %s, for %s cannot be", self._medic.job, checkpoint, starting.checkpoint)
+        return Restart(checkpoint)
 
     def _after_crash(self, error: BaseException) -> Restart:
         checkpoint = self._newest()

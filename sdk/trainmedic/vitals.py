@@ -13,7 +13,7 @@ import threading
 from typing import Any, Iterator, Mapping, NamedTuple
 
 from trainmedic import footprint
-from trainmedic.progress import Progress
+from trainmedic.progress import Progress, number
 
 HOST = "host"
 CUDA = "cuda"
@@ -52,8 +52,9 @@ class Vitals:
         if cuda is not None:
             found[f"{CUDA}_used"], found[f"{CUDA}_limit"] = cuda.allocated, cuda.total
             found["cuda_reserved"], found["cuda_retries"] = cuda.reserved, cuda.retries
-        found[f"{DEVICE}_used"] = self._progress.memory_bytes
-        sizes = {HOST: resident, CUDA: cuda.allocated if cuda else None, DEVICE: self._progress.memory_bytes}
+        device = number(self._progress.memory_bytes)
+        found[f"{DEVICE}_used"] = None if device is None or math.isnan(device) else device
+        sizes = {HOST: resident, CUDA: cuda.allocated if cuda else None, DEVICE: found[f"{DEVICE}_used"]}
         with self._lock:
             for memory, size in sizes.items():
                 if size is not None:

@@ -130,10 +130,12 @@ class Writer:
                     break
                 unsent = self._give_up_on_refused(unsent, error)
                 self._stopping.wait(wait)
-            except Exception:
-                log.exception("a reply could not be written")
-                unsent = []
-                self._stopping.wait(1.0)
+            except Exception as error:  # such as an answer of a shape that Redis never gives
+                wait = self._link.broke(error)
+                if self._stopping.is_set():
+                    break
+                unsent = self._give_up_on_refused(unsent, error)
+                self._stopping.wait(wait)
         self._link.close()
 
     def _collect(self) -> list[Outgoing]:
@@ -186,7 +188,7 @@ class Writer:
     def _give_up_on_refused(self, unsent: list[Outgoing], error: BaseException) -> list[Outgoing]:
         """Redis answers and will not have it (a key of another type, for instance): not for ever."""
         self._presence_due = 0.0
-        if not isinstance(error, redis.ResponseError):
+        if isinstance(error, FAULTS) and not isinstance(error, redis.ResponseError):
             return unsent
         self._refusals += 1
         if self._refusals < _REFUSALS:

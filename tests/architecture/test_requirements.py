@@ -26,9 +26,9 @@ def pins(name: str) -> dict[str, str]:
 
 
 def test_the_lock_is_made_from_what_the_packages_declare() -> None:
-    """requirements/server.in holds the dependencies of the server, its extra and the SDK, with the same bounds."""
+    """requirements/server.in holds the dependencies of the server, its extras and the SDK, with the same bounds."""
     server = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = {*server["dependencies"], *server["optional-dependencies"]["embedded"]} - {"trainmedic"}
+    wanted = {*server["dependencies"], *itertools.chain(*server["optional-dependencies"].values())} - {"trainmedic"}
     assert declared(ROOT / "requirements" / "server.in") == wanted
     sdk = tomllib.loads((ROOT / "sdk" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = {re.split(r"[<>=!~ ]", requirement)[0] for requirement in sdk["dependencies"]}

@@ -5,16 +5,39 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from app.adapters.memory_store import MemoryStore
+from app.adapters.sql_store import schema
 from app.adapters.sql_store.store import SqlStore
+from tests.postgres import PostgresServer
+
+_EMPTY = [f"DELETE FROM {table.name}" for table in reversed(schema.metadata.sorted_tables)]
+_EMPTY += [
+    f"ALTER SEQUENCE {table.name}_seq_seq RESTART" for table in schema.metadata.tables.values() if "seq" in table.c
+]
 
 
-@pytest.fixture(params=["memory", "sqlite", "sqlite, as if others wrote too"])
+@pytest.fixture(scope="session")
+def shared_database(shared_postgres: PostgresServer) -> str:
+    """The URL of a database that one test after the other has; each leaves it empty."""
+    return shared_postgres.database()
+
+
+@pytest.fixture(params=["memory", "sqlite", "sqlite, as if others wrote too", "postgresql"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MemoryStore | SqlStore]:
     if request.param == "memory":
         yield MemoryStore()
+        return
+    if request.param == "postgresql":
+        url: str = request.getfixturevalue("shared_database")
+        opened = SqlStore.open(url)
+        yield opened
+        await opened.close()
+        # Emptied, not made anew: its tables take longer than most tests.
+        with psycopg.connect(url) as connection:
+            connection.execute("; ".join(_EMPTY).encode())
         return
     opened = SqlStore.open(f"sqlite:///{tmp_path}/state/trainmedic.db")
     # a writer that is not alone remembers nothing between transactions, and asks the tables each time

@@ -408,7 +408,7 @@ async def test_open_runs_are_found_by_playbook_and_target(store: Store) -> None:
 
 async def test_a_command_leads_to_its_run(store: Store) -> None:
     """By the id of the last attempt of a step or of an undo; an earlier attempt's id is no longer current."""
-    tried = step(attempts=(values.attempt("c1"), values.attempt("c2", 2)))
+    tried = step(attempts=(values.attempt("c1", in_part=True), values.attempt("c2", 2)))
     undoing = step(1, undo=undo(UndoStatus.RUNNING, attempts=(values.attempt("u1"), values.attempt("u2", 2))))
     one = run(steps=(tried, undoing))
     await keep(store, one, run(target=gpu(1)))

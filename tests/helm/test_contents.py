@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -17,17 +18,22 @@ from click.testing import CliRunner
 from prometheus_client.metrics_core import Metric
 
 from app import telemetry
+from app.actions import registry
+from app.actions.kubernetes.jobs import CreateJobParams
 from app.adapters.nvml_gpus import NvmlGpus
 from app.agent import policy
 from app.agent.exporter import AgentCollector
 from app.agent.tally import Tally
+from app.catalog import loader
 from app.cli import main
+from app.domain.target import IdentityLabels
 from app.server import tokens
 from app.settings import agent as agent_settings
 from app.settings import server as server_settings
 from tests.driver.driver import Driver
 from tests.helm import charts
 from tests.helm.charts import COMBINATIONS
+from tests.helm.test_rendering import KUBERNETES, validators
 from tests.programs import Program, eventually, free_port
 
 with_agent = pytest.mark.parametrize("combination", [name for name in COMBINATIONS if name != "server-only"])
@@ -39,8 +45,12 @@ def environment(combination: str, kind: str) -> dict[str, str]:
         "TRAINMEDIC_REDIS_URL": "redis://r:6379/0",
         "TRAINMEDIC_DATABASE_URL": "postgresql://p/t",
         "TRAINMEDIC_NODE": "n1",
+        "POD_IP": "10.1.2.3",
     }
     found = {one["name"]: one.get("value", values.get(one["name"], "")) for one in container["env"]}
+    found = {
+        name: re.sub(r"\$\((\w+)\)", lambda name: values.get(name[1], name[0]), value) for name, value in found.items()
+    }
     return {
         name: value for name, value in found.items() if name.startswith("TRAINMEDIC_") and not name.endswith("_FILE")
     }
@@ -107,6 +117,49 @@ def test_the_shipped_playbooks_are_all_there_and_can_be_loaded(tmp_path: Path) -
     assert checked.exit_code == 0, checked.output
     templates = [name for name in files if name.endswith("_template.yaml")]
     assert f"{len(files) - len(templates)} playbooks, no mistake" in checked.output
+
+
+@pytest.mark.parametrize("combination", ["default", "everything", "no-registry"])
+def test_the_health_check_of_a_node_is_the_releases_own(combination: str, tmp_path: Path) -> None:
+    """The shipped playbooks run it in the release's namespace, by its image and pull secrets, with the agents'
+    runtime; and the server may create it there."""
+    found = charts.objects(combination)
+    files = charts.one(found, "ConfigMap", "-playbooks")["data"]
+    image = charts.one(found, "Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
+    agent = charts.one(found, "DaemonSet")["spec"]["template"]["spec"]
+    for name in ("node-down.yaml", "gpu-broken.yaml"):
+        made = yaml.safe_load(files[name])["vars"]
+        assert made == {
+            "namespace": charts.NAMESPACE,
+            "image": image,
+            "pull_secrets": agent.get("imagePullSecrets", []),
+            "runtime_class": agent.get("runtimeClassName", ""),
+            "gpus": 1,
+        }
+    held = charts.rules({"kubernetes": {"actions": ["k8s.create_job"], "namespaces": ["team-a"]}})
+    assert {rule.namespace for rule in held if rule.resource == "jobs"} == {"team-a", charts.NAMESPACE}
+
+
+@pytest.mark.parametrize("combination", ["default", "everything", "no-registry"])
+@pytest.mark.parametrize("kubernetes", KUBERNETES, ids=lambda path: path.stem)
+def test_the_health_checks_pod_is_valid(combination: str, kubernetes: Path, tmp_path: Path) -> None:
+    """Also without a runtime class and without pull secrets; and by the restricted Pod Security level."""
+    for name, text in charts.one(charts.objects(combination), "ConfigMap", "-playbooks")["data"].items():
+        (tmp_path / name).write_text(text)
+    (book,) = loader.load_file(tmp_path / "node-down.yaml", registry.specs_only(), IdentityLabels()).books
+    step = next(at for at, one in enumerate(book.spec.steps) if one.id == "healthy")
+    scope = {"target": {"node": "node-7"}, "vars": book.spec.vars, "steps": {}, "labels": {}, "run": {}}
+    made = cast(CreateJobParams, book.params("steps", step, scope)).manifest
+    assert made is not None
+    pod = made["spec"]["template"]
+    assert validators(kubernetes).faults("io.k8s.api.core.v1.PodTemplateSpec", pod) == []
+    assert pod["spec"]["nodeName"] == "node-7"
+    assert pod["spec"].get("runtimeClassName") == (None if combination == "no-registry" else "nvidia")
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    (container,) = pod["spec"]["containers"]
+    assert container["args"] == ["agent", "health", "--gpus=1"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "volumes" not in pod["spec"]
 
 
 def test_redis_starts_as_the_chart_configures_it(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.helm import charts
 
 PAGES = ("docs/how-to/kubernetes.md", "docs/how-to/upgrade.md")
 FLAGS = {
-    "install": {"--namespace", "--create-namespace", "--values", "--set"},
+    "install": {"--namespace", "--create-namespace", "--wait", "--values", "--set"},
     "upgrade": {
         "--namespace", "--values", "--set", "--set-file", "--reset-then-reuse-values", "--reuse-values", "--dry-run"
     },

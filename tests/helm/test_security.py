@@ -66,7 +66,7 @@ def test_nothing_of_the_node_is_shared(combination: str) -> None:
     for pod, spec in charts.pods(charts.objects(combination)):
         assert not spec.get("hostNetwork")
         assert not spec.get("hostIPC")
-        assert bool(spec.get("hostPID")) == (is_agent(pod) and combination == "everything")
+        assert bool(spec.get("hostPID")) == (is_agent(pod) and combination in ("everything", "identity"))
         paths = {volume["hostPath"]["path"] for volume in spec.get("volumes", ()) if "hostPath" in volume}
         assert paths == (HOST_PATHS.get(combination, set()) if is_agent(pod) else set())
         for container in spec["containers"]:
@@ -173,3 +173,42 @@ def test_the_default_observes_and_asks_for_tokens() -> None:
 
 def variables(container: Object) -> dict[str, str]:
     return {one["name"]: one.get("value", "from elsewhere") for one in container["env"]}
+
+
+def test_no_taint_keeps_the_agent_off_its_node() -> None:
+    """It is needed most where something is wrong: a taint of a playbook's must not end it."""
+    agent = charts.one(charts.objects("default"), "DaemonSet")["spec"]["template"]["spec"]
+    assert agent["tolerations"] == [{"operator": "Exists"}]
+
+
+KEPT_ON_A_VOLUME = [
+    name
+    for name, values in COMBINATIONS.items()
+    if "database" not in values.get("server", {})
+    and values.get("server", {}).get("persistence", {}).get("enabled", True)
+]
+
+
+@pytest.mark.parametrize("combination", KEPT_ON_A_VOLUME)
+def test_no_pod_of_ours_forbids_a_drain_of_its_node(combination: str) -> None:
+    """As long as what it keeps is on a volume: an emptyDir on disk is data to a drain."""
+    for name, spec in charts.pods(charts.objects(combination)):
+        if name.startswith("DaemonSet"):
+            continue
+        on_disk = [
+            one for one in spec.get("volumes", ()) if "emptyDir" in one and one["emptyDir"].get("medium") != "Memory"
+        ]
+        assert on_disk == [], name
+
+
+def test_who_comes_from_outside_the_cluster_is_let_in_where_that_was_asked_for() -> None:
+    """A network policy names pods; a load balancer's clients are none. Who is named in serverFrom stays alone."""
+    peer = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    for values, sources in (
+        ({}, [{"namespaceSelector": {}}]),
+        ({"server": {"service": {"type": "LoadBalancer"}}}, None),
+        ({"server": {"service": {"type": "NodePort"}}, "networkPolicy": {"serverFrom": [peer]}}, "named"),
+    ):
+        policy = charts.one(charts.parsed(charts.rendered(values)), "NetworkPolicy", "-server")
+        (rule,) = policy["spec"]["ingress"]
+        assert rule.get("from", [])[1:] == [peer] if sources == "named" else rule.get("from") == sources

@@ -66,6 +66,39 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"agent": {"cleaning": {"hostPaths": ["/scratch"]}}},
         "agent.cleaning.policy: has no rules",
     ),
+    "a rule without roots": (
+        {"agent": {"cleaning": {"policy": {"rules": {"logs": {"root": ["/scratch"]}}}}}},
+        "'/agent/cleaning/policy/rules/logs': missing property 'roots'",
+    ),
+    "an amount that is none": (
+        {"agent": {"resources": {"requests": {"cpu": {"cores": 1}}}}},
+        "'/agent/resources/requests/cpu': got object",
+    ),
+    "a strategy that there is not": (
+        {"agent": {"updateStrategy": {"type": "Recreate"}}},
+        "'/agent/updateStrategy/type': value must be one of 'RollingUpdate', 'OnDelete'",
+    ),
+    "a variable of the chart's own": (
+        {"server": {"extraEnv": [{"name": "TRAINMEDIC_MODE", "value": "enforce"}]}},
+        "server.extraEnv: TRAINMEDIC_MODE is set by the chart, from the value mode",
+    ),
+    "a label of the chart's own": (
+        {"commonLabels": {"app.kubernetes.io/name": "mine"}},
+        "commonLabels: app.kubernetes.io/name is set by the chart",
+    ),
+    "a label twice": (
+        {"commonLabels": {"team": "a"}, "agent": {"podLabels": {"team": "b"}}},
+        "agent.podLabels: team is in commonLabels already",
+    ),
+    "a kind without an action": (
+        {"kubernetes": {"customKinds": [{"apiGroup": "example.com", "resource": "trainings"}]}},
+        "kubernetes.customKinds: no action could use them",
+    ),
+    "more Redis than memory": ({"redis": {"maxMemory": "250mb"}}, "redis.maxMemory: 250mb is too near to the memory"),
+    "power control without an agent": (
+        {"agent": {"enabled": False, "powerControl": {"enabled": True}}},
+        "agent.enabled: is false",
+    ),
     "a shipped playbook's name": (
         {"playbooks": {"extra": {"disk-space-low.yaml": "playbook: mine"}}},
         "playbooks.extra: disk-space-low.yaml is the name of a shipped playbook's file",

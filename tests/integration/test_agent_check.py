@@ -86,6 +86,44 @@ def test_a_mistake_in_the_policy_is_shown_where_it_is(tmp_path: Path, policy: Pa
     assert len(report["gpus"]) == len(driver.cards)
 
 
+def healthy(driver: Driver, *options: str) -> subprocess.CompletedProcess[str]:
+    return agent(driver, "health", *options)
+
+
+def test_a_node_is_healthy_where_every_gpu_can_be_worked_on(driver: Driver) -> None:
+    """Neither Redis nor a policy is needed: playbooks run it where there is none. Each GPU has its line."""
+    done = healthy(driver, f"--gpus={len(driver.cards)}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[2] for line in done.stdout.splitlines()] == [card.uuid for card in driver.cards]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        ("lost", "Fault: "),
+        ("ecc", "has had 2 memory errors that ECC could not mend"),
+        ("missing", "GPUs answer, and there must be"),
+        ("unloaded", "Fault: "),
+    ],
+)
+def test_a_node_with_a_broken_gpu_is_not_healthy(driver: Driver, trouble: str, told: str) -> None:
+    """One that does not answer, has broken memory, or is not there at all; each is named, and the end is 1."""
+    expected = len(driver.cards)
+    match trouble:
+        case "lost":
+            driver.lose(0)
+        case "ecc":
+            driver.ecc(0, 0, 2)
+        case "missing":
+            expected += 1
+        case "unloaded":
+            driver.unload()
+    done = healthy(driver, f"--gpus={expected}")
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "this node is not healthy" in done.stderr
+
+
 def test_redis_that_is_away_has_a_status_of_its_own(tmp_path: Path, driver: Driver) -> None:
     """3, as for every command that cannot reach what it needs. The password is not shown."""
     done = agent(driver, "check", "--redis", "redis://:secret@127.0.0.1:1/0", "--state-dir", tmp_path)

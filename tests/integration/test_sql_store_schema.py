@@ -135,7 +135,7 @@ def test_a_url_of_no_use_is_refused(wrong: str) -> None:
 def test_a_url_that_is_refused_does_not_show_its_password() -> None:
     """A URL can carry one, and messages end up in logs."""
     with pytest.raises(errors.ConfigurationError) as refused:
-        SqlStore.open("postgresql://user:hunter2@host/db")
+        SqlStore.open("mysql://user:hunter2@host/db")
     assert "hunter2" not in str(refused.value)
 
 

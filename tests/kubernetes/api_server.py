@@ -54,6 +54,10 @@ class Fault:
     times: int = 1
     verbs: frozenset[str] = frozenset()
     resource: str = ""
+    name: str = ""
+    """Of this object alone; of all, where empty."""
+    message: str = "the stand-in was told to fail"
+    causes: tuple[Mapping[str, str], ...] = ()
     retry_after: int | None = None
     is_done_first: bool = False
     """The request is carried out, and then answered with the error."""
@@ -177,7 +181,7 @@ class ApiServer:
         self._authorize(seen)
         fault = self._fault(seen)
         if fault and not fault.is_done_first:
-            return _refusal(Refused(fault.status, "InternalError", "the stand-in was told to fail"), fault.retry_after)
+            return _refusal(_failure(fault), fault.retry_after)
         body = await request.json() if request.can_read_body else {}
         if seen.verb == "watch":
             return await self._watch(request, place)
@@ -186,7 +190,7 @@ class ApiServer:
         assert self._news is not None
         self._news.set()
         if fault:
-            return _refusal(Refused(fault.status, "InternalError", "the stand-in was told to fail"), fault.retry_after)
+            return _refusal(_failure(fault), fault.retry_after)
         return web.json_response(answer, status=201 if seen.verb == "create" else 200)
 
     def _act(self, seen: Request, place: Place, request: web.Request, body: Object, sub: str) -> Object:
@@ -282,12 +286,17 @@ class ApiServer:
 
     def _fault(self, seen: Request) -> Fault | None:
         for fault in list(self.faults):
-            if (not fault.verbs or seen.verb in fault.verbs) and fault.resource in ("", seen.resource):
+            of_it = fault.resource in ("", seen.resource) and fault.name in ("", seen.name)
+            if of_it and (not fault.verbs or seen.verb in fault.verbs):
                 fault.times -= 1
                 if fault.times <= 0:
                     self.faults.remove(fault)
                 return fault
         return None
+
+
+def _failure(fault: Fault) -> Refused:
+    return Refused(fault.status, "InternalError", fault.message, fault.causes)
 
 
 def matched_namespace(request: web.Request) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -161,6 +162,23 @@ async def test_a_server_that_is_away_is_temporary(world: World, stand_in: ApiSer
     with stand_in.outage(), pytest.raises(ClusterUnavailable):
         await world.cluster.get(node)
     await world.cluster.check()
+
+
+async def test_a_connection_that_cannot_be_trusted_says_why(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
+    """No TLS on the other side, and nobody there at all, are told apart; both are worth another try."""
+    told = []
+    for server in (stand_in.url.replace("http://", "https://"), "https://127.0.0.1:1"):
+        config = stand_in.kubeconfig()
+        config["clusters"][0]["cluster"]["server"] = server
+        path = tmp_path / "kubeconfig-tls.json"
+        path.write_text(json.dumps(config))
+        cluster = await KubernetesCluster.opened(path)
+        with pytest.raises(ClusterUnavailable) as caught:
+            await cluster.check()
+        told.append(str(caught.value))
+        await cluster.close()
+    assert "no TLS connection could be made" in told[0]
+    assert "127.0.0.1:1 cannot be reached" in told[1]
 
 
 async def test_what_our_account_may_not_do_is_permanent(world: World, stand_in: ApiServer) -> None:

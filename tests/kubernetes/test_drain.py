@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis.asyncio
 
-from app import telemetry
+from app import ports, telemetry
 from app.actions.kubernetes.drain import Drain, DrainParams, sort
 from app.actions.kubernetes.nodes import Cordon, Uncordon
 from app.adapters.redis_bus import RedisBus
@@ -281,6 +282,103 @@ async def test_a_drain_after_a_cordon_of_the_same_run_shares_its_undo(world: Wor
     first = await world.act(Uncordon, node, RUN, restore=True)
     second = await world.act(Uncordon, node, RUN, restore=True)
     assert (first["note"], second["note"]) == ("put back", "nothing of this run's to take back")
+
+
+async def test_what_befalls_one_pod_holds_up_no_other(world: World, stand_in: ApiServer) -> None:
+    """The API server fails for one (which is guarded by two budgets, say), or its namespace is being deleted: the
+    others go, the reason is told, and it goes when it may."""
+    node = await world.node()
+    for name in ("free", "twice-guarded", "leaving"):
+        await world.pod(name, node)
+    guarded = Fault(500, times=10**6, resource="pods/eviction", name="twice-guarded", message="more than one budget")
+    cause = {
+        "reason": "NamespaceTerminating",
+        "message": "namespace is being terminated",
+        "field": "metadata.namespace",
+    }
+    leaving = Fault(403, times=10**6, resource="pods/eviction", name="leaving", message="forbidden", causes=(cause,))
+    stand_in.faults += [guarded, leaving]
+    async with Kubelet(world, node) as kubelet:
+        with pytest.raises(TemporaryFailure, match="2 pods are still there") as caught:
+            await world.act(Drain, node, RUN, timeout=3)
+        assert kubelet.ended == ["free"]
+        why = {one["pod"].partition("/")[2]: one["why"] for one in caught.value.output["left"]}
+        assert "more than one budget" in why["twice-guarded"]
+        assert "forbidden" in why["leaving"]
+        stand_in.faults.clear()
+        assert (await world.act(Drain, node, RUN, timeout=20))["left"] == []
+
+
+async def test_a_pod_that_is_held_by_finalizers_is_told_so(world: World) -> None:
+    """It ends and does not go: the output names who holds it."""
+    node = await world.node()
+    pod = await world.pod("held", node)
+    await world.cluster.patch(pod, {"metadata": {"finalizers": ["example.com/backup"]}})
+    async with Kubelet(world, node, stubborn=frozenset({"held"})):
+        with pytest.raises(TemporaryFailure) as caught:
+            await world.act(Drain, node, RUN, timeout=4)
+    await world.cluster.patch(pod, {"metadata": {"finalizers": None}})
+    assert caught.value.output["left"][0]["why"] == "ends, and is held by its finalizers: example.com/backup"
+
+
+async def test_a_paused_drain_evicts_no_more_and_a_cancelled_one_ends(world: World, stand_in: ApiServer) -> None:
+    """Operators' word counts in the middle of it; what it had begun is there to be taken back."""
+    node = await world.node()
+    pods = [await world.pod(name, node) for name in ("a", "b")]
+    words: list[ports.Word] = ["hold"]
+
+    async def word() -> ports.Word:
+        return words.pop(0) if words else "stop"
+
+    with pytest.raises(TemporaryFailure, match="the run was cancelled: no more is evicted") as caught:
+        await world.perform(Drain, replace(world.call(Drain, node, RUN, timeout=30), word=word))
+    assert caught.value.is_begun
+    assert caught.value.output["before"] == {"cordoned": False}
+    assert _evictions(stand_in) == 0
+    assert all([await world.exists(pod) for pod in pods])
+
+
+async def test_a_forbidden_drain_asks_no_job_for_a_checkpoint(world: World, bus: RedisBus, redis_url: str) -> None:
+    """Nobody's training is held up for a drain that does not come."""
+    node = await world.node()
+    await world.pod("precious", node, owner=None)
+    client = redis.asyncio.Redis.from_url(redis_url)
+    await _presence(client, "spared", node)
+    world.bus = bus
+    with pytest.raises(PermanentFailure, match="no controller"):
+        await world.act(Drain, node, RUN, timeout=30, checkpoint="20s")
+    assert not await client.exists(envelope.job_commands("spared"))
+    await client.aclose()
+
+
+async def test_of_several_jobs_each_ones_checkpoint_is_told(world: World, bus: RedisBus, redis_url: str) -> None:
+    """One writes it, one refuses, one is silent: the drain waits for the last at most its time, and goes on."""
+    node = await world.node()
+    await world.pod("rank-0", node)
+    client = redis.asyncio.Redis.from_url(redis_url)
+    for name in ("good", "full", "mute"):
+        await _presence(client, name, node)
+    world.bus = bus
+    async with Kubelet(world, node):
+        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30, checkpoint="2s"))
+        for name, status, output in (
+            ("good", envelope.APPLIED, {"step": 7}),
+            ("full", envelope.FAILED, {"reason": "no space left"}),
+        ):
+            entry = await client.xread({envelope.job_commands(name): "0"}, block=5000)
+            sent = envelope.Command.decode(next(iter(entry))[1][0][1][b"command"])
+            reply = envelope.Reply(sent.id, f"{name}/0", status, 0, output)
+            await client.xadd(envelope.REPLIES, {"reply": reply.encode()})
+        output = await draining
+    assert output["checkpoints"] == {"good": "written", "full": "failed: no space left", "mute": "no answer in time"}
+    assert output["gone"] == 1
+    await client.aclose()
+
+
+async def _presence(client: redis.asyncio.Redis, job: str, node: Ref) -> None:
+    presence = {"job": job, "ranks": [0], "placement": [{"rank": 0, "node": node.name}]}
+    presence["at"] = envelope.write_time(SystemClock().now())
+    await client.set(envelope.job_presence(job), json.dumps(presence), ex=30)
 
 
 def _evictions(stand_in: ApiServer) -> int:

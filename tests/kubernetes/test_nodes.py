@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from app.actions.kubernetes import base
 from app.actions.kubernetes.nodes import Cordon, Label, Taint, Uncordon
 from app.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from app.ports.cluster import NODES, Ref, Resource
@@ -152,6 +154,73 @@ async def test_an_event_tells_on_the_node_who_did_it_and_why(world: World) -> No
     events = [one for one in await world.cluster.list(EVENTS, "default") if one["involvedObject"].get("uid") == uid]
     assert [one["reason"] for one in events] == ["Cordoned"]
     assert f"playbook a-playbook, run {RUN}: NodeDown fires" in events[0]["message"]
+
+
+async def test_a_node_that_kubernetes_sees_alive_is_not_cordoned_for_being_down(world: World) -> None:
+    """`unless_ready`: the monitoring is at fault. Once the node is cordoned by the run, a repeat is no failure."""
+    node = await world.node()
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    await world.cluster.patch(node, {"status": {"conditions": [ready]}}, "status")
+    with pytest.raises(TemporaryFailure, match="its kubelet reports it Ready to Kubernetes"):
+        await world.act(Cordon, node, RUN, unless_ready=True)
+    assert not (await world.cluster.get(node))["spec"].get("unschedulable")
+    await world.cluster.patch(node, {"status": {"conditions": [{**ready, "status": "Unknown"}]}}, "status")
+    await world.act(Cordon, node, RUN, unless_ready=True)
+    await world.cluster.patch(node, {"status": {"conditions": [ready]}}, "status")
+    assert (await world.act(Cordon, node, RUN, unless_ready=True))["after"] == {"cordoned": True}
+
+
+@pytest.mark.parametrize(
+    ("action", "given"), [(Cordon, {}), (Taint, {"key": "example.com/ill"}), (Label, {"key": "ill", "value": "yes"})]
+)
+async def test_an_undo_on_a_node_that_is_gone_is_done(world: World, action: type[Any], given: dict[str, Any]) -> None:
+    """Autoscalers delete nodes: a duty to give one back does not stay for ever, nor count as failed."""
+    node = await world.node()
+    call = world.call(action, node, RUN, **given)
+    undo = action.inverse(call.params, await world.perform(action, call))
+    found = await world.cluster.get(node)
+    await world.cluster.delete(node, found["metadata"]["uid"])
+    taker = {one.name: one for one in (Uncordon, Taint, Label)}[undo.action]
+    assert "gone" in (await world.act(taker, node, RUN, **undo.params))["note"]
+
+
+async def test_what_is_waited_for_is_told_while_the_api_is_away(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes without a word would leave people guessing."""
+    monkeypatch.setattr(base, "TELL_EVERY", timedelta(0))
+    told: list[str] = []
+
+    async def tell(what: str) -> None:
+        told.append(what)
+
+    node = await world.node()
+    stand_in.faults.append(Fault(500, times=3))
+    await world.act(Cordon, node, RUN, timeout=20, tell=tell)
+    assert "k8s.cordon waits for the Kubernetes API: the Kubernetes API fails" in told[0]
+
+
+async def test_hours_that_a_proxy_asks_for_are_not_waited(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Retry-After is obeyed up to a bound; then it is tried again."""
+    monkeypatch.setattr(base, "LONGEST_ASKED_FOR", 0.2)
+    node = await world.node()
+    stand_in.faults.append(Fault(429, times=2, retry_after=7200))
+    await world.act(Cordon, node, RUN, timeout=20)
+    assert await is_cordoned(world, node)
+
+
+async def test_a_token_that_has_expired_is_outlasted_until_it_is_renewed(world: World, stand_in: ApiServer) -> None:
+    """While it is rotated the API server knows the new one alone; what is told names the cause."""
+    node = await world.node()
+    stand_in.faults.append(Fault(401, times=3, message="Unauthorized"))
+    await world.act(Cordon, node, RUN, timeout=20)
+    assert await is_cordoned(world, node)
+    stand_in.faults.append(Fault(401, times=10**6, message="Unauthorized"))
+    with pytest.raises(TemporaryFailure, match="does not accept our credentials"):
+        await world.act(Label, node, RUN, timeout=1, key="a", value="b")
+    stand_in.faults.clear()
 
 
 async def test_a_node_that_does_not_exist_is_a_clear_permanent_failure(world: World) -> None:

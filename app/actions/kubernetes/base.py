@@ -16,11 +16,24 @@ from pydantic import BaseModel, ConfigDict
 from app import ports
 from app.actions.kubernetes import notes
 from app.domain.target import Kind
-from app.errors import ClusterUnavailable, ObjectChanged, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from app.errors import (
+    ClusterUnavailable,
+    ObjectChanged,
+    ObjectMissing,
+    OutcomeUnknown,
+    PermanentFailure,
+    TemporaryFailure,
+)
 from app.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT = 0.2
 _LONGEST_WAIT = 10.0
+TELL_EVERY = timedelta(seconds=15)
+"""How often the history hears what is waited for."""
+LONGEST_ASKED_FOR = 60.0
+"""Seconds that are waited at most because the API server, or a proxy before it, has asked for it."""
+GONE = "it is gone: nothing to take back"
+STOPPED = "stopped, because the run was cancelled"
 
 Result = TypeVar("Result")
 
@@ -83,17 +96,23 @@ class ClusterAction:
     async def insist(self, call: ports.Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """What `attempt` returns, tried until the deadline. Where a failure left open whether something
         was changed, the outcome is unknown then."""
-        wait, is_open = _FIRST_WAIT, False
+        wait, is_open, tell_at = _FIRST_WAIT, False, self._clock.now() + TELL_EVERY / 3
         while True:
             try:
                 return await attempt()
             except (ClusterUnavailable, ObjectChanged) as error:
                 is_open = is_open or getattr(error, "may_be_done", False)
-                pause = getattr(error, "retry_after", None) or wait * random.uniform(0.5, 1.0)  # noqa: S311 - to spread out
+                asked = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR)
+                pause = asked or wait * random.uniform(0.5, 1.0)  # noqa: S311 - to spread out
+                if await told(call) == "stop":
+                    raise (OutcomeUnknown if is_open else TemporaryFailure)(f"{STOPPED}; last: {error}") from error
                 left = (call.deadline - self._clock.now()).total_seconds()
                 if pause >= left:
                     kind = OutcomeUnknown if is_open else TemporaryFailure
                     raise kind(f"not done in time: {error}", error.output) from error
+                if call.tell is not None and self._clock.now() >= tell_at:
+                    tell_at = self._clock.now() + TELL_EVERY
+                    await call.tell(f"{self.name} waits for the Kubernetes API: {error}")
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
                 wait = min(wait * 2, _LONGEST_WAIT)
 
@@ -130,7 +149,10 @@ class ClusterAction:
         """Set a field of the target's node, or as an undo put back what was there; the step's output."""
         ref = Ref(NODES, node_of(call))
         if is_undo:
-            node, why, is_back = await self.take_back(call, ref, field)
+            try:
+                node, why, is_back = await self.take_back(call, ref, field)
+            except ObjectMissing:
+                return {"node": ref.name, "note": GONE}
             if is_back:
                 await self.cluster.record(node, "Restored", because(call, f"{field.name} put back"))
             return {"node": ref.name, "after": {field.name: field.read(node)}, "note": why}
@@ -138,6 +160,11 @@ class ClusterAction:
         if is_held:
             await self.cluster.record(node, "Changed", because(call, f"{field.name} set"))
         return {"node": ref.name, "before": {field.name: before}, "after": {field.name: field.read(node)}}
+
+
+async def told(call: ports.Call) -> ports.Word:
+    """What operators have said since the attempt began."""
+    return await call.word() if call.word is not None else "go_on"
 
 
 def because(call: ports.Call, what: str) -> str:

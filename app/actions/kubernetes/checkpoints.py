@@ -32,6 +32,9 @@ async def ask_for(bus: ports.CommandBus, clock: ports.Clock, call: ports.Call, p
         return {"*": "Redis is away: nobody could be asked"}
     if clock.now() >= until:
         return {job.name: "not asked: the time for it was over" for job in jobs}
+    if jobs and call.tell is not None:
+        names = ", ".join(sorted(job.name for job in jobs))
+        await call.tell(f"the drain waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
     told = await asyncio.gather(*(_one(bus, call, job.name, until) for job in jobs))
     return {job.name: outcome for job, outcome in zip(jobs, told, strict=True)}
 

@@ -8,8 +8,9 @@ was, also after the server was killed. Which pods are left alone is `sort`, a pu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, cast
@@ -18,7 +19,18 @@ from pydantic import BaseModel, Field
 
 from app import ports
 from app.actions.kubernetes import checkpoints, nodes
-from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because, node_of
+from app.actions.kubernetes.base import (
+    EVENTS,
+    LONGEST_ASKED_FOR,
+    STOPPED,
+    TELL_EVERY,
+    ClusterAction,
+    ClusterParams,
+    Permission,
+    because,
+    node_of,
+    told,
+)
 from app.domain.fields import Duration
 from app.domain.target import Kind
 from app.errors import (
@@ -33,7 +45,6 @@ from app.ports.cluster import NODES, PODS, Object, Ref
 
 ROUND = timedelta(seconds=1)
 """Between two looks at the pods that are still there."""
-TELL_EVERY = timedelta(seconds=15)
 _LONGEST_ROUND = timedelta(seconds=10)
 _AT_ONCE = 20
 """Evictions in flight: enough for a node, and no burden to the API server."""
@@ -75,7 +86,14 @@ class _Progress:
     names: dict[str, str] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
+    is_held: bool = False
     told_at: datetime | None = None
+
+    def ends(self, pod: Object) -> None:
+        """It is on its way out, by us or by somebody else."""
+        holders = ", ".join(map(str, pod["metadata"].get("finalizers") or ()))
+        self.evicted.add(uid_of(pod))
+        self.why[uid_of(pod)] = f"ends, and is held by its finalizers: {holders}" if holders else "ends"
 
     def output(self, left: Sequence[Object]) -> dict[str, Any]:
         waiting = [{"pod": name_of(pod), "why": self.why.get(uid_of(pod), "ends")} for pod in left[:_SHOWN]]
@@ -104,12 +122,15 @@ class Drain(ClusterAction):
         params = cast(DrainParams, call.params)
         before = await nodes.cordon(self, call)
         output: dict[str, Any] = {"node": before["node"], "before": before["before"]}
-        if params.checkpoint is not None:
-            output["checkpoints"] = await checkpoints.ask_for(self._bus, self._clock, call, params.checkpoint)
         try:
+            if params.checkpoint is not None:
+                await self._may_begin(call, params)
+                asking = checkpoints.ask_for(self._bus, self._clock, call, params.checkpoint)
+                output["checkpoints"] = await self._unless_stopped(call, asking)
             output |= await self._empty(call, params)
         except ActionFailure as failure:
             failure.output = {**output, **failure.output}
+            failure.is_begun = True  # the node is cordoned, which the undo takes back
             await self._leave_event(call, "DrainFailed", str(failure), warning=True)
             raise
         await self._leave_event(call, "Drained", f"{output['gone']} pods gone")
@@ -119,6 +140,26 @@ class Drain(ClusterAction):
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
         return ports.Inverse(nodes.Uncordon.name, {"restore": True})
 
+    async def _may_begin(self, call: ports.Call, params: DrainParams) -> None:
+        """Before jobs are held up for a checkpoint: raise PermanentFailure where pods forbid the drain."""
+        with contextlib.suppress(ClusterUnavailable, ObjectChanged):  # which the drain itself outlasts
+            await self._look(call, params, _Progress())
+
+    async def _unless_stopped(self, call: ports.Call, work: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
+        """What `work` returns. Raises TemporaryFailure as soon as the run is cancelled."""
+        task = asyncio.ensure_future(work)
+        try:
+            while True:
+                tick = asyncio.ensure_future(self._clock.sleep_until(self._clock.now() + ROUND))
+                await asyncio.wait({task, tick}, return_when=asyncio.FIRST_COMPLETED)
+                tick.cancel()
+                if task.done():
+                    return task.result()
+                if await told(call) == "stop":
+                    raise TemporaryFailure(STOPPED)
+        finally:
+            task.cancel()
+
     async def _empty(self, call: ports.Call, params: DrainParams) -> dict[str, Any]:
         progress, wait = _Progress(), ROUND
         left: Sequence[Object] = ()
@@ -127,12 +168,17 @@ class Drain(ClusterAction):
                 left = await self._look(call, params, progress)
                 if not left:
                     return progress.output(())
-                blocked = await self._evict_all(left, params, progress)
+                word = await told(call)
+                if word == "stop":
+                    raise TemporaryFailure(f"{STOPPED}: {_unfinished(left, progress)}", progress.output(left))
+                progress.is_held = word == "hold"
+                blocked = progress.is_held or await self._evict_all(left, params, progress)
                 wait = min(wait * 2, _LONGEST_ROUND) if blocked else ROUND
                 progress.trouble = ""
             except (ClusterUnavailable, ObjectChanged) as error:
                 progress.trouble = str(error)
-                wait = min(wait * 2, _LONGEST_ROUND)
+                asked = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR)
+                wait = max(min(wait * 2, _LONGEST_ROUND), timedelta(seconds=asked))
             await self._tell(call, left, progress)
             if self._clock.now() + wait >= call.deadline:
                 raise TemporaryFailure(_unfinished(left, progress), progress.output(left))
@@ -154,30 +200,36 @@ class Drain(ClusterAction):
         return found.ending
 
     async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> bool:
-        """Ask for every pod that does not end yet. Whether budgets held any back."""
-        gate = asyncio.Semaphore(_AT_ONCE)
+        """Ask for every pod that does not end yet. Whether any was held back.
 
-        async def ask(pod: Object) -> bool:
+        What the API server says of one pod holds up no other, and is told beside its name.
+        """
+        gate = asyncio.Semaphore(_AT_ONCE)
+        asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        for pod in pods:
             if pod["metadata"].get("deletionTimestamp"):
-                progress.evicted.add(uid_of(pod))
-                progress.why[uid_of(pod)] = "ends"
-                return False
+                progress.ends(pod)
+
+        async def ask(pod: Object) -> ActionFailure | None:
             ref = Ref(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
             async with gate:
                 try:
                     await self.cluster.evict(ref, uid_of(pod), params.grace_period)
                 except EvictionBlocked as error:
                     progress.why[uid_of(pod)] = f"held back by its disruption budget: {error}"
-                    return True
-            progress.evicted.add(uid_of(pod))
-            progress.why[uid_of(pod)] = "ends"
-            return False
+                    return error
+                except ActionFailure as error:
+                    progress.why[uid_of(pod)] = f"cannot be evicted: {error}"
+                    return error
+            progress.ends(pod)
+            return None
 
-        outcomes = await asyncio.gather(*(ask(pod) for pod in pods), return_exceptions=True)
-        failures = [one for one in outcomes if isinstance(one, BaseException)]
-        if failures:
-            raise failures[0]
-        return any(outcomes)
+        failures = [error for error in await asyncio.gather(*(ask(pod) for pod in asked)) if error is not None]
+        for error in failures:
+            if isinstance(error, PermanentFailure):
+                error.output = progress.output(pods)
+                raise error
+        return bool(failures)
 
     async def _tell(self, call: ports.Call, left: Sequence[Object], progress: _Progress) -> None:
         now = self._clock.now()
@@ -239,6 +291,8 @@ def _data_on_disk(pod: Object) -> bool:
 def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
     if progress.trouble:
         return f"the drain waits for the Kubernetes API: {progress.trouble}"
+    if progress.is_held:
+        return f"no more is evicted while the server is paused; {len(left)} pods are still there"
     shown = "; ".join(f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left[:3])
     return f"{len(left)} pods are still there: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
 

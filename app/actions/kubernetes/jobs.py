@@ -10,7 +10,15 @@ from typing import Any, ClassVar, cast
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from app import ports
-from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because
+from app.actions.kubernetes.base import (
+    EVENTS,
+    STOPPED,
+    ClusterAction,
+    ClusterParams,
+    Permission,
+    because,
+    told,
+)
 from app.errors import ObjectExists, ObjectMissing, PermanentFailure, TemporaryFailure
 from app.ports.cluster import JOBS, Object, Ref
 
@@ -42,6 +50,7 @@ class CreateJobParams(ClusterParams):
                 raise ValueError("must be a Job of batch/v1")
             if not isinstance(manifest.get("spec"), dict):
                 raise ValueError("has no spec")
+            return {name: _without_none(value) for name, value in manifest.items()}
         return manifest
 
     @model_validator(mode="after")
@@ -95,9 +104,18 @@ class CreateJob(ClusterAction):
             if "Failed" in ended:
                 said = ended["Failed"].get("message") or ended["Failed"].get("reason") or "no reason given"
                 raise PermanentFailure(f"{ref} failed: {said}", {**output, "result": "failed"})
+            if await told(call) == "stop":
+                raise TemporaryFailure(f"{STOPPED}; {ref} is left to end by itself", {**output, "result": "running"})
             if self._clock.now() + LOOK_EVERY >= call.deadline:
                 raise TemporaryFailure(f"{ref} has not ended in time", {**output, "result": "running"})
             await self._clock.sleep_until(self._clock.now() + LOOK_EVERY)
+
+
+def _without_none(value: Any) -> Any:
+    """A member whose template came to none is left out, as `runtimeClassName: "{{ vars.runtime or none }}"`."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _job(call: ports.Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:

@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from app import ports
 from app.actions.kubernetes import notes
-from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because, node_of
+from app.actions.kubernetes.base import EVENTS, GONE, ClusterAction, ClusterParams, Permission, because, node_of
 from app.domain.target import Kind
-from app.errors import PermanentFailure
+from app.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from app.ports.cluster import NODES, Object, Ref
 
 # Names of labels and taints, and their values: Kubernetes' own rules.
@@ -20,6 +20,11 @@ _NAME = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,
 _VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 
 _CHANGES_NODES = (Permission("", "nodes", ("get", "patch")), EVENTS)
+
+
+def _is_ready(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
 
 
 def _read_unschedulable(node: Object) -> bool:
@@ -73,8 +78,12 @@ class _NodeAction(ClusterAction):
     permissions: ClassVar[tuple[Permission, ...]] = _CHANGES_NODES
 
 
-class NoParams(ClusterParams):
-    """There is nothing to say."""
+class CordonParams(ClusterParams):
+    unless_ready: bool = Field(
+        False,
+        description="Fail, temporarily, while the node's kubelet reports it Ready to Kubernetes: then the node is "
+        "well, and what says otherwise is not.",
+    )
 
 
 class UncordonParams(ClusterParams):
@@ -85,10 +94,21 @@ class UncordonParams(ClusterParams):
 class Cordon(_NodeAction):
     name: ClassVar[str] = "k8s.cordon"
     summary: ClassVar[str] = "Let no new pods onto the node; undo lets them, unless somebody else has cordoned it."
-    Params: ClassVar[type[BaseModel]] = NoParams
+    Params: ClassVar[type[BaseModel]] = CordonParams
 
     async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        if cast(CordonParams, call.params).unless_ready:
+            await self._is_not_ready(call)
         return await cordon(self, call)
+
+    async def _is_not_ready(self, call: ports.Call) -> None:
+        ref = Ref(NODES, node_of(call))
+        node = await self.insist(call, lambda: self.cluster.get(ref))
+        if _is_ready(node) and call.run_id not in notes.notes(node, UNSCHEDULABLE):
+            raise TemporaryFailure(
+                f"node {ref.name} was left as it is: its kubelet reports it Ready to Kubernetes, so it is the "
+                "monitoring or the network that is at fault"
+            )
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
@@ -116,7 +136,12 @@ class Uncordon(_NodeAction):
         if params.force:
             node, is_cordoned = await self._force(call, ref)
             return self._output(ref, is_cordoned, node, "forced")
-        node, why, is_back = await self.take_back(call, ref, UNSCHEDULABLE, of_all_runs=not params.restore)
+        try:
+            node, why, is_back = await self.take_back(call, ref, UNSCHEDULABLE, of_all_runs=not params.restore)
+        except ObjectMissing:
+            if not params.restore:
+                raise
+            return {"node": ref.name, "note": GONE}
         is_cordoned = _read_unschedulable(node)
         if is_cordoned and not params.restore:
             raise PermanentFailure(f"node {ref.name} stays cordoned: {why}", self._output(ref, True, node, why))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import BaseModel, Field, model_validator
 
 from app import ports
-from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because
+from app.actions.kubernetes.base import EVENTS, GONE, ClusterAction, ClusterParams, Permission, because
 from app.actions.kubernetes.kinds import KNOWN, Named, Workload, field_at
 from app.domain.fields import Duration
 from app.errors import ObjectMissing, PermanentFailure
@@ -53,7 +53,7 @@ class _WorkloadAction(ClusterAction):
         try:
             found, why, is_back = await self.take_back(call, ref, field)
         except ObjectMissing:
-            return {"object": str(ref), "note": "it is gone: nothing to take back"}
+            return {"object": str(ref), "note": GONE}
         if is_back:
             await self.cluster.record(found, said, because(call, said))
         return {"object": str(ref), "after": {self.needs: field.read(found)}, "note": why}

@@ -7,6 +7,7 @@ VALUES are repeated for a few fixed counts, so that the driver finds each statem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 _COUNTS = (128, 64, 32, 16, 8, 4, 2, 1)
 _INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-_PLACEHOLDERS = {"qmark": "?", "format": "%s"}
+_VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 
 class BulkInsert:
@@ -42,12 +43,11 @@ class BulkInsert:
             statement = statement.on_conflict_do_update(
                 index_elements=key, set_={name: statement.excluded[name] for name in changed}
             )
-        placeholder = _PLACEHOLDERS[dialect.paramstyle]
-        group = "(" + ", ".join([placeholder] * len(columns)) + ")"
-        before, values, after = str(statement.compile(dialect=dialect)).partition(f"VALUES {group}")
-        if not values:
+        found = _VALUES.fullmatch(str(statement.compile(dialect=dialect)))
+        if found is None:
             raise ValueError(f"unexpected form of the statement for table {table.name}")
-        self._texts = [(n, f"{before}VALUES {', '.join([group] * n)}{after}") for n in _COUNTS]
+        before, group, after = found.groups()
+        self._texts = [(n, f"{before}{', '.join([group] * n)}{after}") for n in _COUNTS]
         processors = [(place, column.type.bind_processor(dialect)) for place, column in enumerate(columns)]
         self._processors = [(place, processor) for place, processor in processors if processor is not None]
 

@@ -1,7 +1,7 @@
 """Connections to the database, who may own it, and which of its errors mean what.
 
 Here is all that only SQLite needs: its pragmas, its transactions, and the lock that keeps a second
-server off the same file.
+server off the same file. What only PostgreSQL needs is in ``postgresql``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ READERS = 4
 """Connections, and threads, that read the history at a time."""
 
 _REFUSED = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
+_REFUSING_STATES = ("22", "23", "54")
+"""Of PostgreSQL's SQLSTATEs, those about values: wrong ones, ones that break a rule, ones that are too large."""
 
 
 def is_outage(error: BaseException) -> bool:
     """Whether the database failed, rather than refused what it was given."""
-    return isinstance(error, exc.DBAPIError | exc.TimeoutError) and not isinstance(error, _REFUSED)
+    if not isinstance(error, exc.DBAPIError):
+        return isinstance(error, exc.TimeoutError)
+    state = getattr(error.orig, "sqlstate", None)
+    if state is not None:
+        return not str(state).startswith(_REFUSING_STATES)
+    return not isinstance(error, _REFUSED)
 
 
 @contextmanager
@@ -42,18 +49,21 @@ def translated(what: str) -> Iterator[None]:
 def unavailable(what: str, error: BaseException) -> errors.StoreUnavailable:
     """The error to raise for `error`; its text has the database's words, but not the statement and its values."""
     cause = getattr(error, "orig", None) or error
-    return errors.StoreUnavailable(f"{what}: {cause}")
+    return errors.StoreUnavailable(f"{what}: {' '.join(str(cause).split())}")
+
+
+_FORMS = "write sqlite:////path/to/file or postgresql://user:password@host/database"
 
 
 def parse(url: str) -> sa.URL:
-    """The database that `url` names. Raises ConfigurationError."""
+    """The SQLite file that `url` names. Raises ConfigurationError."""
     try:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError) as error:
-        raise errors.ConfigurationError("the database URL cannot be read; write sqlite:////path/to/file") from error
+        raise errors.ConfigurationError(f"the database URL cannot be read; {_FORMS}") from error
     backend = parsed.get_backend_name()
     if backend != "sqlite":
-        raise errors.ConfigurationError(f"the run store has no support for {backend!r} databases; use sqlite")
+        raise errors.ConfigurationError(f"the run store has no support for {backend!r} databases; {_FORMS}")
     if not parsed.database or parsed.database == ":memory:" or "mode" in parsed.query:
         raise errors.ConfigurationError("the database URL names no file; write sqlite:////path/to/file")
     return parsed

@@ -7,6 +7,7 @@ for a few lengths, so that the driver finds each statement prepared.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,6 +16,9 @@ from sqlalchemy import exc
 
 KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
 """What a select writes in place of its list: ``column.in_(KEYS)``, once. Keys are text."""
+
+# A placeholder may say its type: %s::VARCHAR COLLATE "C". A list of constants begins with a quote.
+_LIST = re.compile(r"(.* IN \()((?:\?|%s)[^,()]*)(\).*)", re.DOTALL)
 
 _LENGTHS = (1, 4, 16, 64, 256)
 """A list is filled up to the next of these by repeating its last key, which finds nothing new."""
@@ -52,12 +56,12 @@ class _Prepared:
         asked = statement.params({**dict.fromkeys(asked_for), KEYS.key: [""]})
         compiled = asked.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
         text, names = str(compiled), list(compiled.positiontup or ())
-        placeholder = "?" if dialect.paramstyle == "qmark" else "%s"
-        before, found, after = text.partition(f" IN ({placeholder})")
+        found = _LIST.fullmatch(text)
         [place] = [place for place, name in enumerate(names) if name.startswith(KEYS.key)]
-        if not found:
+        if found is None:
             raise ValueError("the select has no list of keys")
-        self._texts = {n: f"{before} IN ({', '.join([placeholder] * n)}){after}" for n in _LENGTHS}
+        before, key, after = found.groups()
+        self._texts = {n: f"{before}{', '.join([key] * n)}{after}" for n in _LENGTHS}
         binders = [_binder(parameters[name], name in asked_for, dialect) for name in names if name in parameters]
         self._before, self._after = binders[:place], binders[place:]
         decoders = [(i, column.type.result_processor(dialect, None)) for i, column in enumerate(asked.selected_columns)]

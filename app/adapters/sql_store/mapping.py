@@ -210,6 +210,7 @@ def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
             "ended_at": None if attempt.ended_at is None else schema.micros(attempt.ended_at),
             "error": attempt.error,
             "order": attempt.order,
+            "in_part": attempt.in_part,
         }
         for attempt in attempts
     ]
@@ -226,6 +227,7 @@ def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
             ended_at=None if one["ended_at"] is None else schema.moment(one["ended_at"]),
             error=one["error"],
             order=one.get("order"),
+            in_part=bool(one.get("in_part")),
         )
         for one in document
     )

@@ -54,10 +54,14 @@ class Moment(TypeDecorator[datetime]):
         return None if value is None else moment(value)
 
 
+Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+"""Sorted by its bytes everywhere. PostgreSQL's other orders change with the operating system, and break indexes."""
+
+
 class Document(TypeDecorator[Any]):
     """A JSON value as text. Nothing in the store looks inside one."""
 
-    impl = sa.Text
+    impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
@@ -86,43 +90,43 @@ metadata = sa.MetaData(
 alerts = sa.Table(
     "alerts",
     metadata,
-    sa.Column("fingerprint", sa.Text, primary_key=True),
+    sa.Column("fingerprint", Text, primary_key=True),
     sa.Column("starts_at", Moment, primary_key=True),
-    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("status", Text, nullable=False),
     sa.Column("labels", Document, nullable=False),
     sa.Column("annotations", Document, nullable=False),
     sa.Column("ends_at", Moment),
-    sa.Column("generator_url", sa.Text, nullable=False),
+    sa.Column("generator_url", Text, nullable=False),
     sa.Column("first_heard_at", Moment, nullable=False),
     sa.Column("last_heard_at", Moment, nullable=False),
     sa.Column("times_heard", sa.BigInteger, nullable=False),
     sa.Column("resolved_at", Moment),
-    sa.Column("resolved_because", sa.Text),
+    sa.Column("resolved_because", Text),
 )
 
 runs = sa.Table(
     "runs",
     metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("playbook", sa.Text, nullable=False),
-    sa.Column("version", sa.Text, nullable=False),
-    sa.Column("target_kind", sa.Text),
-    sa.Column("node", sa.Text),
-    sa.Column("gpu", sa.Text),
-    sa.Column("job", sa.Text),
-    sa.Column("target_key", sa.Text, nullable=False),
-    sa.Column("mode", sa.Text, nullable=False),
-    sa.Column("status", sa.Text, nullable=False),
-    sa.Column("decision", sa.Text, nullable=False),
-    sa.Column("alert_fingerprint", sa.Text, nullable=False),
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("playbook", Text, nullable=False),
+    sa.Column("version", Text, nullable=False),
+    sa.Column("target_kind", Text),
+    sa.Column("node", Text),
+    sa.Column("gpu", Text),
+    sa.Column("job", Text),
+    sa.Column("target_key", Text, nullable=False),
+    sa.Column("mode", Text, nullable=False),
+    sa.Column("status", Text, nullable=False),
+    sa.Column("decision", Text, nullable=False),
+    sa.Column("alert_fingerprint", Text, nullable=False),
     sa.Column("alert_starts_at", Moment, nullable=False),
-    sa.Column("alert_name", sa.Text, nullable=False),
+    sa.Column("alert_name", Text, nullable=False),
     sa.Column("alert_labels", Document, nullable=False),
     sa.Column("created_at", Moment, nullable=False),
     sa.Column("ended_at", Moment),
     sa.Column("acted_at", Moment),
-    sa.Column("waiting_on", sa.Text),
-    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("waiting_on", Text),
+    sa.Column("message", Text, nullable=False),
     sa.Column("unfinished", sa.Boolean, nullable=False),
 )
 """``unfinished``: open, or closed and owing an undo."""
@@ -131,8 +135,8 @@ run_alerts = sa.Table(
     "run_alerts",
     metadata,
     sa.Column("seq", Serial, primary_key=True),
-    sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), nullable=False),
-    sa.Column("fingerprint", sa.Text, nullable=False),
+    sa.Column("run_id", Text, sa.ForeignKey("runs.id"), nullable=False),
+    sa.Column("fingerprint", Text, nullable=False),
     sa.Column("starts_at", Moment, nullable=False),
     sa.ForeignKeyConstraint(["fingerprint", "starts_at"], ["alerts.fingerprint", "alerts.starts_at"]),
     sa.UniqueConstraint("run_id", "fingerprint", "starts_at"),
@@ -142,34 +146,34 @@ run_alerts = sa.Table(
 steps = sa.Table(
     "steps",
     metadata,
-    sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), primary_key=True),
-    sa.Column("phase", sa.Text, primary_key=True),
+    sa.Column("run_id", Text, sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("phase", Text, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True),
-    sa.Column("id", sa.Text, nullable=False),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("action", sa.Text),
-    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("id", Text, nullable=False),
+    sa.Column("kind", Text, nullable=False),
+    sa.Column("action", Text),
+    sa.Column("status", Text, nullable=False),
     sa.Column("params", Document, nullable=False),
     sa.Column("attempts", Document, nullable=False),
     sa.Column("output", Document, nullable=False),
-    sa.Column("error", sa.Text),
-    sa.Column("message", sa.Text),
+    sa.Column("error", Text),
+    sa.Column("message", Text),
     sa.Column("started_at", Moment),
     sa.Column("ended_at", Moment),
     sa.Column("deadline", Moment),
     sa.Column("retry_at", Moment),
-    sa.Column("command_id", sa.Text),
-    sa.Column("undo_trigger", sa.Text),
-    sa.Column("undo_action", sa.Text),
+    sa.Column("command_id", Text),
+    sa.Column("undo_trigger", Text),
+    sa.Column("undo_action", Text),
     sa.Column("undo_params", Document),
-    sa.Column("undo_of", sa.Text),
-    sa.Column("undo_status", sa.Text),
-    sa.Column("undo_because", sa.Text),
+    sa.Column("undo_of", Text),
+    sa.Column("undo_status", Text),
+    sa.Column("undo_because", Text),
     sa.Column("undo_attempts", Document),
     sa.Column("undo_output", Document),
-    sa.Column("undo_error", sa.Text),
+    sa.Column("undo_error", Text),
     sa.Column("undo_retry_at", Moment),
-    sa.Column("undo_command_id", sa.Text),
+    sa.Column("undo_command_id", Text),
     sqlite_with_rowid=False,
 )
 """``command_id`` is that of the last attempt. ``undo_status`` is null where there is nothing to undo."""
@@ -178,23 +182,23 @@ orders = sa.Table(
     "orders",
     metadata,
     sa.Column("seq", Serial, primary_key=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), nullable=False),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("id", Text, nullable=False, unique=True),
+    sa.Column("run_id", Text, sa.ForeignKey("runs.id"), nullable=False),
+    sa.Column("kind", Text, nullable=False),
+    sa.Column("actor", Text, nullable=False),
     sa.Column("at", Moment, nullable=False),
-    sa.Column("note", sa.Text, nullable=False),
-    sa.Column("step", sa.Text),
+    sa.Column("note", Text, nullable=False),
+    sa.Column("step", Text),
 )
 
 events = sa.Table(
     "events",
     metadata,
     sa.Column("seq", Serial, primary_key=True),
-    sa.Column("run_id", sa.Text),
-    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("run_id", Text),
+    sa.Column("kind", Text, nullable=False),
     sa.Column("at", Moment, nullable=False),
-    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("actor", Text, nullable=False),
     sa.Column("data", Document, nullable=False),
     sqlite_autoincrement=True,
 )
@@ -205,11 +209,11 @@ controls = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("paused", sa.Boolean, nullable=False),
-    sa.Column("paused_by", sa.Text),
+    sa.Column("paused_by", Text),
     sa.Column("paused_at", Moment),
     sa.Column("breaker_open", sa.Boolean, nullable=False),
     sa.Column("breaker_opened_at", Moment),
-    sa.Column("breaker_reason", sa.Text),
+    sa.Column("breaker_reason", Text),
     sa.Column("alive_at", Moment),
 )
 """One row, with id 1."""
@@ -217,16 +221,16 @@ controls = sa.Table(
 nodes = sa.Table(
     "nodes",
     metadata,
-    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("name", Text, primary_key=True),
     sa.Column("seen_at", Moment, nullable=False),
 )
 
 playbook_versions = sa.Table(
     "playbook_versions",
     metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("version", sa.Text, primary_key=True),
-    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("version", Text, primary_key=True),
+    sa.Column("text", Text, nullable=False),
     sa.Column("kept_at", Moment, nullable=False),
 )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
 from app import errors, ports
-from app.adapters.sql_store import database, prune, revision, schema
+from app.adapters.sql_store import database, postgresql, prune, revision, schema, tenure
 from app.adapters.sql_store.history import SqlHistory
 from app.adapters.sql_store.transaction import SqlTransaction
 from app.adapters.sql_store.writer import Writer
@@ -20,15 +21,27 @@ from app.domain.run import Event, Run
 T = TypeVar("T")
 
 
+class Owned(Protocol):
+    """What keeps other servers away, until it is released."""
+
+    def release(self) -> None: ...
+
+
 class SqlStore(ports.RunStore, ports.History):
     """`ports.RunStore` and `ports.History` on a database. Made by `open`."""
 
     def __init__(
-        self, writer: Writer, history: SqlHistory, lock: database.OwnerLock, on_error: Callable[[], object]
+        self,
+        writer: Writer,
+        history: SqlHistory,
+        lock: Owned,
+        on_error: Callable[[], object],
+        fence: Callable[[], object] = lambda: None,
     ) -> None:
         self._writer = writer
         self._history = history
         self._lock = lock
+        self._fence = fence
         self._on_error = on_error
         self._closed = False
 
@@ -40,13 +53,18 @@ class SqlStore(ports.RunStore, ports.History):
         on_error: Callable[[], object] = lambda: None,
         busy_timeout: timedelta = timedelta(seconds=5),
     ) -> SqlStore:
-        """The store at `url` (``sqlite:////path/to/file``), with its schema brought up to date. Blocks.
+        """The store at `url`, with its schema brought up to date. Blocks.
+
+        `url` is ``sqlite:////path/to/file``, or ``postgresql://…`` where no other server works; to wait
+        for that, see ``turn`` and `of_session`.
 
         `on_error` is called, on the event loop, for each call that fails because the database does.
         `busy_timeout` is how long a transaction waits for another program that holds the file.
         Raises ConfigurationError where the URL, its directory or the schema is of no use or another
         server owns the file, and StoreUnavailable where the database cannot be read or written.
         """
+        if postgresql.is_meant(url):
+            return cls._at_once(url, on_error)
         parsed = database.parse(url)
         database.make_directory(parsed)
         lock = database.OwnerLock(parsed)
@@ -59,6 +77,45 @@ class SqlStore(ports.RunStore, ports.History):
             lock.release()
             raise
         return cls(writer, SqlHistory(database.reader_engine(parsed, busy_timeout)), lock, on_error)
+
+    @classmethod
+    def _at_once(cls, url: str, on_error: Callable[[], object]) -> SqlStore:
+        session = postgresql.Session.open(url)
+        try:
+            if not session.take_lock():
+                raise errors.ConfigurationError("the database is in use by another server; stop it first")
+        except BaseException:
+            session.close()
+            raise
+        return cls.of_session(session, on_error=on_error)
+
+    @classmethod
+    def of_session(
+        cls,
+        session: postgresql.Session,
+        *,
+        on_error: Callable[[], object] = lambda: None,
+        on_lost: Callable[[str], object] = tenure.end_process,
+    ) -> SqlStore:
+        """The store in the database where `session` has the lock, with its schema brought up to date. Blocks.
+
+        `on_lost` is called, on some thread, when the session is over or cannot be relied on any more; by
+        default the process ends. Raises ConfigurationError and StoreUnavailable, as `open`.
+        """
+        try:
+            with database.translated("the run store in PostgreSQL could not be opened"):
+                _migrate(session.engine)
+            lease = session.tenure(on_lost)
+        except BaseException:
+            session.close()
+            raise
+        writer = Writer(session.engine, exclusive=True, tenure=lease)
+        history = SqlHistory(postgresql.reader_engine(session.url))
+        return cls(writer, history, _Held(session, lease), on_error, lease.require)
+
+    def fence(self) -> None:
+        """Return if this server may act: it is the one that works. Else it ends, or raises StoreUnavailable."""
+        self._fence()
 
     async def transact(self, work: Callable[[ports.Transaction], T]) -> T:
         return await self._transact(work)
@@ -116,8 +173,22 @@ class SqlStore(ports.RunStore, ports.History):
         return await self._history.playbook_counts()
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A session that has the lock."""
+
+    session: postgresql.Session
+    lease: tenure.Tenure
+
+    def release(self) -> None:
+        self.lease.end()
+        self.session.close()
+
+
 def _migrate(engine: sa.Engine) -> None:
     with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            postgresql.take_time(connection)
         revision.bring_to_head(connection)
 
 

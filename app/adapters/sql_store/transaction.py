@@ -126,15 +126,20 @@ class Entangled(Exception):
 
 
 class SqlTransaction(ports.Transaction):
-    """One unit of work. ``shared`` holds what earlier units of the same transaction have written."""
+    """One unit of work. ``shared`` holds what earlier units of the same transaction have written.
 
-    def __init__(self, connection: sa.Connection, flush: Flush, memo: Memo, shared: Pending) -> None:
+    ``guarded``: from its beginning behind a savepoint, so that whatever it is refused is its own affair.
+    """
+
+    def __init__(
+        self, connection: sa.Connection, flush: Flush, memo: Memo, shared: Pending, *, guarded: bool = False
+    ) -> None:
         self._connection = connection
         self._flush = flush
         self._memo = memo
         self._shared = shared
         self._own = Pending()
-        self._savepoint: sa.NestedTransaction | None = None
+        self._savepoint = connection.begin_nested() if guarded else None
 
     # the end of a unit
 
@@ -142,6 +147,11 @@ class SqlTransaction(ports.Transaction):
     def has_written(self) -> bool:
         """Whether the unit has changed anything, sent or not."""
         return bool(self._own) or self._savepoint is not None
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether it can be taken back alone, after an error of the database too."""
+        return self._savepoint is not None
 
     def keep(self, *, flush: bool = False) -> None:
         """The unit is done: its writes join those of the others, or are sent at once."""

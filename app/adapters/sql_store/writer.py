@@ -3,6 +3,9 @@
 A commit waits for the disk, whatever it holds; so what arrives during one commit shares the next.
 Each unit is still alone in what it can break: if it raises, its writes are taken back and the
 others' stay. A unit's future is resolved only after the commit.
+
+Where several servers share the database there is a ``tenure``: the connection is then the session
+that has their lock, is asked now and then whether it still stands, and is never replaced.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from app import errors, telemetry
 from app.adapters.sql_store import database
 from app.adapters.sql_store.memo import Memo
 from app.adapters.sql_store.pending import Flush, Pending
+from app.adapters.sql_store.postgresql import MINE
+from app.adapters.sql_store.tenure import Tenure, now
 from app.adapters.sql_store.transaction import Entangled, SqlTransaction, send_shared
 
 log = telemetry.logger(__name__)
@@ -43,9 +48,12 @@ class Unit:
 class Writer:
     """Owns the writing connection. ``exclusive``: nobody else writes this database."""
 
-    def __init__(self, engine: sa.Engine, *, exclusive: bool) -> None:
+    def __init__(self, engine: sa.Engine, *, exclusive: bool, tenure: Tenure | None = None) -> None:
         self._engine = engine
         self._exclusive = exclusive
+        self._tenure = tenure
+        # After an error PostgreSQL refuses the rest of the transaction, what is behind a savepoint aside.
+        self._errors_spread = engine.dialect.name == "postgresql"
         self._flush = Flush(engine.dialect)
         self._memo = Memo()
         self._connection: sa.Connection | None = None
@@ -79,7 +87,12 @@ class Writer:
         ended = False
         while not ended:
             units: list[Unit] = []
-            unit = self._queue.get()
+            if self._tenure is not None and self._tenure.is_due:
+                self._ask(self._tenure)
+            try:
+                unit = self._queue.get(timeout=self._tenure.beat if self._tenure else None)
+            except queue.Empty:
+                continue
             while unit is not None:
                 units.append(unit)
                 if len(units) == _TOGETHER or self._queue.empty():
@@ -95,18 +108,38 @@ class Writer:
     def _commit(self, units: list[Unit]) -> None:
         """Run the units in one transaction; afterwards each has its result or its error, all durable."""
         try:
-            if self._connection is None:
-                self._connection = self._engine.connect()
-            if self._transaction(self._connection, units):
+            if self._tenure is not None:
+                self._tenure.require()
+            if self._transaction(self._connected(), units):
                 self.failing = False
         except Exception as error:  # the loop's boundary: whatever it was, these units failed, not the thread
-            self._disconnect()
+            self._let_go()
             if not self.failing:
                 log.error("run store failed", error=str(database.unavailable("the run store", error)))
             self.failing = True
             for unit in units:
                 unit.result, unit.error = None, database.unavailable("the run store could not commit", error)
                 unit.error.__cause__ = error
+
+    def _connected(self) -> sa.Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _ask(self, tenure: Tenure) -> None:
+        """Have the session confirmed. Through anything that changes sessions in between it is not the same."""
+        asked = now()
+        try:
+            connection = self._connected()
+            with connection.begin():
+                same = connection.exec_driver_sql(MINE).scalar()
+        except Exception as error:  # the loop's boundary
+            tenure.lose(str(database.unavailable("the session with PostgreSQL failed", error)))
+            return
+        if same:
+            tenure.confirm(asked)
+        else:
+            tenure.lose("the lock is not this session's; does something between pool connections?")
 
     def _transaction(self, connection: sa.Connection, units: list[Unit]) -> bool:
         """Whether anything was written."""
@@ -122,8 +155,9 @@ class Writer:
 
     def _run(self, connection: sa.Connection, units: list[Unit], *, together: bool) -> bool:
         shared, wrote = Pending(), False
+        guarded = self._errors_spread and not together
         for unit in units:
-            transaction = SqlTransaction(connection, self._flush, self._memo, shared)
+            transaction = SqlTransaction(connection, self._flush, self._memo, shared, guarded=guarded)
             unit.result = unit.error = None
             try:
                 unit.result = unit.work(transaction)
@@ -134,10 +168,20 @@ class Writer:
             except BaseException as error:  # the unit's own, whatever it is: it goes to whoever waits for the unit
                 if database.is_outage(error):
                     raise
+                if self._errors_spread and isinstance(error, exc.DBAPIError) and not transaction.is_guarded:
+                    raise Entangled from error
                 transaction.abandon()
                 unit.result, unit.error = None, _refusal(error)
         send_shared(connection, self._flush, shared)
         return wrote
+
+    def _let_go(self) -> None:
+        """After an error: begin anew with another connection, or go on with the only one if it still stands."""
+        if self._tenure is None:
+            self._disconnect()
+            return
+        self._memo.forget()
+        self._ask(self._tenure)
 
     def _disconnect(self) -> None:
         self._memo.forget()

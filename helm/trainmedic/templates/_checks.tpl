@@ -16,9 +16,24 @@
 {{- if not (or .Values.playbooks.shipped .Values.playbooks.extra .Values.playbooks.existingConfigMap) -}}
 {{- fail "playbooks: there are none: set playbooks.shipped, playbooks.extra or playbooks.existingConfigMap" -}}
 {{- end -}}
+{{- if and .Values.kubernetes.customKinds (not .Values.kubernetes.actions) -}}
+{{- fail "kubernetes.customKinds: no action could use them; name the actions in kubernetes.actions, such as k8s.suspend" -}}
+{{- end -}}
+{{- range $where, $labels := dict "commonLabels" .Values.commonLabels "server.podLabels" .Values.server.podLabels "agent.podLabels" .Values.agent.podLabels -}}
+{{- range $name, $_ := $labels -}}
+{{- if or (hasPrefix "app.kubernetes.io/" $name) (eq $name "helm.sh/chart") -}}
+{{- fail (printf "%s: %s is set by the chart, which finds its pods by it" $where $name) -}}
+{{- end -}}
+{{- if and (ne $where "commonLabels") (hasKey $.Values.commonLabels $name) -}}
+{{- fail (printf "%s: %s is in commonLabels already" $where $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $reserved := dict
   "TRAINMEDIC_MODE" "mode"
   "TRAINMEDIC_DATABASE_URL" "server.database"
+  "TRAINMEDIC_DATABASE_URL_FILE" "server.database"
+  "TRAINMEDIC_ADVERTISE" "server.database"
   "TRAINMEDIC_ALERTMANAGER_URL" "server.alertmanagerUrl"
   "TRAINMEDIC_KUBERNETES" "kubernetes"
   "TRAINMEDIC_PLAYBOOKS" "playbooks"
@@ -40,6 +55,25 @@
 {{- fail (printf "%s.settings: %s is set by the chart, from the value %s" $component $name (index $reserved $name)) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- range $component := list "server" "agent" -}}
+{{- range (index $.Values $component).extraEnv -}}
+{{- if hasKey $reserved .name -}}
+{{- fail (printf "%s.extraEnv: %s is set by the chart, from the value %s" $component .name (index $reserved .name)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $memory := dig "limits" "memory" "" .Values.redis.resources | toString -}}
+{{- if and .Values.redis.enabled (regexMatch "^[0-9]+[KMG]i$" $memory) -}}
+{{- $units := dict "k" 1024 "m" 1048576 "g" 1073741824 -}}
+{{- $limit := mul (regexFind "^[0-9]+" $memory | int64) (index $units (regexFind "[KMG]" $memory | lower)) -}}
+{{- $most := mul (regexFind "^[0-9]+" .Values.redis.maxMemory | int64) (index $units (regexFind "[kmg]" .Values.redis.maxMemory)) -}}
+{{- if gt (mul 4 $most) (mul 3 $limit) -}}
+{{- fail (printf "redis.maxMemory: %s is too near to the memory limit %s (redis.resources.limits.memory), at which Redis would be killed: keep it to three quarters at most" .Values.redis.maxMemory $memory) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not .Values.agent.enabled) (or .Values.agent.powerControl.enabled .Values.agent.cleaning.policy.rules) -}}
+{{- fail "agent.enabled: is false, so there is nobody for agent.powerControl and agent.cleaning; leave those out" -}}
 {{- end -}}
 {{- $cleaning := .Values.agent.cleaning -}}
 {{- range $name, $rule := $cleaning.policy.rules -}}

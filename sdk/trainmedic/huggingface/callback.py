@@ -65,6 +65,9 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self._live.loop_begins(objects["optimizer"], objects["lr_scheduler"])
         join(self.medic)
+        output = Path(args.output_dir)
+        newest = saved.path_of(output, state.global_step) if state.global_step else None
+        self._live.recall(newest is None, output, newest, writes=state.is_world_process_zero)
         if self.loop is not None:
             self.loop.restarts.arm()
 
@@ -148,12 +151,14 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             ("job.scale_batch", self._scale_batch),
             ("job.dataloader_workers", self._set_workers),
         ):
-            if self.loop is None:
-                self.medic.cannot(action, _NEEDS_HELP)
+            if self.loop is None or self.loop.no_restart_because:
+                self.medic.cannot(action, _NEEDS_HELP if self.loop is None else self.loop.no_restart_because)
             else:
                 self.medic.on(action, how="restart")(handler)
 
     def _checkpoint(self, command: JobCommand) -> None:
+        if self.loop is not None and self.loop.is_ending:
+            raise Rejected("the training loop is about to start again; ask once it runs")
         self._now.control.should_save = True
         self._saving.append(command)
         command.later()  # until it is written

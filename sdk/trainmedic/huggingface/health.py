@@ -36,6 +36,8 @@ class Health:
         if self._pending is not None:
             self._pending.update(loss=loss, grad_norm=grad_norm)
             self._flush()
+        else:  # at the end of an epoch, of which the last step was reported already
+            self._medic.progress.tell(loss, grad_norm)
 
     def expect(self, evaluation: bool, checkpoint: bool) -> None:
         """The Trainer is about to evaluate, or to save, or both in this order."""

@@ -14,6 +14,7 @@ from typing import Any, Callable, Mapping
 from transformers.trainer_utils import get_last_checkpoint
 
 from trainmedic.budget import Budget
+from trainmedic.changes import check_workers
 from trainmedic.checkpoints import Found, choose
 from trainmedic.client import Medic
 from trainmedic.commands import JobCommand
@@ -25,6 +26,7 @@ from trainmedic.restarts import Limits, Restart, Restarts, agreed
 
 log = logging.getLogger("trainmedic")
 
+_MODEL_ONLY = "the Trainer saves the model alone (save_only_model), and cannot go on from that"
 _BATCH = "per_device_train_batch_size"
 _ACCUMULATION = "gradient_accumulation_steps"
 _WORKERS = "dataloader_num_workers"
@@ -42,6 +44,8 @@ class Loop:
         self._budget = Budget(Path(trainer.args.output_dir), limits.rollbacks, writes=trainer.args.should_save)
         self._left_out = LeftOut(trainer, 0)
         self._left_out_before = 0  # by the checkpoint that the loop went on from
+        # What an earlier training has left in the directory, by path and time: nothing goes back to that.
+        self._foreign: frozenset[tuple[Any, Any]] = frozenset()
 
     # --- around the Trainer's loop ----------------------------------------------------------------------
 
@@ -50,6 +54,8 @@ class Loop:
 
         def attempt(restart: Restart | None) -> Any:
             start = self._first(resume) if restart is None else self._prepare(restart)
+            if not start:
+                self._begin_anew()
             self._left_out_before = saved.skipped_batches(start) if start else 0
             skip = self._left_out_before + (restart.skip_batches if restart else 0)
             with LeftOut(self._trainer, skip) as self._left_out:
@@ -62,6 +68,10 @@ class Loop:
         if resume is True:
             return get_last_checkpoint(self._trainer.args.output_dir) or resume
         return resume or None
+
+    def _begin_anew(self) -> None:
+        self._foreign = frozenset((one.path, one.at) for one in self._found())
+        self._budget.renew()
 
     def _prepare(self, restart: Restart) -> str:
         ranks = self.restarts.together()
@@ -79,8 +89,8 @@ class Loop:
         if saved.is_complete(restart.checkpoint, self._ranks):
             return restart.checkpoint
         newest = self._newest()
-        if newest is None or restart.skip_batches:
-            raise FileNotFoundError(f"{restart.checkpoint} is not complete, and there is no other to go on from")
+        if newest is None or restart.output.get("left_step") is not None:
+            raise FileNotFoundError(f"{restart.checkpoint} is not there any more, or not complete")
         return newest
 
     def _set(self, settings: Mapping[str, Any]) -> None:
@@ -95,9 +105,15 @@ class Loop:
         return complete[-1].path if complete else None
 
     def _found(self) -> list[Found]:
-        return saved.found(self._trainer.args.output_dir, self._ranks)
+        found = saved.found(self._trainer.args.output_dir, self._ranks)
+        return [one for one in found if (one.path, one.at) not in self._foreign]
 
     # --- called by the callback -------------------------------------------------------------------------
+
+    @property
+    def no_restart_because(self) -> str:
+        """Why this Trainer cannot be restarted at all; empty where it can."""
+        return _MODEL_ONLY if self._trainer.args.save_only_model else ""
 
     @property
     def is_ending(self) -> bool:
@@ -154,9 +170,10 @@ class Loop:
         self.restarts.ask(Restart(here, command, settings=after, previous=before, output=output))
 
     def set_workers(self, command: JobCommand, here: Path) -> None:
-        """``here`` is the checkpoint that is about to be written."""
+        """``here`` is the checkpoint that is about to be written. Raises Rejected."""
         wanted, args = command.parameters, self._trainer.args
         assert isinstance(wanted, DataloaderWorkers)
+        check_workers(wanted.count)
         names = [_WORKERS]
         after: dict[str, Any] = {_WORKERS: wanted.count}
         if wanted.count == 0:  # torch refuses both without workers

@@ -15,6 +15,7 @@ from typing import Any, Mapping
 
 import torch
 
+from trainmedic.changes import whole
 from trainmedic.client import Medic, connect
 from trainmedic.commands import JobCommand
 from trainmedic.errors import Rejected
@@ -63,12 +64,20 @@ class Callback(LightningCallback):  # type: ignore[misc]
     # --- called by Lightning ----------------------------------------------------------------------------
 
     @harmless
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.loop is not None:
+            self.loop.begins()
+
+    @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._step = trainer, trainer.global_step
         self._live.loop_begins(trainer.optimizers, [config.scheduler for config in trainer.lr_scheduler_configs])
+        if self.loop is not None:
+            self.loop.knows_epochs()
         join(self.medic)
-        if trainer.strategy.handles_gradient_accumulation:
-            self.medic.cannot("job.accumulate", "the strategy accumulates by itself")
+        came_from = Path(trainer.ckpt_path) if trainer.ckpt_path else None
+        self._live.recall(came_from is None, self._directories()[0], came_from, writes=trainer.is_global_zero)
+        self._register_accumulation(trainer, pl_module)
         if self._random is not None and trainer.world_size == 1:
             randomness.restore(self._random)
         self._random = None
@@ -157,6 +166,16 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self.medic.cannot("job.dataloader_workers", _YOURS.format("workers"))
         self._register_rollback()
 
+    def _register_accumulation(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.strategy.handles_gradient_accumulation:
+            self.medic.cannot("job.accumulate", "the strategy accumulates by itself")
+        elif not pl_module.automatic_optimization:
+            self.medic.cannot("job.accumulate", "the model steps its optimizers itself (manual optimization)")
+
+    def _directories(self) -> list[Path]:
+        """Where checkpoints go that a command asks for, first."""
+        return self.loop.directories() if self.loop is not None else [directory_of(self._trainer)]
+
     def _register_rollback(self) -> None:
         if self.loop is None:
             self.medic.cannot("job.rollback", _NEEDS_HELP)
@@ -165,8 +184,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     def _checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
         self._require_boundary()
-        directories = self.loop.directories() if self.loop is not None else [directory_of(self._trainer)]
-        path = saved.path_of(Path(directories[0]), self._step)
+        path = saved.path_of(self._directories()[0], self._step)
         self._trainer.save_checkpoint(path)
         return {"checkpoint": path.name, "checkpoint_step": self._step, "directory": str(path.parent)}
 
@@ -198,10 +216,9 @@ class Callback(LightningCallback):  # type: ignore[misc]
         if self._accumulation is not None:
             command.failed("another change of the accumulation waits for its step")
             return
-        wanted = self._trainer.accumulate_grad_batches * command.parameters.factor
-        if wanted < 0.999 or abs(wanted - round(wanted)) > 1e-6 * wanted:
-            raise Rejected(f"accumulating {self._trainer.accumulate_grad_batches} batches times that is {wanted:g}")
-        self._accumulation = command, round(wanted)
+        own = self._trainer.accumulate_grad_batches
+        wanted = whole(own, {command.id: command.parameters.factor}, "the number of accumulated batches")
+        self._accumulation = command, wanted
         command.later()
 
     def _accumulate_when_it_fits(self, trainer: Any) -> None:

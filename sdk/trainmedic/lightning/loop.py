@@ -34,6 +34,8 @@ class Loop:
         self._step = 0
         self.restarts = Restarts(medic, self._newest, self._target, limits)
         self._budget: Budget | None = None
+        # What an earlier training has left there, by path and time: nothing goes back to that. None: not begun yet.
+        self._foreign: frozenset[tuple[Any, Any]] | None = None
 
     # --- around the fit ---------------------------------------------------------------------------------
 
@@ -55,21 +57,29 @@ class Loop:
 
     def _prepare(self, restart: Restart) -> None:
         self.restarts.together().poll()  # until then some rank may still be writing
+        if not saved.is_complete(restart.checkpoint):
+            raise FileNotFoundError(f"{restart.checkpoint} is not there any more, or not whole")
         if self._trainer.is_global_zero:
             aside = saved.put_aside(self.directories(), saved.step_of(restart.checkpoint) or 0)
             if aside:
                 log.warning("%s: put aside as %s", self._medic.job, ", ".join(aside))
-        for callback in self._trainer.checkpoint_callbacks:
-            if hasattr(callback, "_last_global_step_saved"):
-                # Else the step that it saved last is not saved when the loop comes to it again.
-                callback._last_global_step_saved = 0
+        self._mark_saved(0)  # else the step that was saved last is not saved when the loop comes to it again
         log.warning("%s: the training loop starts again from %s", self._medic.job, restart.checkpoint)
         if self.replay is not None:
             self.replay.to_leave_out, self.replay.left_out = restart.skip_batches, 0
 
+    def _mark_saved(self, step: int) -> None:
+        """Lightning's own callbacks do not save the same step twice."""
+        for callback in self._trainer.checkpoint_callbacks:
+            if hasattr(callback, "_last_global_step_saved"):
+                callback._last_global_step_saved = step
+
     def _newest(self) -> Path | None:
-        complete = newest_first(saved.found(self.directories()))
+        complete = newest_first(self._found())
         return complete[0].path if complete else None
+
+    def _found(self) -> list[Found]:
+        return [one for one in saved.found(self.directories()) if (one.path, one.at) not in (self._foreign or ())]
 
     def directories(self) -> list[Path]:
         """Where checkpoints are; the first is where those go that a command asks for."""
@@ -77,6 +87,20 @@ class Loop:
         return [Path(path) for path in named if path] or [directory_of(self._trainer)]
 
     # --- called by the callback -------------------------------------------------------------------------
+
+    def begins(self) -> None:
+        """The fit begins, or begins again; where checkpoints are is known now, and none of it is written yet."""
+        if self._foreign is not None:
+            return
+        self._foreign = frozenset()
+        if self._trainer.ckpt_path is None:
+            self._foreign = frozenset((one.path, one.at) for one in self._found())
+            self._counted().renew()
+
+    def knows_epochs(self) -> None:
+        """Training starts, and Lightning has said how many batches an epoch has."""
+        if self.replay is not None:
+            self.replay.limit = self._trainer.num_training_batches
 
     def stepped(self, step: int) -> None:
         """A step is complete."""
@@ -99,12 +123,15 @@ class Loop:
 
     def end(self) -> None:
         """Let the fit end at the next opportunity; the least numbers of steps and epochs do not count."""
+        if self.restarts.is_asked:
+            # What the loop holds is to be thrown away; saving it could delete the very checkpoint to go back to.
+            self._mark_saved(self._trainer.global_step)
         self._trainer.fit_loop.min_epochs = 0
         self._trainer.fit_loop.epoch_loop.min_steps = None
         self._trainer.should_stop = True
 
     def _target(self, rollback: Rollback) -> Found:
-        target = choose(saved.found(self.directories()), rollback, self._step)
+        target = choose(self._found(), rollback, self._step)
         self._counted().check(target.step, self._step)
         return target
 

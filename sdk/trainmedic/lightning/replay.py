@@ -26,6 +26,8 @@ class Replay:
         self.left_out = 0
         """So many were left out since this was last set to 0."""
         self._untold = 0
+        self.limit: float = float("inf")
+        """Batches of an epoch, at most; Lightning's ``limit_train_batches``."""
         self.group = 1
         """Batches that make one step; left out are whole groups."""
 
@@ -78,7 +80,8 @@ class Replay:
         """Never a whole rest of an epoch: Lightning has to see its end."""
         if not self.to_leave_out or self._place % self.group:
             return
-        groups = min(-(-self.to_leave_out // self.group), (len(self) - self._place - 1) // self.group)
+        left = int(min(len(self), self.limit)) - self._place
+        groups = max(min(-(-self.to_leave_out // self.group), (left - 1) // self.group), 0)
         for _ in range(groups * self.group):
             next(iterator)
             self._place += 1

@@ -7,6 +7,7 @@ which one a rollback means (``trainmedic.checkpoints``). Who calls it: `loop`.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 import zipfile
@@ -44,10 +45,22 @@ def found(directories: Iterable[Path]) -> list[Found]:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """A file is whole when its end is there: the table of contents. In a directory, what is written last is."""
+    """A file is whole when its end is there, the table of contents, and holds more than the model's weights. In a
+    directory, what is written last is."""
     if checkpoint.is_dir():
         return (checkpoint / ".metadata").is_file() or (checkpoint / "latest").is_file()
-    return zipfile.is_zipfile(checkpoint)
+    try:
+        status = checkpoint.stat()
+        return zipfile.is_zipfile(checkpoint) and _holds_optimizers(checkpoint, status.st_mtime_ns, status.st_size)
+    except OSError:
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _holds_optimizers(checkpoint: Path, changed: int, size: int) -> bool:
+    """Not so of ``save_weights_only``: Lightning cannot go on from that."""
+    content = _content(checkpoint)
+    return content is None or "optimizer_states" in content
 
 
 def step_of(checkpoint: Path) -> int | None:
@@ -57,9 +70,17 @@ def step_of(checkpoint: Path) -> int | None:
         return int(match[1])
     if checkpoint.is_dir():
         return None
+    content = _content(checkpoint)
     try:
-        content: Any = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
-        return int(content["global_step"])
+        return None if content is None else int(content["global_step"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _content(checkpoint: Path) -> Any:
+    """What is in a file, without the numbers; None where it holds objects that are not read without need."""
+    try:
+        return torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):
         return None
 

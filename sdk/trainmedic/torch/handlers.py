@@ -10,12 +10,11 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import os
 from typing import Any, Mapping
 
 import torch
 
-from trainmedic.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, whole
+from trainmedic.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, check_workers, whole
 from trainmedic.client import Medic
 from trainmedic.commands import JobCommand
 from trainmedic.errors import Rejected
@@ -41,7 +40,6 @@ NO_ACCUMULATION = "the loop does not say that it accumulates gradients: attach(.
 NO_BATCH_SIZE = "the batch size is not that of a plain DataLoader over an indexed data set"
 NO_WORKERS = "the data do not come from a plain DataLoader over an indexed data set"
 NO_ACCELERATOR = "there is no accelerator whose memory is cached"
-_WORKERS, _WORKERS_PER_CPU = 16, 4  # the most that a command may start: these, or so many per CPU if that is more
 
 
 class Handlers:
@@ -160,11 +158,7 @@ class Handlers:
         assert feed is not None
         assert feed.workers is not None
         previous = feed.workers
-        most = max(_WORKERS, _WORKERS_PER_CPU * (os.cpu_count() or 1))
-        if wanted.count > most:
-            raise Rejected(
-                f"{wanted.count} workers would choke this machine, which has {os.cpu_count()} CPUs: {most} at most"
-            )
+        check_workers(wanted.count)
         try:
             feed.set_workers(wanted.count)
         except Exception:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import math
+from pathlib import Path
 from typing import Any, Callable, Mapping, TypeVar
 
 import torch
 
 from trainmedic import distributed
+from trainmedic.changes import LEARNING_RATE, Changes
 from trainmedic.client import Medic
 from trainmedic.commands import JobCommand
 from trainmedic.parameters import ACTIONS, ScaleLr
@@ -27,6 +30,7 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 NEEDS_RESTART = "it needs a restart of the training loop, and nobody restarts this one"
 
+_AS_LOADED = "as the checkpoint was"
 HUNG = "the training loop hung in a step and was interrupted, so that its state is not whole; ask again once it runs"
 
 
@@ -65,7 +69,9 @@ class Live:
 
     def __init__(self, medic: Medic) -> None:
         self.pause = Pause(medic)
+        self._medic = medic
         self._rate: LearningRate | None = None
+        self._changes: Changes | None = None
         medic.on("job.scale_lr")(self._scale_lr)
         medic.on("job.pause")(self._pause)
         medic.on("job.resume")(lambda command: self.pause.end())
@@ -76,9 +82,31 @@ class Live:
 
     def loop_begins(self, optimizer: Any, scheduler: Any) -> None:
         """Of the loop that begins now, maybe after a checkpoint was loaded. What was scaled stays scaled."""
-        before, self._rate = self._rate, LearningRate(optimizer, scheduler)
-        if before is not None:
-            self._rate.set_scale(before.scale)
+        self._rate = LearningRate(optimizer, scheduler)
+        if self._changes is not None:
+            self._rate.set_scale(self._changes.scale(LEARNING_RATE))
+
+    def recall(self, is_new: bool, kept_in: Path, goes_on_from: Path | None, writes: bool) -> None:
+        """After the first `loop_begins`: what commands had changed before this process, unless training is new.
+
+        It is kept in a file in ``kept_in``, and looked for beside the checkpoint ``goes_on_from`` too; where there
+        is none, as that checkpoint holds it. As rank 0 reads it, on all ranks.
+        """
+        if self._changes is not None:
+            return
+        assert self._rate is not None
+        changes = self._changes = Changes(kept_in, writes)
+        if is_new:
+            changes.forget()
+            return
+        if not changes.recall() and goes_on_from is not None:
+            earlier = Changes(goes_on_from.parent, writes=False)
+            if earlier.recall():
+                changes.restore(earlier.state())
+            elif self._rate.scale != 1.0:
+                changes.note(LEARNING_RATE, {_AS_LOADED: self._rate.scale})
+        changes.restore(self._medic.group("changes").choose(changes.state))
+        self._rate.set_scale(changes.scale(LEARNING_RATE))
 
     @property
     def expected_learning_rate(self) -> Any:
@@ -88,8 +116,13 @@ class Live:
     def _scale_lr(self, command: JobCommand) -> Mapping[str, Any]:
         assert self._rate is not None
         assert isinstance(command.parameters, ScaleLr)
+        if self._changes is None:
+            self._changes = Changes()  # the ranks could not agree on those from before
+        changes = self._changes
+        factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
         before = self._rate.values
-        self._rate.multiply(command.parameters.factor)
+        self._rate.set_scale(math.prod(factors.values()))
+        changes.note(LEARNING_RATE, factors)
         return output(before, self._rate.values, self._rate.scale)
 
     def _pause(self, command: JobCommand) -> Mapping[str, Any]:

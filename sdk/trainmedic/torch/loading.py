@@ -108,6 +108,9 @@ class Indexed(Feed):
     def set_batch_size(self, size: int) -> None:
         if self.batch_size is None:
             raise Rejected("the data loader's own batch sampler decides on the size of its batches")
+        entries = len(self._order.entries(self.epoch))
+        if size > max(entries, self.batch_size):
+            raise Rejected(f"a batch would be {size} samples, and an epoch has only {entries}")
         self.stop_loading()
         self.batch_size = size
         self._begin()

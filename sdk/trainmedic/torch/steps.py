@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from trainmedic.errors import Interrupted
+from trainmedic.errors import ConfigurationError, Interrupted
 
 if TYPE_CHECKING:
     from trainmedic.torch.run import Run
@@ -37,7 +37,7 @@ class Step:
         run = self._run
         if run.accumulation > 1:
             loss = loss / run.accumulation
-        scaler = run.parts.by_name.get("scaler")
+        scaler = _scaler(run)
         if scaler is not None:
             loss = scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -51,7 +51,7 @@ class Step:
         if not self.is_update:
             return None
         run = self._run
-        scaler = run.parts.by_name.get("scaler")
+        scaler = _scaler(run)
         optimizers = run.rate.optimizers
         if scaler is not None:
             for optimizer in optimizers:
@@ -73,7 +73,7 @@ class Step:
             if kind == "scheduler" and not isinstance(part, ReduceLROnPlateau):
                 part.step()
             elif kind == "ema":
-                _follow(part, run.parts.by_name.get("model"))
+                _follow(part, run.parts.by_name.get(f"model{name[len(kind) :]}"))
         return norm
 
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:
@@ -102,8 +102,22 @@ class Step:
         return False
 
 
+def _scaler(run: Run) -> Any:
+    """The gradient scaler, None without one. Raises ConfigurationError where it is not known which is meant."""
+    if any(name.startswith("scaler.") for name in run.parts.by_name):
+        raise ConfigurationError(
+            "step.backward() and step.update() know one gradient scaler at most; with several, call them yourself"
+        )
+    return run.parts.by_name.get("scaler")
+
+
 def _follow(ema: Any, model: Any) -> None:
-    """PyTorch's AveragedModel, or the ``update(model)`` of others."""
+    """PyTorch's AveragedModel, or the ``update(model)`` of others; of several, each that of the model of its name."""
+    if model is None:
+        raise ConfigurationError(
+            "step.update() does not know which model an ema follows: give several by the same names, "
+            "attach(model={...}, ema={...})"
+        )
     if hasattr(ema, "update_parameters"):
         ema.update_parameters(model)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.target import Kind, Target, Unresolved, resolve
+from app.domain.target import LONGEST_NAME, Kind, Target, Unresolved, bounded, resolve
 
 INVENTORY = {"10.0.0.5": "node-5", "fd00::5": "node-5"}
 
@@ -115,3 +115,17 @@ def test_pods_of_several_jobs_are_refused() -> None:
     found = resolve(Kind.JOB, labels, {"pod:a/x": "one", "pod:a/y": "two"})
     assert isinstance(found, Unresolved)
     assert found.reason == "target_ambiguous"
+
+
+def test_a_name_longer_than_any_real_one_is_no_target() -> None:
+    """It would fit no database's index; the alert is on record with its reason, and not refused for ever."""
+    assert bounded(Target(Kind.NODE, node="n" * LONGEST_NAME)) == Target(Kind.NODE, node="n" * LONGEST_NAME)
+    for target in (
+        Target(Kind.NODE, node="n" * (LONGEST_NAME + 1)),
+        Target(Kind.GPU, node="n", gpu="é" * LONGEST_NAME),
+        Target(Kind.JOB, job="j" * 60_000),
+    ):
+        found = bounded(target)
+        assert isinstance(found, Unresolved)
+        assert found.reason == "target_unknown"
+        assert len(found.why) < 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,24 @@ async def test_a_permanent_failure_is_not_tried_again_and_leaves_nothing_to_undo
     assert run.steps[0].undo is not None
     assert run.steps[0].undo.status is UndoStatus.DROPPED
     assert w.calls() == {"cap": 1}
+
+
+@pytest.mark.parametrize("failure", [errors.TemporaryFailure, errors.PermanentFailure])
+async def test_what_a_failed_action_had_begun_is_taken_back(world: MakeWorld, failure: type[Any]) -> None:
+    """A drain that did not end has cordoned the node: also where a later attempt certainly did nothing."""
+    w = world(RETRYING)
+    begun = failure("2 pods are still there")
+    begun.is_begun = True
+    w.actions["cap"].outcomes += [begun, errors.PermanentFailure("refused")]
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(120)
+    assert (await w.run()).status is Status.FAILED
+    await w.resolve(alert)
+    run = await w.run()
+    assert run.steps[0].undo is not None
+    assert run.steps[0].undo.status is UndoStatus.DONE
+    assert w.calls()["uncap"] == 1
 
 
 async def test_an_action_that_fails_in_an_undeclared_way_ends_its_attempt_only(world: MakeWorld) -> None:

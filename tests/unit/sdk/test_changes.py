@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic.changes import ACCUMULATION, FILE, LEARNING_RATE, Changes, whole
+from trainmedic.changes import ACCUMULATION, FILE, LEARNING_RATE, Changes, check_workers, whole
 from trainmedic.errors import Rejected
 
 
@@ -87,3 +87,17 @@ def test_each_kind_of_change_has_its_own_factors() -> None:
     changes = Changes()
     scaled(changes, "a", 0.5)
     assert changes.scale(ACCUMULATION) == 1.0
+
+
+@pytest.mark.parametrize("factor", [1e300, 1001.0])
+def test_what_is_beyond_all_measure_is_rejected(factor: float) -> None:
+    """A step of a million batches would end too late for the change to be undone."""
+    with pytest.raises(Rejected, match="1000 times"):
+        whole(4, {"a": factor}, "the accumulation")
+
+
+def test_workers_that_would_choke_the_machine_are_rejected() -> None:
+    """The reason says how many may be."""
+    check_workers(16)
+    with pytest.raises(Rejected, match="at most"):
+        check_workers(1_000_000)

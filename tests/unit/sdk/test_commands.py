@@ -87,3 +87,26 @@ def test_a_memory_is_read_as_it_was_written() -> None:
     """Owner, status and output."""
     known = Known("p1", envelope.APPLIED, {"after": 0.5})
     assert Known.decode(known.encode()) == known
+
+
+class Unspeakable:
+    """Raises when it is asked what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("output", [{"a": Unspeakable()}, {Unspeakable(): 1}, {"a": [{"b": Unspeakable()}]}])
+def test_an_output_that_cannot_be_told_does_not_raise(
+    command: JobCommand, answers: list[Any], output: dict[Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was done is done: the answer says so, and that the rest is not known."""
+    command.applied(output)
+    assert answers == [("applied", {"reason": "its output cannot be told: RuntimeError"})]
+    assert "cannot be told" in caplog.text
+
+
+def test_a_whole_number_of_any_length_can_be_told(command: JobCommand, answers: list[Any]) -> None:
+    """Python refuses to write out those of thousands of digits."""
+    command.applied(a=10**5000, b=7)
+    assert json.loads(json.dumps(answers[0][1])) == {"a": "a whole number too long to be told", "b": 7}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -210,6 +211,33 @@ def test_a_window_is_no_hang_for_half_an_hour() -> None:
     progress.enter("checkpoint", 9.0)
     assert progress.stall(9.0 + 1700) == (0.0, 60.0)
     assert progress.stall(9.0 + 1900).is_hang is True
+
+
+def test_a_pause_is_no_hang_however_long() -> None:
+    """It was asked for, and ends by itself: a rollback of a paused job would be a mistake."""
+    progress = steady()
+    progress.enter("pause", 9.0)
+    assert progress.stall(9.0 + 86_400) == (0.0, 60.0)
+    progress.leave(9.0 + 86_400)
+    assert progress.stall(9.0 + 86_400 + 61).is_hang is True
+
+
+@pytest.mark.parametrize("step", [7.0, "7", Fraction(7)])
+def test_a_step_of_another_type_is_taken_as_a_number(step: Any) -> None:
+    """NumPy's numbers and tensors among them; JSON could not write those."""
+    progress = Progress()
+    progress.note(step, 1.0, None, None, None, 1.0)
+    assert (progress.step, type(progress.step)) == (7, int)
+
+
+def test_figures_that_are_no_numbers_are_left_out() -> None:
+    """A slip in a report does not take the other figures away."""
+    progress = Progress()
+    for now in range(8):
+        progress.note("seven", 1.0, None, None, "eight", float(now), own_seconds="nine")  # type: ignore[arg-type]
+    assert progress.values(8.0)["training_loss"] == 1.0
+    assert "training_throughput_samples_per_second" not in progress.values(8.0)
+    assert (progress.step, progress.own_seconds_per_step()) == (None, None)
 
 
 def test_the_floors_can_be_set() -> None:

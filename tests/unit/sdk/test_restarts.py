@@ -206,6 +206,21 @@ def test_settings_that_the_loop_does_not_come_up_with_are_taken_back(
     assert [status for status, _ in answers] == ["failed"]
 
 
+def test_a_rollback_that_cannot_be_goes_on_from_the_newest(
+    restarts: Restarts, command: JobCommand, answers: list[Any]
+) -> None:
+    """Its checkpoint was deleted meanwhile: the command failed, and the job lives."""
+
+    def ask() -> None:
+        restarts.stepped(20, finish)
+        restarts.ask(Restart(Path("checkpoint-5"), command))
+
+    loop = Loop(ask, crash, crash, crash, lambda: restarts.stepped(11, finish))
+    assert restarts.run(loop) == 5
+    assert loop.started == [None, *[Path("checkpoint-5")] * 3, NEWEST]
+    assert [status for status, _ in answers] == ["failed"]
+
+
 def test_a_stop_ends_what_was_about_to_restart(restarts: Restarts, command: JobCommand, answers: list[Any]) -> None:
     """The command that wanted the restart is told so."""
 

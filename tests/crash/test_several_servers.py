@@ -1,0 +1,81 @@
+"""Several servers on one PostgreSQL, and everything that can part them from it: nothing is done twice or dropped."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.crash.test_random_kills import PLAYBOOKS, Flaky, check_waits, expected_effects, go_through
+from tests.postgres import PostgresServer
+from tests.several import Servers
+
+TROUBLES = int(os.environ.get("TROUBLES", "4"))
+JOBS = 5
+
+
+def trouble(kind: str, servers: Servers, postgres: PostgresServer) -> None:
+    match kind:
+        case "kill":
+            servers.kill()
+        case "cut":
+            servers.wait()
+            postgres.cut()
+        case "hang":
+            servers.hang()
+        case "restart":
+            servers.wait()
+            postgres.stop()
+            postgres.start()
+
+
+def test_whatever_happens_to_the_one_that_works_every_effect_is_once(
+    tmp_path: Path, redis_url: str, postgres: PostgresServer
+) -> None:
+    """Killed, cut off, hung for longer than the takeover and continued, PostgreSQL restarted: others go on."""
+    seed = random.randrange(10_000)
+    chance = random.Random(seed)
+    kinds = ["kill", "cut", "hang", "restart"]
+    troubles = [kind for _ in range(-(-TROUBLES // 4)) for kind in chance.sample(kinds, 4)][:TROUBLES]
+    print(f"seed {seed}: {troubles}")
+    over = threading.Event()
+    jobs = [Flaky(f"job-{number}", redis_url) for number in range(JOBS)]
+    with (
+        Servers(tmp_path, PLAYBOOKS, postgres.database(), redis_url) as servers,
+        ThreadPoolExecutor(JOBS) as threads,
+    ):
+        for job in jobs:
+            job.__enter__()
+        try:
+            going = [
+                threads.submit(go_through, servers, job.name, over, random.Random(seed + n))
+                for n, job in enumerate(jobs)
+            ]
+            for kind in troubles:
+                time.sleep(chance.uniform(0.3, 1.5))
+                trouble(kind, servers, postgres)
+            servers.wait()
+            over.set()
+            ids = [run_id for future in going for run_id in future.result()]
+            works = servers.wait()
+            runs = [works.run(run_id) for run_id in ids]
+            assert len(works.runs()) == len(runs), "each alert led to one run"
+        finally:
+            over.set()
+            for job in jobs:
+                job.__exit__()
+
+    print(f"{len(runs)} runs:", Counter((run["playbook"], run["status"]) for run in runs), "exits:", servers.exits)
+    done = [command_id for job in jobs for command_id, _ in job.effects]
+    assert max(Counter(done).values()) == 1, "no command was applied twice"
+    assert sorted(done) == sorted(command_id for run in runs for command_id in expected_effects(run))
+    for run in runs:
+        assert run["status"] in ("succeeded", "cancelled", "not_started"), run
+        check_waits(run)
+        for step in run["steps"]:
+            if step["undo"] and step["status"] == "succeeded" and step["id"] != "keep":
+                assert step["undo"]["status"] == "done", run

@@ -1,0 +1,156 @@
+"""Settings of the Trainers that make a command impossible, or a repair dangerous: told truthfully, and survived."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from transformers import TrainerCallback
+
+import trainmedic
+import trainmedic.lightning
+from tests.commanding import Sent
+from tests.integration.frameworks import hf, line
+from trainmedic import huggingface
+
+QUICK = huggingface.Limits(retries=1, delay=0.0)
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+
+# --- Hugging Face -------------------------------------------------------------------------------------
+
+
+def test_a_trainer_that_saves_the_model_alone_is_not_restarted(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """It says so beforehand; training goes on."""
+    script = hf.Script(
+        at_5=sent("job.scale_batch", factor=0.5),
+        at_6=sent("job.dataloader_workers", count=1),
+        at_7=sent("job.rollback"),
+        at_8=sent("job.checkpoint"),
+    )
+    trainer = hf.make_trainer(tmp_path, script, max_steps=10, save_steps=3, save_only_model=True)
+    assert huggingface.train(trainer, medic=medic, limits=QUICK).global_step == 10
+    replies = sent.replies()
+    assert [reply.status for reply in replies] == ["unsupported"] * 3 + ["applied"]
+    assert all("save_only_model" in reply.output["reason"] for reply in replies[:3])
+
+
+def test_the_loss_is_known_where_it_is_logged_by_the_epoch(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """The Trainer logs it after the last step was reported."""
+    trainer = hf.make_trainer(tmp_path, max_steps=-1, num_train_epochs=1, logging_strategy="epoch", save_strategy="no")
+    huggingface.train(trainer, medic=medic, limits=QUICK)
+    values = medic.progress.values(0.0)
+    assert values["training_loss"] > 0
+    assert values["gradient_norm"] > 0
+    assert medic.progress.steps == 60
+
+
+def test_more_workers_than_a_machine_bears_are_rejected(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Before anything is restarted."""
+    script = hf.Script(at_2=sent("job.dataloader_workers", count=1_000_000))
+    huggingface.train(hf.make_trainer(tmp_path, script, max_steps=4), medic=medic, limits=QUICK)
+    assert (sent.reply().status, script.steps) == ("rejected", [1, 2, 3, 4])
+
+
+def test_nothing_else_is_saved_once_a_rollback_was_ordered(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """What the loop holds is about to be thrown away."""
+
+    def both(control: Any) -> None:
+        sent("job.rollback")(control)
+        sent("job.checkpoint")(control)
+
+    script = hf.Script(at_7=both)
+    huggingface.train(hf.make_trainer(tmp_path, script, max_steps=9, save_steps=5), medic=medic, limits=QUICK)
+    assert [reply.status for reply in sent.replies()] == ["applied", "rejected"]
+    assert not list((tmp_path / "out").glob("*checkpoint-7"))
+
+
+@pytest.mark.parametrize("skip_batches", [0, 2])
+def test_a_checkpoint_that_vanishes_before_the_restart_does_not_end_the_run(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, skip_batches: int
+) -> None:
+    """The rollback failed; training goes on from the newest that there is."""
+
+    class Cleaner(TrainerCallback):  # type: ignore[misc]
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            shutil.rmtree(tmp_path / "out" / "checkpoint-5", ignore_errors=True)
+
+    script = hf.Script(at_13=sent("job.rollback", step=7, skip_batches=skip_batches))
+    trainer = hf.make_trainer(tmp_path, script, Cleaner(), max_steps=15, save_steps=5)
+    assert huggingface.train(trainer, medic=medic, limits=QUICK).global_step == 15
+    assert (sent.reply().status, "not there any more" in sent.reply().output["reason"]) == ("failed", True)
+    assert script.steps == [*range(1, 14), *range(11, 16)]
+
+
+# --- Lightning ----------------------------------------------------------------------------------------
+
+
+def trainer_with(directory: Path, script: line.Script, **keep: Any) -> pl.Trainer:
+    trainer = line.make_trainer(directory, script, max_steps=40)
+    trainer.callbacks[-1] = ModelCheckpoint(dirpath=directory / "out", **keep)
+    return trainer
+
+
+def fit(trainer: pl.Trainer, medic: trainmedic.Medic, model: Any = None) -> None:
+    trainmedic.lightning.fit(trainer, model or line.Line(), line.loader(), medic=medic, limits=QUICK)
+
+
+def test_lightning_does_not_delete_what_is_gone_back_to(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """It keeps one checkpoint, of the last epoch, and would take the early end for an epoch's."""
+    script = line.Script(at_33=sent("job.rollback"))
+    fit(trainer_with(tmp_path, script, every_n_epochs=1), medic)
+    assert (sent.reply().status, sent.reply().output["checkpoint_step"]) == ("applied", 30)
+    assert script.steps == [*range(1, 34), *range(31, 41)]
+
+
+def test_weights_alone_are_not_gone_back_to(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Lightning cannot go on from them; from what a command had saved it can."""
+    script = line.Script(at_12=sent("job.rollback"), at_14=sent("job.checkpoint"), at_17=sent("job.rollback"))
+    fit(trainer_with(tmp_path, script, every_n_train_steps=5, save_top_k=-1, save_weights_only=True), medic)
+    assert [reply.status for reply in sent.replies()] == ["rejected", "applied", "applied"]
+    assert sent.replies()[2].output["checkpoint"] == "trainmedic-step=14.ckpt"
+    assert script.steps[-1] == 40
+
+
+def test_a_model_that_steps_by_itself_cannot_be_told_to_accumulate(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """Lightning's number means nothing then; it says so. The rest works."""
+
+    class Manual(line.Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = super().training_step(batch, index)
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            return {"loss": loss}
+
+    script = line.Script(
+        at_3=sent("job.accumulate", factor=2), at_4=sent("job.scale_lr", factor=0.5), at_7=sent("job.rollback")
+    )
+    fit(line.make_trainer(tmp_path, script, max_steps=9), medic, Manual())
+    assert [reply.status for reply in sent.replies()] == ["unsupported", "applied", "applied"]
+    assert medic._describe()["capabilities"]["job.accumulate"] == "unsupported"
+    assert medic.progress.values(0.0)["training_loss"] > 0
+
+
+@pytest.mark.parametrize("factor", [0.3, 1e300])
+def test_an_accumulation_that_cannot_be_is_rejected(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, factor: float
+) -> None:
+    """Part of a batch, or more than will ever come."""
+    script = line.Script(at_2=sent("job.accumulate", factor=factor))
+    fit(line.make_trainer(tmp_path, script, max_steps=4), medic)
+    assert sent.reply().status == "rejected"

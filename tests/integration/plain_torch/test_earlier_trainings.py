@@ -1,0 +1,86 @@
+"""A plain PyTorch training in a directory that an earlier one has used; and parts of which there are several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import swa_utils
+
+import trainmedic
+import trainmedic.torch
+from tests.integration.plain_torch.training import Training
+
+Begin = Callable[..., Training]
+
+
+def test_a_new_training_does_not_go_back_to_an_old_one(begin: Begin) -> None:
+    """Its weights are another model's. What it has saved itself is gone back to, by a budget of its own."""
+    for _ in range(2):
+        training = begin(rollbacks=1, checkpoint_at_start=False)
+        training.train(15, {7: training.order("job.rollback"), 13: training.order("job.rollback")})
+        first, second = training.replies()
+        assert (first.status, "no complete checkpoint" in first.output["reason"]) == ("rejected", True)
+        assert (second.status, second.output["step"]) == ("applied", 10)
+
+
+def test_a_resumed_training_goes_back_to_what_it_had_saved_before(begin: Begin) -> None:
+    """To before the point that it was resumed from, too."""
+    begin().train(25)
+    training = begin()
+    training.run.resume()
+    training.train(25, {22: training.order("job.rollback", step=15)})
+    assert training.outputs()[0]["step"] == 10
+
+
+def test_a_batch_larger_than_the_epoch_is_rejected(begin: Begin) -> None:
+    """There would be none, where only whole ones are taken."""
+    training = begin()
+    training.train(4, {2: training.order("job.scale_batch", factor=100, keep_global_batch=False)})
+    assert (training.replies()[0].status, training.run.own_batch_size) == ("rejected", 4)
+
+
+def several(medic: trainmedic.Medic, directory: Path, names: tuple[str, ...] = ("a", "b")) -> trainmedic.torch.Run:
+    models = {name: nn.Linear(2, 1) for name in "ab"}
+    return trainmedic.torch.attach(
+        medic,
+        model=models,
+        optimizer=[torch.optim.SGD(model.parameters(), lr=0.1) for model in models.values()],
+        ema={name: swa_utils.AveragedModel(models["a"]) for name in names},
+        checkpoints=directory,
+    )
+
+
+def one_step(run: trainmedic.torch.Run) -> None:
+    with run.step() as step:
+        models = [part for name, part in run.parts.by_name.items() if name.startswith("model.")]
+        step.backward(sum((model(torch.ones(3, 2)) ** 2).mean() for model in models))  # type: ignore[arg-type]
+        step.update()
+
+
+def test_each_average_follows_the_model_of_its_name(medic: trainmedic.Medic, tmp_path: Path) -> None:
+    """Of several."""
+    with several(medic, tmp_path) as run:
+        one_step(run)
+        one_step(run)
+        averages = [run.parts.by_name[f"ema.{name}"].module.weight for name in "ab"]
+        assert not torch.equal(*averages)
+        assert all(run.parts.by_name[f"ema.{name}"].n_averaged == 2 for name in "ab")
+
+
+def test_what_is_ambiguous_is_told_to_the_program(medic: trainmedic.Medic, tmp_path: Path) -> None:
+    """An average without a model of its name; several gradient scalers. Not trained without them."""
+    with several(medic, tmp_path, names=("a", "c")) as run, pytest.raises(trainmedic.ConfigurationError, match="ema"):
+        one_step(run)
+    model = nn.Linear(2, 1)
+    run = trainmedic.torch.attach(
+        medic,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        scaler=[torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu")],
+    )
+    with run, pytest.raises(trainmedic.ConfigurationError, match="one gradient scaler"), run.step() as step:
+        step.backward(model(torch.ones(3, 2)).mean())

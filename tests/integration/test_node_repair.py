@@ -1,0 +1,76 @@
+"""The shipped playbook node-down from the alert to the uncordon, by a real server on the stand-in for the API
+server; the health check's own command runs on the stand-in for the GPU driver."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.driver.driver import Driver
+from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.living_node import LivingNode, is_cordoned
+from tests.live import Server, delivery, resolved
+from tests.programs import ROOT, eventually, inherited
+
+JOBS = ("batch/v1", "jobs")
+NODES = ("v1", "nodes")
+
+
+def named(alert: dict[str, Any], node: str) -> dict[str, Any]:
+    """As the rule NodeDown names the node."""
+    for one in alert["alerts"]:
+        one["labels"] = {"alertname": "NodeDown", "severity": "critical", "node": node}
+    return alert
+
+
+def checked(job: dict[str, Any], driver: Driver) -> int:
+    """What the Job's container ends with on a node with that driver, and nothing else of ours."""
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    done = subprocess.run(
+        [sys.executable, "-m", "app", *container["args"]],
+        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}", **driver.environment, **environment},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode
+
+
+def test_a_node_takes_pods_again_only_when_its_check_has_passed(
+    tmp_path: Path, make_driver: Callable[..., Driver]
+) -> None:
+    """Cordoned and drained while it is down; when it is back the check runs on it, with neither Redis nor a policy,
+    and ends with 0 only where every GPU answers; then it is uncordoned."""
+    driver = make_driver(2)
+    with ApiServer().running() as stand_in:
+        kubeconfig = tmp_path / "kubeconfig.json"
+        kubeconfig.write_text(json.dumps(stand_in.kubeconfig()))
+        server = Server(tmp_path / "s", "", "--kubernetes", str(kubeconfig))
+        for path in (tmp_path / "s" / "playbooks").iterdir():
+            path.unlink()
+        for name in ("node-down.yaml", "node-health_template.yaml"):
+            shutil.copy(ROOT / "playbooks" / name, tmp_path / "s" / "playbooks" / name)
+        with LivingNode(kubeconfig, 2) as node, server:
+            fired = named(delivery("NodeDown", "any"), node.name)
+            assert server.ask("/webhook", fired).status == 200
+            eventually(lambda: server.only_run()["waiting_on"] == "resolved", 60, "drained", 0.2)
+            assert is_cordoned(stand_in, node.ref)
+            assert sorted(node.ended) == node.pods
+            assert server.ask("/webhook", named(resolved(fired), node.name)).status == 200
+            (job,) = eventually(lambda: stand_in.objects.list(JOBS, None), 30, "the check was made", 0.1)
+            assert job["spec"]["template"]["spec"]["nodeName"] == node.name
+            assert checked(job, driver) == 0
+            driver.lose(1)
+            assert checked(job, driver) == 1
+            condition = {"type": "Complete", "status": "True"}
+            place = (job["metadata"]["namespace"], job["metadata"]["name"])
+            stand_in.objects.patch(JOBS, *place, {"status": {"conditions": [condition]}}, "job-controller")
+            run = server.closed_run(60)
+            assert run["status"] == "succeeded", run
+            assert not is_cordoned(stand_in, node.ref)

@@ -1,0 +1,314 @@
+"""The run store on PostgreSQL, beyond its contract: its schema, its session and lock, and how it loses them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from app import errors, ports
+from app.adapters.sql_store import postgresql, revision, schema
+from app.adapters.sql_store.history import page_statement
+from app.adapters.sql_store.postgresql import Session
+from app.adapters.sql_store.store import SqlStore
+from app.adapters.sql_store.turn import Turn
+from tests.contract import run_store_values as values
+from tests.contract.run_store_values import at, closed, event, run
+from tests.postgres import PASSWORD, PostgresServer
+
+SLOW = timedelta(seconds=60)
+"""So long that no machine is too busy."""
+QUICK = timedelta(seconds=2)
+PATIENCE = 30.0
+
+
+class Lost:
+    """Notes why a session was lost, where a server would end."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        self._happened = threading.Event()
+
+    def __call__(self, why: str) -> None:
+        self.why = why
+        self._happened.set()
+
+    async def happened(self) -> str:
+        assert await asyncio.to_thread(self._happened.wait, PATIENCE)
+        assert self.why is not None
+        return self.why
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.database()
+
+
+@pytest.fixture
+def lost() -> Lost:
+    return Lost()
+
+
+@pytest.fixture
+async def store(url: str, lost: Lost) -> AsyncIterator[SqlStore]:
+    opened = led(url, lost)
+    yield opened
+    await opened.close()
+
+
+def led(url: str, lost: Lost, takeover: timedelta = SLOW) -> SqlStore:
+    session = Session.open(url, takeover)
+    assert session.take_lock()
+    return SqlStore.of_session(session, on_lost=lost)
+
+
+async def kinds(store: SqlStore) -> list[str]:
+    return [one.kind for one in await store.events_after(0, 1000)]
+
+
+# --- the schema -------------------------------------------------------------------------------------
+
+
+def test_the_migrations_make_exactly_the_schema(url: str) -> None:
+    """From an empty database; Alembic finds no difference, and text is sorted by its bytes."""
+    session = Session.open(url)
+    with session.engine.connect() as connection:
+        with connection.begin():
+            revision.bring_to_head(connection)
+        assert revision.current(connection) == schema.HEAD
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, schema.metadata) == []
+        found = connection.exec_driver_sql(
+            "SELECT count(*) FROM information_schema.columns WHERE table_schema = 'public' AND data_type = 'text'"
+            " AND collation_name IS DISTINCT FROM 'C'"
+        )
+        assert found.scalar() == 0
+    session.close()
+
+
+def test_a_page_of_the_history_is_read_from_an_index_in_order(url: str) -> None:
+    """Where each filter names a column there is an index that has it, in the order of the pages."""
+    session = Session.open(url)
+    with session.engine.connect() as connection, connection.begin():
+        revision.bring_to_head(connection)
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
+        for name in ("alertname", "playbook", "status", "decision", "node", "gpu", "job"):
+            statement = page_statement(ports.HistoryFilter(**{name: "a"}), 100, (at(5), "id"))
+            text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}))
+            plan = [row[0] for row in connection.exec_driver_sql("EXPLAIN " + text.replace("%", "%%"))]
+            assert "Index Scan Backward using ix_runs_" in plan[1], plan
+            assert not any("Sort" in step for step in plan), plan
+    session.close()
+
+
+async def test_a_name_at_the_longest_fits_every_index(store: SqlStore) -> None:
+    """Though each of its characters takes four bytes."""
+    name = "\U0001f9d1" * 128
+    await store.transact(lambda tx: tx.add_runs([run(target=values.gpu(0, node=name))]))
+    await store.transact(lambda tx: tx.note_nodes([name], at(0)))
+    assert await store.transact(lambda tx: tx.nodes_acted_on(at(-5))) == {name}
+
+
+# --- the URL ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("postgresql://u:hunter2@h:notaport/d", "cannot be read"),
+        ("postgresql://u:hunter2@h/d?no_such_option=1", "cannot be read"),
+        ("postgresql+asyncpg://u:hunter2@h/d", r"write postgresql://"),
+        ("postgresql://trainmedic:hunter2@{host}/postgres", "password authentication failed"),
+        ("postgresql://trainmedic:{password}@{host}/none", "does not exist"),
+    ],
+)
+def test_a_url_of_no_use_is_refused_without_its_password(postgres: PostgresServer, wrong: str, told: str) -> None:
+    """As a ConfigurationError that says what is wrong."""
+    with pytest.raises(errors.ConfigurationError, match=told) as refused:
+        SqlStore.open(wrong.format(host=f"127.0.0.1:{postgres.port}", password=PASSWORD))
+    assert "hunter2" not in str(refused.value)
+    assert PASSWORD not in str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_the_ways_to_write_the_scheme(url: str, scheme: str) -> None:
+    """As SQLAlchemy, libpq and those who hand out URLs write it."""
+    Session.open(url.replace("postgresql", scheme, 1)).close()
+
+
+# --- one of several ---------------------------------------------------------------------------------
+
+
+def test_one_session_has_the_lock_and_says_where_it_is(url: str) -> None:
+    """Whoever asks second is told of the first, and has the lock once that one has gone."""
+    first, second = Session.open(url, address="10.0.0.1:8080"), Session.open(url, address="10.0.0.2:8080")
+    assert first.take_lock()
+    assert not second.take_lock()
+    assert second.holder() == "10.0.0.1:8080"
+    first.close()
+    assert second.take_lock()
+    second.close()
+
+
+def test_each_schema_has_a_lock_of_its_own(url: str) -> None:
+    """Two installations can share a database."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE SCHEMA other")
+    here, there = Session.open(url), Session.open(f"{url}?options=-csearch_path%3Dother")
+    assert here.take_lock()
+    assert there.take_lock()
+    for one in (here, there):
+        one.close()
+
+
+async def test_a_server_whose_session_is_cut_writes_nothing_more(
+    postgres: PostgresServer, url: str, store: SqlStore, lost: Lost
+) -> None:
+    """It is told at once, may not act, and connects no second time; another goes on with what is there."""
+    await store.transact(lambda tx: tx.append([event("before")]))
+    assert postgres.cut() == 1
+    assert "ended the session" in await lost.happened()
+    with pytest.raises(errors.StoreUnavailable):
+        store.fence()
+    for _ in range(3):
+        with pytest.raises(errors.StoreUnavailable):
+            await store.transact(lambda tx: tx.append([event("too late")]))
+    other = led(url, Lost())
+    assert await kinds(other) == ["before"]
+    await other.close()
+
+
+async def test_a_session_cut_within_a_transaction_keeps_nothing_of_it(
+    postgres: PostgresServer, store: SqlStore, lost: Lost
+) -> None:
+    """Whoever waits for it is told that the store is away."""
+
+    def work(tx: ports.Transaction) -> None:
+        tx.append([event("half")])
+        tx.events_of("sends what is pending", "half")
+        postgres.cut()
+        tx.controls()
+
+    with pytest.raises(errors.StoreUnavailable):
+        await store.transact(work)
+    await lost.happened()
+    assert await kinds(store) == []
+
+
+async def test_a_server_that_hangs_loses_its_session(url: str, lost: Lost) -> None:
+    """PostgreSQL ends it when it has been silent for the takeover time, and it gives up before."""
+    store = led(url, lost, QUICK)
+    entered, leave = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang(tx: ports.Transaction) -> None:
+        tx.append([event("hung")])
+        tx.controls()
+        loop.call_soon_threadsafe(entered.set)
+        leave.wait(PATIENCE)
+
+    hanging = asyncio.ensure_future(store.transact(hang))
+    await entered.wait()
+    waiting = Turn(url, QUICK)
+    async with asyncio.timeout(PATIENCE):
+        session = await waiting.come()
+    assert "has not answered" in await lost.happened()
+    leave.set()
+    with pytest.raises(errors.StoreUnavailable):
+        await hanging
+    session.close()
+    await store.close()
+
+
+async def test_something_that_changes_sessions_is_noticed(url: str, lost: Lost) -> None:
+    """A pooler of transactions hands the next one to a session that has no lock."""
+    store = led(url, lost, timedelta(seconds=10))
+    unlock = sa.text("SELECT pg_advisory_unlock_all()")
+    await store.transact(lambda tx: tx.settle().execute(unlock) and None)  # type: ignore[attr-defined]
+    assert "pool" in await lost.happened()
+    with pytest.raises(errors.StoreUnavailable):
+        await store.transact(lambda tx: tx.controls())
+    await store.close()
+
+
+async def test_a_table_that_somebody_holds_is_an_outage_and_not_the_end(url: str, lost: Lost) -> None:
+    """Writes fail as StoreUnavailable until it is let go; the session stands."""
+    # Through a connection that waits less for locks than a server's own does: a test has no time.
+    store = led(url, lost)
+    await store.transact(lambda tx: tx.settle().execute(sa.text("SET lock_timeout = 100")) and None)  # type: ignore[attr-defined]
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE events")
+        with pytest.raises(errors.StoreUnavailable, match="lock timeout"):
+            await store.transact(lambda tx: tx.append([event("lost")]))
+        with pytest.raises(errors.StoreUnavailable):
+            await store.transact(lambda tx: tx.append([event("lost too")]))
+        await store.check()
+    await store.transact(lambda tx: tx.append([event("after")]))
+    assert await kinds(store) == ["after"]
+    assert lost.why is None
+    store.fence()
+    await store.close()
+
+
+async def test_a_missing_table_is_an_outage(url: str, store: SqlStore) -> None:
+    """It is no unit's fault: all that share the transaction are told that the store is away."""
+    one = closed()
+    await store.transact(lambda tx: tx.add_runs([one]))
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("ALTER TABLE steps RENAME TO gone")
+        outcomes: list[Any] = await asyncio.gather(
+            store.transact(lambda tx: tx.append([event("lost")])),
+            store.transact(lambda tx: tx.run(one.id)),
+            store.record(one.id),
+            return_exceptions=True,
+        )
+        assert [type(outcome) for outcome in outcomes] == [errors.StoreUnavailable] * 3
+        other.execute("ALTER TABLE gone RENAME TO steps")
+    assert await store.transact(lambda tx: tx.run(one.id)) == one
+
+
+async def test_a_refused_question_is_its_own_units_affair(store: SqlStore) -> None:
+    """After an error PostgreSQL takes nothing more in a transaction; those that shared it are kept all the same."""
+
+    def asks_for_nonsense(tx: ports.Transaction) -> None:
+        tx.append([event("nonsense")])
+        tx.settle().execute(sa.text("SELECT 1 / 0"))  # type: ignore[attr-defined]
+
+    outcomes = await asyncio.gather(
+        store.transact(lambda tx: tx.append([event("one")])),
+        store.transact(asks_for_nonsense),
+        store.transact(lambda tx: tx.run("no\x00ne")),
+        store.transact(lambda tx: tx.append([event("two")])),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), sa.exc.DataError, sa.exc.DataError, type(None)]
+    assert await kinds(store) == ["one", "two"]
+
+
+async def test_a_turn_comes_when_the_database_does(postgres: PostgresServer, url: str) -> None:
+    """While it takes no connections a server waits and says so; the history is read again afterwards too."""
+    name = url.rpartition("/")[2]
+    reading = postgresql.reader_engine(url)
+    with reading.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    postgres.ask(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    postgres.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+    turn = Turn(url)
+    coming = asyncio.ensure_future(turn.come())
+    while turn.why != "PostgreSQL does not answer":
+        await asyncio.sleep(0.01)
+    postgres.ask(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    async with asyncio.timeout(PATIENCE):
+        session = await coming
+    with reading.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    reading.dispose()
+    session.close()

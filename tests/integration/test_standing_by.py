@@ -1,0 +1,149 @@
+"""Two servers on one PostgreSQL: who answers what, who touches Redis, and what a hung one does when it wakes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.live import Job, Server, delivery, resolved
+from tests.postgres import PostgresServer
+from tests.programs import eventually
+from tests.several import QUICK, member, works
+
+PLAYBOOK = """
+playbook: slow-down
+on: {alert: Spike}
+target: job
+steps:
+  - {id: slow, action: job.scale_lr, with: {factor: 0.5}, timeout: 30s, undo: on_resolve}
+"""
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.database()
+
+
+@pytest.fixture
+def nobody() -> Iterator[tuple[str, list[object]]]:
+    """The URL of a Redis that nobody should call, and the calls that were made."""
+    calls: list[object] = []
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+
+        def note() -> None:
+            while True:
+                try:
+                    connection, caller = listening.accept()
+                except OSError:
+                    return
+                connection.close()
+                calls.append(caller)
+
+        threading.Thread(target=note, daemon=True).start()
+        yield f"redis://127.0.0.1:{listening.getsockname()[1]}/0", calls
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def metric(server: Server) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as reply:
+        return next(line for line in reply.read().decode().splitlines() if line.startswith("trainmedic_working "))
+
+
+def test_one_works_and_the_other_stands_by(
+    tmp_path: Path, url: str, redis_url: str, nobody: tuple[str, list[object]]
+) -> None:
+    """It lives and says why it waits, refuses what it cannot hand on, and calls no Redis until its turn comes."""
+    quiet, calls = nobody
+    with member(tmp_path / "one", PLAYBOOK, url, redis_url, advertise=False) as one:
+        eventually(lambda: works(one), 30, "one works", 0.05)
+        with member(tmp_path / "two", PLAYBOOK, url, quiet) as two:
+            standing = eventually(
+                lambda: (found := two.ask("/ready")).body["store"]["detail"].startswith("stands by: another") and found,
+                30,
+                "stands by",
+            )
+            assert standing.status == 503
+            assert two.ask("/health").status == 200
+            assert (metric(one), metric(two)) == ("trainmedic_working 1.0", "trainmedic_working 0.0")
+            for path, body in (("/webhook", delivery("Spike", "llm")), ("/history", None), ("/pause", {})):
+                refused = two.ask(path, body)
+                assert refused.status == 503
+                assert refused.body["detail"] == "This server stands by: another server works. Try again."
+                assert (refused.headers or {})["retry-after"] == "1"
+                assert (refused.headers or {})["connection"] == "close"
+            assert calls == []
+            one.stop()
+            eventually(lambda: two.ask("/history").status == 200, 30, "the other takes over", 0.05)
+            eventually(lambda: calls, 30, "and calls its Redis")
+
+
+def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: str, redis_url: str) -> None:
+    """As it comes and as it is answered, errors and streams too; so a delivery to any of them is kept."""
+    with (
+        member(tmp_path / "one", PLAYBOOK, url, redis_url) as one,
+        Job("llm", redis_url) as job,
+    ):
+        eventually(lambda: works(one), 30, "one works", 0.05)
+        with member(tmp_path / "two", PLAYBOOK, url, redis_url) as two:
+            fired = delivery("Spike", "llm")
+            answer = eventually(lambda: (found := two.ask("/webhook", fired)).status == 200 and found, 30, "handed on")
+            assert answer.body["runs"][0]["decision"] == "started"
+            assert two.closed_run()["status"] == "succeeded"
+            assert job.done == ["job.scale_lr 0.5"]
+            assert two.ask("/webhook", {"version": "4"}).status == 422
+            assert two.ask("/history?limit=0").status == 422
+            assert two.ask("/ready?any=true").status == 200
+            assert two.ask("/ready").status == 503
+            with urllib.request.urlopen(f"http://127.0.0.1:{two.port}/events?after=0", timeout=20) as stream:
+                assert any(stream.readline().startswith(b"event:") for _ in range(8))
+            one.kill()
+            gone = two.ask("/webhook", resolved(fired))
+            assert gone.status in (200, 503)
+            eventually(lambda: two.ask("/webhook", resolved(fired)).status == 200, 30, "taken over", 0.05)
+            eventually(lambda: job.done == ["job.scale_lr 0.5", "job.scale_lr 2"], 30, "undone", 0.05)
+
+
+def test_a_server_that_hung_and_wakes_does_nothing_more(tmp_path: Path, url: str, redis_url: str) -> None:
+    """Its command's answer, which comes after it has been replaced, is the other's; it ends, and the effect is one."""
+    with (
+        member(tmp_path / "one", PLAYBOOK, url, redis_url, *QUICK) as one,
+        Job("llm", redis_url) as job,
+    ):
+        eventually(lambda: works(one), 30, "one works", 0.05)
+        with (
+            member(tmp_path / "two", PLAYBOOK, url, redis_url, *QUICK) as two,
+            redis.Redis.from_url(redis_url) as looking,
+        ):
+            job.hold()
+            assert one.ask("/webhook", delivery("Spike", "llm")).status == 200
+            eventually(lambda: looking.xlen("trainmedic:commands:job:llm"), 30, "the command is on its way", 0.02)
+            assert one.program is not None
+            one.program.process.send_signal(signal.SIGSTOP)
+            eventually(lambda: works(two), 60, "the other has taken over", 0.05)
+            events = len(two.run(two.runs()[0]["run_id"])["events"])
+            one.program.process.send_signal(signal.SIGCONT)
+            assert one.program.process.wait(30) == 3
+            assert "this server works no more and ends" in one.program.tail()
+            assert len(two.run(two.runs()[0]["run_id"])["events"]) == events
+            job.go_on()
+            run = two.closed_run()
+            assert run["status"] == "succeeded"
+            assert job.done == ["job.scale_lr 0.5"]
+            assert len({command for command, _ in job.effects}) == 1
+            eventually(lambda: looking.xlen("trainmedic:replies") == 0, 30, "every reply is settled", 0.05)
+
+
+def test_a_setting_that_is_wrong_ends_the_start(tmp_path: Path, url: str, redis_url: str) -> None:
+    """Before it waits for anything."""
+    with member(tmp_path / "one", PLAYBOOK, url.replace("trainmedic:", "nobody:"), redis_url, advertise=False) as one:
+        assert one.program is not None
+        assert one.program.process.wait(30) == 2
+        assert "authentication failed" in one.program.tail()

@@ -1,0 +1,71 @@
+"""The connection's URL, and what the log says of a Redis that is away."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import redis
+
+from trainmedic.link import Away, Outage, open_client
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:pw@localhost:6379/0", "rediss://localhost/0?ssl_ca_certs=/ca.crt", "unix:///run/redis.sock?db=1"]
+)
+def test_each_kind_of_url_makes_a_client(url: str) -> None:
+    """Sockets that are files have other options than those of a network."""
+    client = open_client(url)
+    client.connection_pool.make_connection()
+    client.close()
+
+
+@pytest.mark.parametrize("url", ["redis://localhost/0?socket_timeout=soon", "redis://localhost/0?speed=high"])
+def test_an_option_that_does_not_exist_is_found_at_once(url: str) -> None:
+    """Not by a thread, when training has begun."""
+    with pytest.raises((ValueError, TypeError)):
+        open_client(url)
+
+
+def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
+    """Both threads find it, and it is over when it is for both."""
+    caplog.set_level(logging.INFO, "trainmedic")
+    outage, reader, writer = Outage("llm-1"), object(), object()
+    for _ in range(3):
+        outage.begin(reader, redis.ConnectionError("refused"))
+        outage.begin(writer, redis.TimeoutError())
+    outage.end(writer)
+    outage.begin(reader, redis.ConnectionError("refused"))
+    assert len(caplog.messages) == 1
+    outage.end(reader)
+    outage.end(reader)
+    assert [message.rpartition(":")[2].split()[0] for message in caplog.messages] == ["no", "connected"]
+
+
+def test_a_refusal_is_told_once_though_redis_answers_others(caplog: pytest.LogCaptureFixture) -> None:
+    """By its first word: the rest may repeat what Redis was sent."""
+    caplog.set_level(logging.INFO, "trainmedic")
+    outage, reader, writer = Outage("llm-1"), object(), object()
+    for _ in range(5):
+        outage.begin(reader, redis.ResponseError("WRONGTYPE Operation against secret"))
+        outage.end(writer)
+    outage.begin(writer, redis.ResponseError("unknown command 'secret'"))
+    assert [message.partition("(")[2].partition(")")[0] for message in caplog.messages] == [
+        "ResponseError: WRONGTYPE",
+        "ResponseError",
+    ]
+
+
+def test_a_missing_url_is_told_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    """The server has not left one yet."""
+    Outage("llm-1").begin(object(), Away("no URL is set"))
+    assert "(no URL is set)" in caplog.text
+
+
+def test_an_answer_that_makes_no_sense_is_told_with_where(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, too: it comes again with each try."""
+    outage, reader = Outage("llm-1"), object()
+    for _ in range(3):
+        outage.begin(reader, TypeError("'int' object is not subscriptable"))
+    (record,) = caplog.records
+    assert record.exc_info is not None
