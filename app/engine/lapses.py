@@ -166,7 +166,7 @@ class Lapses:
         failed = [one for one in renewals if one.outcome != "renewed"]
         if failed:
             log.warning("what had lapsed could not be set again", run_id=run_id, why=failed[0].why)
-            await self._store.transact(lambda tx: self._hold_back(tx, run_id, failed[0].why))
+            await self._store.transact(lambda tx: self._hold_back(tx, run_id, failed[0].why, asked=True))
 
     async def _known(self, run_id: str) -> _Known | None:
         run = await self._store.transact(lambda tx: tx.run(run_id))
@@ -264,13 +264,14 @@ class Lapses:
                 return f"rate_limited: {len(lately)} times in the last {duration.write(guards.max_runs.per)}"
         return None
 
-    def _hold_back(self, tx: Transaction, run_id: str, why: str) -> None:
-        """Put into the history why not, once for each reason and loss."""
-        held = tx.events_of(run_id, HELD)
+    def _hold_back(self, tx: Transaction, run_id: str, why: str, *, asked: bool = False) -> None:
+        """Put into the history why not, once for each reason and loss; of what was `asked` for, and did not come
+        about, the first reason only, for it may be worded anew each time."""
         since = max(map(_seq, tx.events_of(run_id, LOST)), default=0)
-        if held and _seq(held[-1]) > since and held[-1].data["why"] == why:
-            return
-        tx.append([Event(HELD, self._clock.now(), run_id, data={"why": why})])
+        held = [event.data for event in tx.events_of(run_id, HELD) if _seq(event) > since]
+        told = any(data["asked"] for data in held) if asked else bool(held) and held[-1]["why"] == why
+        if not told:
+            tx.append([Event(HELD, self._clock.now(), run_id, data={"why": why, "asked": asked})])
 
     async def _conclude(self, renewals: Sequence[Renewal]) -> None:
         """Note what stands again in all its places."""
