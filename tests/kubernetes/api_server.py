@@ -6,7 +6,7 @@ continuation can expire; watches with bookmarks that can break off; the Eviction
 PodDisruptionBudgets; bearer tokens and RBAC rules; and, on demand, latency, overload, errors and
 an outage. Every request is recorded as RBAC would see it.
 
-Not modelled: admission, defaulting and validation of bodies (a schema check is made elsewhere), other
+Not modelled: admission, defaulting and validation of bodies beyond ``cluster_rules``, other
 patch types than JSON merge patch, server-side apply, controllers (no Deployment makes pods), kubelets
 (`Kubelet` in ``world`` ends pods through the API), TLS, and streaming logs.
 """
@@ -25,13 +25,17 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.kubernetes.object_store import DISCOVERY, KINDS, Object, Objects, Place, Refused
+from tests.kubernetes.cluster_rules import Object, Place, Refused
+from tests.kubernetes.object_store import DISCOVERY, KINDS, Objects
 
 _PATH = re.compile(
     r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[^/]+))?$"
 )
 _SELECTOR = re.compile(r"^(?P<name>[^=!,\s]+)(?:(?P<op>==|=|!=)(?P<value>.*))?$")
+
+
+_FIELDS = ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase", "involvedObject.uid")
 
 
 @dataclass(frozen=True)
@@ -338,7 +342,7 @@ def _labels_match(selector: str, found: Object) -> bool:
 def _fields_match(selector: str, found: Object) -> bool:
     for term in filter(None, selector.split(",")):
         path, _, wanted = term.partition("=")
-        if path not in ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"):
+        if path not in _FIELDS:
             raise Refused(400, "BadRequest", f"field label not supported: {path}")
         value: Any = found
         for part in path.split("."):

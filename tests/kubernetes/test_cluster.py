@@ -18,11 +18,9 @@ from app.errors import (
     ObjectExists,
     ObjectMissing,
 )
-from app.ports.cluster import NODES, PODS, Ref, Resource
+from app.ports.cluster import NODES, PODS, Ref
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
-from tests.kubernetes.world import BUDGETS, World
-
-EVENTS = Resource("v1", "events", "Event")
+from tests.kubernetes.world import World
 
 
 async def test_an_object_is_read_as_it_was_made(world: World) -> None:
@@ -85,14 +83,7 @@ async def test_an_eviction_that_a_budget_forbids_is_told_apart_from_an_overloade
     """Both are answered 429; only the first is EvictionBlocked."""
     node = await world.node()
     pod = await world.pod("one", node, labels={"app": "guarded"})
-    await world.make(
-        BUDGETS,
-        world.namespace,
-        {
-            "metadata": {"name": "guard"},
-            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}},
-        },
-    )
+    await world.budget("guarded", 1)
     uid = (await world.cluster.get(pod))["metadata"]["uid"]
     with pytest.raises(EvictionBlocked, match="budget"):
         await world.cluster.evict(pod, uid)
@@ -114,8 +105,7 @@ async def test_an_event_is_left_on_the_object(world: World) -> None:
     node = await world.node()
     found = await world.cluster.get(node)
     await world.cluster.record(found, "Cordoned", "by a test")
-    events = await world.cluster.list(EVENTS, "default")
-    mine = [event for event in events if event["involvedObject"].get("uid") == found["metadata"]["uid"]]
+    mine = await world.events(node)
     assert [(event["reason"], event["message"], event["type"]) for event in mine] == [
         ("Cordoned", "by a test", "Normal")
     ]

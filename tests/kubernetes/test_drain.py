@@ -17,19 +17,11 @@ from app.actions.kubernetes.nodes import Cordon, Uncordon
 from app.adapters.redis_bus import RedisBus
 from app.adapters.system_clock import SystemClock
 from app.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from app.ports.cluster import Ref, Resource
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
-from tests.kubernetes.world import BUDGETS, Kubelet, World
+from tests.kubernetes.world import Kubelet, World
 from trainmedic import envelope
 
-EVENTS = Resource("v1", "events", "Event")
 RUN = "0198a000-0000-7000-8000-000000000001"
-
-
-async def budget(world: World, app: str, least: int) -> Ref:
-    spec = {"minAvailable": least, "selector": {"matchLabels": {"app": app}}}
-    await world.make(BUDGETS, world.namespace, {"metadata": {"name": f"guard-{app}"}, "spec": spec})
-    return Ref(BUDGETS, f"guard-{app}", world.namespace)
 
 
 async def test_a_node_is_emptied_and_its_undo_uncordons(world: World) -> None:
@@ -72,13 +64,14 @@ async def test_a_disruption_budget_is_respected_until_it_allows(world: World) ->
     node, other = await world.node(), await world.node("other")
     guarded = await world.pod("guarded", node, labels={"app": "a"})
     await world.pod("free", node)
-    await budget(world, "a", 1)
+    guard = await world.budget("a", 1)
     async with Kubelet(world, node) as kubelet:
         draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30))
         await _until(lambda: "free" in kubelet.ended)
         await asyncio.sleep(1.5)
         assert "deletionTimestamp" not in (await world.cluster.get(guarded))["metadata"]
         await world.pod("replacement", other, labels={"app": "a"})
+        await world.recount(guard)
         output = await draining
     assert output["gone"] == 2
 
@@ -88,7 +81,7 @@ async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: Wor
     node = await world.node()
     await world.pod("guarded", node, labels={"app": "a"})
     await world.pod("slow", node)
-    await budget(world, "a", 1)
+    await world.budget("a", 1)
     told: list[str] = []
 
     async def tell(what: str) -> None:
@@ -102,8 +95,7 @@ async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: Wor
     assert why["slow"] == "ends"
     assert caught.value.output["before"] == {"cordoned": False}
     assert any("still there" in one for one in told)
-    uid = (await world.cluster.get(node))["metadata"]["uid"]
-    events = [one for one in await world.cluster.list(EVENTS, "default") if one["involvedObject"].get("uid") == uid]
+    events = await world.events(node)
     assert {(one["reason"], one["type"]) for one in events} == {("Cordoned", "Normal"), ("DrainFailed", "Warning")}
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from app.actions.kubernetes.nodes import Cordon, Label, Taint, Uncordon
 from app.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from app.ports.cluster import NODES, Ref, Resource
+from app.ports.cluster import NODES, Ref
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import World
 
-EVENTS = Resource("v1", "events", "Event")
 RUN, OTHER = "0198a000-0000-7000-8000-000000000001", "0198a000-0000-7000-8000-000000000002"
 
 
@@ -114,10 +113,10 @@ async def test_a_taint_comes_beside_the_others_and_goes_alone(world: World) -> N
     node = await world.node(taints=[{"key": "other", "effect": "NoSchedule", "value": "x"}])
     output = await world.act(Taint, node, RUN, key="gpu-unhealthy", value="xid-79")
     assert output["before"] == {"taint/gpu-unhealthy:NoSchedule": None}
-    taints = (await world.cluster.get(node))["spec"]["taints"]
+    taints = await world.taints(node)
     assert {taint["key"]: taint.get("value") for taint in taints} == {"other": "x", "gpu-unhealthy": "xid-79"}
     await world.act(Taint, node, RUN, key="gpu-unhealthy", restore=True)
-    assert [taint["key"] for taint in (await world.cluster.get(node))["spec"]["taints"]] == ["other"]
+    assert [taint["key"] for taint in await world.taints(node)] == ["other"]
 
 
 async def test_a_taint_that_was_there_with_another_value_gets_it_back(world: World) -> None:
@@ -125,7 +124,7 @@ async def test_a_taint_that_was_there_with_another_value_gets_it_back(world: Wor
     node = await world.node(taints=[{"key": "health", "effect": "NoSchedule", "value": "good"}])
     await world.act(Taint, node, RUN, key="health", value="bad")
     await world.act(Taint, node, RUN, key="health", restore=True)
-    assert (await world.cluster.get(node))["spec"]["taints"][0]["value"] == "good"
+    assert (await world.taints(node))[0]["value"] == "good"
 
 
 async def test_a_label_is_set_removed_and_restored(world: World) -> None:
@@ -148,8 +147,7 @@ async def test_an_event_tells_on_the_node_who_did_it_and_why(world: World) -> No
     """`kubectl describe node` shows the playbook, the run and the reason."""
     node = await world.node()
     await world.act(Cordon, node, RUN)
-    uid = (await world.cluster.get(node))["metadata"]["uid"]
-    events = [one for one in await world.cluster.list(EVENTS, "default") if one["involvedObject"].get("uid") == uid]
+    events = await world.events(node)
     assert [one["reason"] for one in events] == ["Cordoned"]
     assert f"playbook a-playbook, run {RUN}: NodeDown fires" in events[0]["message"]
 
