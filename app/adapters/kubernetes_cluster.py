@@ -37,6 +37,7 @@ FIELD_MANAGER: Final = "trainmedic"
 """The name under which the API server notes which fields are ours."""
 TIMEOUT: Final = timedelta(seconds=15)
 PAGE: Final = 500
+_TWO_BUDGETS: Final = "more than one PodDisruptionBudget"
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 log = telemetry.logger(__name__)
@@ -159,6 +160,10 @@ class KubernetesCluster:
             await self._call("POST", path_of(ref, "eviction"), None, body, about=str(ref))
         except ObjectMissing:
             return
+        except ClusterUnavailable as error:
+            if _TWO_BUDGETS in str(error):  # a 500, which would look like a failing server
+                raise EvictionBlocked(str(error)) from error
+            raise
 
     async def record(self, about: Object, reason: str, message: str, warning: bool = False) -> None:
         metadata = about["metadata"]
@@ -271,11 +276,13 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
         case 410:
             return _Gone(said)
         case 429 if any(cause.get("reason") == "DisruptionBudget" for cause in _causes(answer)):
-            return EvictionBlocked(said)
+            return EvictionBlocked(
+                " ".join([said, *(str(cause.get("message") or "") for cause in _causes(answer))])[:500]
+            )
         case 429:
             return ClusterUnavailable(said, float(wait) if wait.isdigit() else None)
         case 401 | 403:
-            return ClusterRefused(f"{about}: {said}")
+            return ClusterRefused(f"{about}: {said}", may_pass=True)
         case status if status >= 500 or status == 408:
             return ClusterUnavailable(f"the Kubernetes API fails: {said}", float(wait) if wait.isdigit() else None)
     return ClusterRefused(f"{about}: {said}")

@@ -58,6 +58,8 @@ class Fault:
     times: int = 1
     verbs: frozenset[str] = frozenset()
     resource: str = ""
+    token: str = ""
+    """Of this account's requests alone."""
     retry_after: int | None = None
     is_done_first: bool = False
     """The request is carried out, and then answered with the error."""
@@ -286,7 +288,8 @@ class ApiServer:
 
     def _fault(self, seen: Request) -> Fault | None:
         for fault in list(self.faults):
-            if (not fault.verbs or seen.verb in fault.verbs) and fault.resource in ("", seen.resource):
+            is_meant = fault.resource in ("", seen.resource) and fault.token in ("", seen.token)
+            if is_meant and (not fault.verbs or seen.verb in fault.verbs):
                 fault.times -= 1
                 if fault.times <= 0:
                     self.faults.remove(fault)

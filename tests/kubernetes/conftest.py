@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
 
 REAL = os.environ.get("TRAINMEDIC_TEST_KUBECONFIG")
+
+
+@pytest.fixture(autouse=True)
+def brief_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal is believed sooner, for the sake of the tests of permissions."""
+    monkeypatch.setattr("app.actions.kubernetes.base.DOUBT", timedelta(seconds=0.5))
 
 
 @pytest.fixture

@@ -183,6 +183,18 @@ async def test_a_watch_tells_changes_until_it_breaks(world: World, stand_in: Api
     assert seen == [("ADDED", "one"), ("MODIFIED", "one")]
 
 
+async def test_a_watch_tells_of_objects_of_any_size(world: World) -> None:
+    """Annotations may come to 256 KiB, and an object comes in one line."""
+    pod = await world.pod("one", await world.node())
+    _, version = await world.cluster.list_at(PODS)
+    await world.cluster.patch(pod, {"metadata": {"annotations": {"example.com/large": "x" * 250_000}}})
+    async with asyncio.timeout(10):
+        async for type_, found in world.cluster.watch(PODS, version, 30):
+            if type_ == "MODIFIED" and found["metadata"]["namespace"] == world.namespace:
+                break
+    assert len(found["metadata"]["annotations"]["example.com/large"]) == 250_000
+
+
 async def test_a_watch_from_too_long_ago_says_so(world: World, stand_in: ApiServer) -> None:
     """ObjectChanged: list again."""
     _, version = await world.cluster.list_at(PODS)

@@ -76,6 +76,20 @@ async def test_a_disruption_budget_is_respected_until_it_allows(world: World) ->
     assert output["gone"] == 2
 
 
+async def test_a_pod_with_two_budgets_is_named_and_holds_up_no_other(world: World) -> None:
+    """The Eviction API refuses to weigh two budgets, with a 500; the step says which pod it is."""
+    node = await world.node()
+    await world.pod("twice", node, labels={"app": "a"})
+    await world.pod("free", node)
+    for name in ("one", "two"):
+        await world.budget("a", 0, name)
+    async with Kubelet(world, node) as kubelet:
+        with pytest.raises(TemporaryFailure, match="1 pods are still there") as caught:
+            await world.act(Drain, node, RUN, timeout=4)
+    assert "more than one PodDisruptionBudget" in caught.value.output["left"][0]["why"]
+    assert kubelet.ended == ["free"]
+
+
 async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: World) -> None:
     """At the deadline: the pods, with the budget or the slow end that kept each. The node stays cordoned."""
     node = await world.node()
@@ -91,7 +105,7 @@ async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: Wor
         with pytest.raises(TemporaryFailure, match="2 pods are still there") as caught:
             await world.act(Drain, node, RUN, timeout=4, tell=tell)
     why = {one["pod"].partition("/")[2]: one["why"] for one in caught.value.output["left"]}
-    assert "disruption budget" in why["guarded"]
+    assert "disruption budget guard needs 1 healthy pods" in why["guarded"]
     assert why["slow"] == "ends"
     assert caught.value.output["before"] == {"cordoned": False}
     assert any("still there" in one for one in told)
@@ -180,6 +194,21 @@ async def test_an_api_server_in_trouble_in_the_middle_is_outlasted(
     assert output["left"] == []
     assert output["gone"] >= 1
     assert not stand_in.objects.list(("v1", "pods"), world.namespace)
+
+
+async def test_an_api_server_that_refuses_everybody_for_a_moment_is_outlasted(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that has just started: once it has read its roles the drain goes on."""
+    monkeypatch.setattr("app.actions.kubernetes.base.DOUBT", timedelta(seconds=10))
+    node = await world.node()
+    await world.pod("worker", node)
+    draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30))
+    await _until(lambda: _evictions(stand_in) == 1)
+    stand_in.faults.append(Fault(403, times=2, token="k8s.drain"))
+    await _until(lambda: not stand_in.faults)
+    async with Kubelet(world, node):
+        assert (await draining)["left"] == []
 
 
 async def test_an_api_server_that_stays_away_leaves_a_clear_failure(world: World, stand_in: ApiServer) -> None:

@@ -168,6 +168,17 @@ async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_
     assert not stand_in.faults
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_has_just_started_refuses_everybody_for_a_moment(
+    world: World, stand_in: ApiServer, status: int
+) -> None:
+    """It has not read its roles and accounts yet: a refusal that passes fails no step."""
+    node = await world.node()
+    stand_in.faults += [Fault(status, times=2, resource="nodes")]
+    await world.act(Cordon, node, RUN)
+    assert await is_cordoned(world, node)
+
+
 async def test_a_change_that_was_made_and_answered_with_an_error_is_seen(world: World, stand_in: ApiServer) -> None:
     """The next try finds our note, reports what was before truly, and the undo works."""
     node = await world.node()
@@ -190,7 +201,7 @@ async def test_a_server_that_stays_away_ends_the_attempt_in_time(world: World, s
 
 
 async def test_without_permission_the_step_says_which_is_missing(world: World, stand_in: ApiServer) -> None:
-    """A 403 is not tried again, and its text is the API server's own."""
+    """A 403 that lasts ends the step, and its text is the API server's own."""
     node = await world.node()
     stand_in.rules = [Rule("", "nodes", frozenset({"get", "delete"}))]
     with pytest.raises(ClusterRefused, match='cannot patch resource "nodes"'):

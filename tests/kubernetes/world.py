@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from app import ports
-from app.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster
+from app.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster, path_of
 from app.adapters.system_clock import SystemClock
 from app.domain.alert import Alert, AlertStatus
 from app.domain.target import Kind, Target
@@ -225,9 +225,10 @@ class World:
             await self._take_away(ref)
 
     async def _take_away(self, ref: Ref) -> None:
+        # A Job's pods are not to be orphaned, for which it would wait for a garbage collector.
+        options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
         with contextlib.suppress(ActionFailure):
-            found = await self.cluster.get(ref)
-            await self.cluster.delete(ref, found["metadata"]["uid"], timedelta(0))
+            await self.cluster._call("DELETE", path_of(ref), None, options)
 
 
 def is_ready(pod: Object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -16,11 +16,22 @@ from pydantic import BaseModel, ConfigDict
 from app import ports
 from app.actions.kubernetes import notes
 from app.domain.target import Kind
-from app.errors import ClusterUnavailable, ObjectChanged, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from app.errors import (
+    ActionFailure,
+    ClusterRefused,
+    ClusterUnavailable,
+    ObjectChanged,
+    OutcomeUnknown,
+    PermanentFailure,
+    TemporaryFailure,
+)
 from app.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT = 0.2
 _LONGEST_WAIT = 10.0
+DOUBT = timedelta(seconds=10)
+"""For how long a refusal is doubted. An API server that has just started refuses everybody, until it has
+read its roles and accounts: one of ours was seen to do so for a tenth of a second."""
 
 Result = TypeVar("Result")
 
@@ -47,9 +58,24 @@ EVENTS = Permission("", "events", ("create",))
 """Every action leaves an Event on the object that it touched."""
 
 
+@dataclass(slots=True)
+class Refusals:
+    """Whether a refusal is to be believed: not before it has stood for `DOUBT`."""
+
+    since: datetime | None = None
+
+    def are_believed(self, error: ActionFailure, now: datetime) -> bool:
+        """False for any other failure, after which a refusal is doubted anew."""
+        if not isinstance(error, ClusterRefused):
+            self.since = None
+            return False
+        self.since = self.since or now
+        return not error.may_pass or now - self.since >= DOUBT
+
+
 class ClusterAction:
     """Base of the actions. One insists: a conflict, an overloaded or failing API server, or one that is
-    away is tried again until the call's deadline."""
+    away is tried again until the call's deadline; one that refuses us, for a moment."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -83,15 +109,19 @@ class ClusterAction:
     async def insist(self, call: ports.Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """What `attempt` returns, tried until the deadline. Where a failure left open whether something
         was changed, the outcome is unknown then."""
-        wait, is_open = _FIRST_WAIT, False
+        wait, is_open, refusals = _FIRST_WAIT, False, Refusals()
         while True:
             try:
                 return await attempt()
-            except (ClusterUnavailable, ObjectChanged) as error:
+            except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
+                if refusals.are_believed(error, self._clock.now()):
+                    raise
                 is_open = is_open or getattr(error, "may_be_done", False)
                 pause = getattr(error, "retry_after", None) or wait * random.uniform(0.5, 1.0)  # noqa: S311 - to spread out
                 left = (call.deadline - self._clock.now()).total_seconds()
                 if pause >= left:
+                    if isinstance(error, ClusterRefused):
+                        raise
                     kind = OutcomeUnknown if is_open else TemporaryFailure
                     raise kind(f"not done in time: {error}", error.output) from error
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))

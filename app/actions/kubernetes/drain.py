@@ -18,11 +18,12 @@ from pydantic import BaseModel, Field
 
 from app import ports
 from app.actions.kubernetes import checkpoints, nodes
-from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, because, node_of
+from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, Refusals, because, node_of
 from app.domain.fields import Duration
 from app.domain.target import Kind
 from app.errors import (
     ActionFailure,
+    ClusterRefused,
     ClusterUnavailable,
     EvictionBlocked,
     ObjectChanged,
@@ -120,7 +121,7 @@ class Drain(ClusterAction):
         return ports.Inverse(nodes.Uncordon.name, {"restore": True})
 
     async def _empty(self, call: ports.Call, params: DrainParams) -> dict[str, Any]:
-        progress, wait = _Progress(), ROUND
+        progress, wait, refusals = _Progress(), ROUND, Refusals()
         left: Sequence[Object] = ()
         while True:
             try:
@@ -129,8 +130,10 @@ class Drain(ClusterAction):
                     return progress.output(())
                 blocked = await self._evict_all(left, params, progress)
                 wait = min(wait * 2, _LONGEST_ROUND) if blocked else ROUND
-                progress.trouble = ""
-            except (ClusterUnavailable, ObjectChanged) as error:
+                progress.trouble, refusals = "", Refusals()
+            except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
+                if refusals.are_believed(error, self._clock.now()):
+                    raise
                 progress.trouble = str(error)
                 wait = min(wait * 2, _LONGEST_ROUND)
             await self._tell(call, left, progress)
