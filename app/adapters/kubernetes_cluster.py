@@ -276,9 +276,9 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
         case 410:
             return _Gone(said)
         case 429 if any(cause.get("reason") == "DisruptionBudget" for cause in _causes(answer)):
-            return EvictionBlocked(
-                " ".join([said, *(str(cause.get("message") or "") for cause in _causes(answer))])[:500]
-            )
+            # The causes name the budget, and what it needs; the message does not.
+            named = [str(cause["message"]) for cause in _causes(answer) if cause.get("message")]
+            return EvictionBlocked("; ".join(named)[:500] or said)
         case 429:
             return ClusterUnavailable(said, float(wait) if wait.isdigit() else None)
         case 401 | 403:

@@ -26,7 +26,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.kubernetes.cluster_rules import Object, Place, Refused
-from tests.kubernetes.object_store import DISCOVERY, KINDS, Objects
+from tests.kubernetes.object_store import DISCOVERY, Objects
 
 _PATH = re.compile(
     r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
@@ -176,7 +176,7 @@ class ApiServer:
 
     async def _handle(self, request: web.Request, matched: re.Match[str]) -> web.StreamResponse:
         place: Place = (matched["core"] or matched["group"], matched["plural"])
-        if place not in KINDS:
+        if place not in self.objects.kinds:
             raise Refused(404, "NotFound", "the server could not find the requested resource")
         seen = _seen(request, matched, place)
         self.requests.append(seen)
@@ -232,7 +232,7 @@ class ApiServer:
         metadata = {"resourceVersion": str(version), "continue": token}
         return {
             "apiVersion": place[0],
-            "kind": f"{KINDS[place][0]}List",
+            "kind": f"{self.objects.kinds[place][0]}List",
             "metadata": metadata,
             "items": found[start : start + limit],
         }
@@ -256,7 +256,7 @@ class ApiServer:
                     await _tell(response, change.type, change.object)
                 if reached > version:
                     version = reached
-                    bookmark = {"kind": KINDS[place][0], "metadata": {"resourceVersion": str(version)}}
+                    bookmark = {"kind": self.objects.kinds[place][0], "metadata": {"resourceVersion": str(version)}}
                     await _tell(response, "BOOKMARK", bookmark)
                 assert self._news is not None
                 self._news.clear()

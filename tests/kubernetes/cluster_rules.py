@@ -11,6 +11,7 @@ from typing import Any
 Object = dict[str, Any]
 Place = tuple[str, str]
 BUDGETS: Place = ("policy/v1", "poddisruptionbudgets")
+CUSTOM_KINDS: Place = ("apiextensions.k8s.io/v1", "customresourcedefinitions")
 NODES: Place = ("v1", "nodes")
 PODS: Place = ("v1", "pods")
 JOBS: Place = ("batch/v1", "jobs")
@@ -47,6 +48,13 @@ def admit(place: Place, namespace: str, body: Object, exists: Callable[[Place, s
     if place == EVENTS and (body["involvedObject"].get("namespace") or "default") != namespace:
         told = "involvedObject.namespace: Invalid value: does not match event.namespace"
         raise Refused(422, "Invalid", f"Event is invalid: {told}")
+
+
+def defined(definition: Object) -> dict[Place, tuple[str, bool]]:
+    """What a CustomResourceDefinition adds to the kinds."""
+    spec = definition["spec"]
+    kind = (spec["names"]["kind"], spec["scope"] == "Namespaced")
+    return {(f"{spec['group']}/{one['name']}", spec["names"]["plural"]): kind for one in spec["versions"]}
 
 
 def check_status(place: Place, before: Object, after: Object) -> None:

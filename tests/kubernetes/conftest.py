@@ -19,6 +19,10 @@ from tests.kubernetes.world import World
 REAL = os.environ.get("TRAINMEDIC_TEST_KUBECONFIG")
 
 
+def pytest_report_header() -> str:
+    return f"Kubernetes: the API server of {REAL}" if REAL else "Kubernetes: the stand-in for its API server"
+
+
 @pytest.fixture(autouse=True)
 def brief_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal is believed sooner, for the sake of the tests of permissions."""

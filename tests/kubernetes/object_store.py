@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.kubernetes.cluster_rules import (
     BUDGETS,
+    CUSTOM_KINDS,
     PODS,
     Object,
     Place,
@@ -25,9 +26,11 @@ from tests.kubernetes.cluster_rules import (
     check_eviction,
     check_status,
     counted,
+    defined,
 )
 
 KINDS: dict[Place, tuple[str, bool]] = {
+    CUSTOM_KINDS: ("CustomResourceDefinition", False),
     ("v1", "namespaces"): ("Namespace", False),
     ("v1", "nodes"): ("Node", False),
     ("v1", "pods"): ("Pod", True),
@@ -53,7 +56,8 @@ KINDS: dict[Place, tuple[str, bool]] = {
     ("ray.io/v1", "rayclusters"): ("RayCluster", True),
     ("example.com/v1", "trainings"): ("Training", True),
 }
-"""Kind and whether it is in a namespace. Those after PodDisruptionBudget stand for custom kinds."""
+"""Kind and whether it is in a namespace. Those after PodDisruptionBudget stand for custom kinds; a
+CustomResourceDefinition makes another."""
 
 
 def _discovery() -> dict[str, Object]:
@@ -94,6 +98,7 @@ class Objects:
     oldest: int = 1000
     """Watches and continuations from before it are too old."""
     log: list[Change] = field(default_factory=list)
+    kinds: dict[Place, tuple[str, bool]] = field(default_factory=lambda: dict(KINDS))
     _kept: dict[Place, dict[tuple[str, str], Object]] = field(default_factory=dict)
 
     def get(self, place: Place, namespace: str, name: str) -> Object:
@@ -107,7 +112,7 @@ class Objects:
         return [copy.deepcopy(found) for key, found in sorted(kept.items()) if namespace is None or key[0] == namespace]
 
     def create(self, place: Place, namespace: str, body: Object, manager: str) -> Object:
-        kind, _ = KINDS[place]
+        kind, _ = self.kinds[place]
         body = copy.deepcopy(body)
         if body.get("kind", kind) != kind or body.get("apiVersion", place[0]) != place[0]:
             raise Refused(400, "BadRequest", f"the body is not a {kind} of {place[0]}")
@@ -128,6 +133,9 @@ class Objects:
             metadata["namespace"] = namespace
         if managed:
             metadata["managedFields"] = managed
+        if place == CUSTOM_KINDS:
+            self.kinds |= defined(body)
+            body["status"] = {"conditions": [{"type": "Established", "status": "True"}]}
         self._put(place, key, body, "ADDED")
         return copy.deepcopy(body)
 

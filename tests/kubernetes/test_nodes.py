@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -166,6 +167,20 @@ async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_
     await world.act(Cordon, node, RUN)
     assert await is_cordoned(world, node)
     assert not stand_in.faults
+
+
+async def test_a_long_wait_is_told(world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks at the run sees what it waits for, before the step ends."""
+    monkeypatch.setattr("app.actions.kubernetes.base.TELL_EVERY", timedelta(0))
+    node = await world.node()
+    told: list[str] = []
+
+    async def tell(what: str) -> None:
+        told.append(what)
+
+    stand_in.faults += [Fault(503, resource="nodes")]
+    await world.act(Cordon, node, RUN, tell=tell)
+    assert told == ["waits for the Kubernetes API: the Kubernetes API fails: the stand-in was told to fail"]
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -28,6 +28,9 @@ from trainmedic.envelope import new_id
 
 NAMESPACES = Resource("v1", "namespaces", "Namespace", is_namespaced=False)
 SERVICE_ACCOUNTS = Resource("v1", "serviceaccounts", "ServiceAccount")
+CUSTOM_KINDS = Resource(
+    "apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", is_namespaced=False
+)
 EVENTS = Resource("v1", "events", "Event")
 BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget")
 IMAGE = "registry.invalid/none:1"
@@ -151,6 +154,19 @@ class World:
         finished = {"completionTime": now} if how == "Complete" else {}
         await self.cluster.patch(job, {"status": {**finished, "conditions": conditions}}, "status")
 
+    async def kind_of_ones_own(self) -> Resource:
+        """A custom kind of this test alone: ``spec.paused`` suspends it."""
+        group, schema = f"t{self.tag}.example.com", {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+        names = {"plural": "trainings", "singular": "training", "kind": "Training", "listKind": "TrainingList"}
+        spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
+        ref = Ref(CUSTOM_KINDS, f"trainings.{group}")
+        await self.make(CUSTOM_KINDS, None, {"metadata": {"name": ref.name}, "spec": spec})
+        async with asyncio.timeout(30):
+            while not _is_established(await self.cluster.get(ref)):
+                await asyncio.sleep(0.05)
+        return Resource(f"{group}/v1", "trainings", "Training")
+
     async def taints(self, node: Ref) -> list[Object]:
         """A node's taints, without those that the cluster itself puts on a node that is not ready."""
         found = (await self.cluster.get(node)).get("spec", {}).get("taints") or ()
@@ -229,6 +245,11 @@ class World:
         options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
         with contextlib.suppress(ActionFailure):
             await self.cluster._call("DELETE", path_of(ref), None, options)
+
+
+def _is_established(definition: Object) -> bool:
+    conditions = (definition.get("status") or {}).get("conditions") or ()
+    return any((one["type"], one["status"]) == ("Established", "True") for one in conditions)
 
 
 def is_ready(pod: Object) -> bool:

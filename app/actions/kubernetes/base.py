@@ -29,6 +29,8 @@ from app.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT = 0.2
 _LONGEST_WAIT = 10.0
+TELL_EVERY = timedelta(seconds=15)
+"""Between two lines of the history on what is waited for."""
 DOUBT = timedelta(seconds=10)
 """For how long a refusal is doubted. An API server that has just started refuses everybody, until it has
 read its roles and accounts: one of ours was seen to do so for a tenth of a second."""
@@ -110,6 +112,7 @@ class ClusterAction:
         """What `attempt` returns, tried until the deadline. Where a failure left open whether something
         was changed, the outcome is unknown then."""
         wait, is_open, refusals = _FIRST_WAIT, False, Refusals()
+        told_at = self._clock.now()
         while True:
             try:
                 return await attempt()
@@ -124,6 +127,9 @@ class ClusterAction:
                         raise
                     kind = OutcomeUnknown if is_open else TemporaryFailure
                     raise kind(f"not done in time: {error}", error.output) from error
+                if call.tell is not None and self._clock.now() - told_at >= TELL_EVERY:
+                    told_at = self._clock.now()
+                    await call.tell(f"waits for the Kubernetes API: {error}")
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
                 wait = min(wait * 2, _LONGEST_WAIT)
 

@@ -18,7 +18,16 @@ from pydantic import BaseModel, Field
 
 from app import ports
 from app.actions.kubernetes import checkpoints, nodes
-from app.actions.kubernetes.base import EVENTS, ClusterAction, ClusterParams, Permission, Refusals, because, node_of
+from app.actions.kubernetes.base import (
+    EVENTS,
+    TELL_EVERY,
+    ClusterAction,
+    ClusterParams,
+    Permission,
+    Refusals,
+    because,
+    node_of,
+)
 from app.domain.fields import Duration
 from app.domain.target import Kind
 from app.errors import (
@@ -34,7 +43,6 @@ from app.ports.cluster import NODES, PODS, Object, Ref
 
 ROUND = timedelta(seconds=1)
 """Between two looks at the pods that are still there."""
-TELL_EVERY = timedelta(seconds=15)
 _LONGEST_ROUND = timedelta(seconds=10)
 _AT_ONCE = 20
 """Evictions in flight: enough for a node, and no burden to the API server."""
