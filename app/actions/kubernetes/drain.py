@@ -136,8 +136,8 @@ class Drain(ClusterAction):
                 left = await self._look(call, params, progress)
                 if not left:
                     return progress.output(())
-                blocked = await self._evict_all(left, params, progress)
-                wait = min(wait * 2, _LONGEST_ROUND) if blocked else ROUND
+                is_stuck = await self._evict_all(left, params, progress)
+                wait = min(wait * 2, _LONGEST_ROUND) if is_stuck else ROUND
                 progress.trouble, refusals = "", Refusals()
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
                 if refusals.are_believed(error, self._clock.now()):
@@ -165,14 +165,14 @@ class Drain(ClusterAction):
         return found.ending
 
     async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> bool:
-        """Ask for every pod that does not end yet. Whether budgets held any back."""
+        """Ask for every pod that does not end yet. Whether budgets held back all that were asked for."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(pod: Object) -> bool:
+        async def ask(pod: Object) -> bool | None:
             if pod["metadata"].get("deletionTimestamp"):
                 progress.evicted.add(uid_of(pod))
                 progress.why[uid_of(pod)] = "ends"
-                return False
+                return None
             ref = Ref(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
             async with gate:
                 try:
@@ -188,7 +188,7 @@ class Drain(ClusterAction):
         failures = [one for one in outcomes if isinstance(one, BaseException)]
         if failures:
             raise failures[0]
-        return any(outcomes)
+        return True in outcomes and False not in outcomes
 
     async def _tell(self, call: ports.Call, left: Sequence[Object], progress: _Progress) -> None:
         now = self._clock.now()
