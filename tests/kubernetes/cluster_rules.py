@@ -29,6 +29,14 @@ class Refused(Exception):
         self.causes = causes
 
 
+def check_kind(place: Place, body: Object) -> None:
+    """An object of a custom kind says what it is; of a built-in kind the path does."""
+    group = place[0].rpartition("/")[0]
+    is_custom = "." in group and (not group.endswith(".k8s.io") or group.endswith(".x-k8s.io"))
+    if is_custom and not {"apiVersion", "kind"} <= body.keys():
+        raise Refused(400, "BadRequest", f"the object provided is unrecognized: Object 'Kind' is missing in '{body}'")
+
+
 def admit(place: Place, namespace: str, body: Object, exists: Callable[[Place, str, str], bool]) -> None:
     """Before an object is made: what is added to it, and what refuses it."""
     if namespace and not exists(("v1", "namespaces"), "", namespace):

@@ -24,6 +24,7 @@ from tests.kubernetes.cluster_rules import (
     Refused,
     admit,
     check_eviction,
+    check_kind,
     check_status,
     counted,
     defined,
@@ -124,6 +125,7 @@ class Objects:
         key = (namespace, metadata["name"])
         if key in self._kept.get(place, {}):
             raise Refused(409, "AlreadyExists", f'{place[1]} "{key[1]}" already exists')
+        check_kind(place, body)
         body |= {"apiVersion": place[0], "kind": kind}
         # What admission adds is nobody's, and an object of whose fields none was set is not kept track of later.
         managed = _managed([], manager, dict(_leaves({}, body)))

@@ -64,7 +64,8 @@ class World:
             await self.cluster.create(SERVICE_ACCOUNTS, self.namespace, {"metadata": {"name": "default"}})
 
     async def make(self, resource: Resource, namespace: str | None, body: Mapping[str, Any]) -> Object:
-        made = await self.cluster.create(resource, namespace, body)
+        kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+        made = await self.cluster.create(resource, namespace, {**kind, **body})
         self.made.append(Ref(resource, made["metadata"]["name"], namespace))
         return made
 
