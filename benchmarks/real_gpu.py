@@ -18,10 +18,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.adapters.nvml_gpus import NvmlGpus, normal_pci
+from app.adapters.nvml_gpus import NvmlGpus
 from app.agent.exporter import AgentCollector
 from app.agent.facts import gpu as facts
 from app.agent.tally import Tally
+from app.domain.gpu_names import normal_pci
 
 MIB = 1 << 20
 

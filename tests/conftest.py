@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 import socket
@@ -19,6 +20,16 @@ from tests.driver.driver import Card, Driver, cards
 # How long an example takes says something about the machine, and nothing about the code.
 hypothesis.settings.register_profile("trainmedic", deadline=None)
 hypothesis.settings.load_profile("trainmedic")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Our commands set logging up for their whole process: one that a test calls in its own must not leave it so."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 class RedisServer:

@@ -1,9 +1,10 @@
 """Node actions on a job: a command for each place where the job runs, and one judgement of all the answers.
 
-Where a job runs is what its presence says (``placement``). It is looked up once per step and put on
-record before anything is sent, so that a restarted server goes on with the same places, and an undo
-finds them when the job has long gone. The id of each place's command follows from the attempt's, so
-that a command which is sent again is known where it was applied.
+Where a job runs is what its presence says (``placement``); where it says nothing, what the cluster and the
+agents know of its pods (``pods``). It is looked up once per step and put on record before anything is sent,
+so that a restarted server goes on with the same places, and an undo finds them when the job has long gone.
+The id of each place's command follows from the attempt's, so that a command which is sent again is known
+where it was applied.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from app import ports
+from app.actions import pods
 from app.actions.commands import CommandAction, CommandParams
 from app.domain.target import Kind, Target
 from app.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
@@ -59,6 +61,7 @@ class PlacedAction(CommandAction):
 
     def __init__(self, services: ports.Services) -> None:
         super().__init__(services)
+        self._pods = services.pods
         self._sent: dict[str, list[str]] = {}
 
     @classmethod
@@ -71,11 +74,21 @@ class PlacedAction(CommandAction):
         if call.target.kind is not Kind.JOB or not isinstance(params, PlacedParams) or params.nodes is not None:
             return params
         try:
-            presence = await self._presence(call.target)
+            nodes = await self._located(call.target)
         except BusUnavailable as error:
             raise TemporaryFailure("nobody knows where the job runs while Redis is away") from error
-        nodes = placement_of(call.target, presence, with_gpus=self.per_gpu)
         return params.model_copy(update={"nodes": nodes})
+
+    async def _located(self, job: Target) -> Nodes:
+        """By what the job says; by its pods where it says nothing. Raises BusUnavailable, and as `locate` does."""
+        presence = await self._presence(job)
+        has_said = presence is not None and presence.details.get("placement")
+        of_job = self._pods.pods_of(job.job or "") if self._pods is not None and not has_said else ()
+        if not of_job:
+            return placement_of(job, presence, with_gpus=self.per_gpu)
+        if not self.per_gpu:
+            return dict.fromkeys(pods.nodes_of(job.job or "", of_job), ())
+        return pods.gpus_of(job.job or "", of_job, await self._bus.agents())
 
     @classmethod
     def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:

@@ -1,8 +1,8 @@
 """Who is where in the cluster: nodes and pods by address, pods by name and by job, from a cached watch.
 
-Kept are the few fields that are asked for, so that ten thousand pods take some megabytes. What is
-answered may be a moment old; before the first list has come, and for what it does not know, the
-answer is empty, and an alert that needs it is refused, never guessed. Who calls it: wiring runs it
+It implements `ports.Pods`. Kept are the few fields that are asked for, so that ten thousand pods take some
+megabytes. What is answered may be a moment old; before the first list has come, and for what it does not
+know, the answer is empty, and an alert that needs it is refused, never guessed. Who calls it: wiring runs it
 beside the engine and hands its answers to the resolution of targets.
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from app import telemetry
+from app.domain.whereabouts import Known, Pod, one_or_all
 from app.errors import ActionFailure, ObjectChanged
 from app.ports.cluster import NODES, PODS, Object, Resource
 
@@ -27,6 +28,7 @@ JOB_LABELS: Final = (
     "job-name",
 )
 """By which a pod says whose it is, most telling first: a JobSet's pods belong to a Job as well."""
+GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 300
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
@@ -39,17 +41,6 @@ class Watched(Protocol):
 
     async def list_at(self, resource: Resource) -> tuple[Sequence[Object], str]: ...
     def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """What is kept of a pod that has a node and runs."""
-
-    namespace: str
-    name: str
-    node: str
-    job: str | None
-    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +59,7 @@ class Whereabouts:
         self._metrics = metrics
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, Pod] = {}
-        self._inventory: dict[str, str] | None = None
+        self._inventory: dict[str, str | tuple[str, ...]] | None = None
         self.is_filled = False
 
     async def watch(self) -> None:
@@ -77,23 +68,32 @@ class Whereabouts:
             tasks.create_task(self._follow(NODES, self._nodes, _node))
             tasks.create_task(self._follow(PODS, self._pods, _pod))
 
-    def inventory(self) -> dict[str, str]:
-        """What `domain.target` asks for; not to be changed.
+    def inventory(self) -> Known:
+        """What `domain.target` asks for.
 
         A pod in its node's network has the node's address; it is the node's.
         """
         if self._inventory is None:
-            found: dict[str, str] = {}
+            found: dict[str, str | tuple[str, ...]] = {}
             jobs: dict[str, set[str]] = {}
             for pod in self._pods.values():
                 found |= dict.fromkeys(pod.addresses, pod.node)
                 if pod.job is not None:
-                    found[f"pod:{pod.namespace}/{pod.name}"] = pod.job
+                    found[f"pod:{pod}"] = pod.job
                     jobs.setdefault(pod.node, set()).add(pod.job)
             found |= {address: node.name for node in self._nodes.values() for address in node.addresses}
-            found |= {f"node:{node}": next(iter(on)) for node, on in jobs.items() if len(on) == 1}
+            found |= {f"node:{node}": one_or_all(on) for node, on in jobs.items()}
             self._inventory = found
         return self._inventory
+
+    def pod(self, uid: str) -> Pod | None:
+        return self._pods.get(uid)
+
+    def pods(self) -> Sequence[Pod]:
+        return tuple(self._pods.values())
+
+    def pods_of(self, job: str) -> Sequence[Pod]:
+        return tuple(pod for pod in self._pods.values() if pod.job == job)
 
     async def _follow(self, resource: Resource, kept: dict[str, Any], read: Callable[[Object], Any]) -> None:
         wait = _FIRST_WAIT
@@ -148,9 +148,18 @@ def _pod(found: Object) -> Pod | None:
     labels = found["metadata"].get("labels") or {}
     addresses = tuple(one["ip"] for one in status.get("podIPs") or () if one.get("ip"))
     return Pod(
-        found["metadata"]["namespace"],
-        found["metadata"]["name"],
-        node,
-        next((labels[name] for name in JOB_LABELS if labels.get(name)), None),
-        addresses or ((status["podIP"],) if status.get("podIP") else ()),
+        uid=found["metadata"]["uid"],
+        namespace=found["metadata"]["namespace"],
+        name=found["metadata"]["name"],
+        node=node,
+        job=next((labels[name] for name in JOB_LABELS if labels.get(name)), None),
+        addresses=addresses or ((status["podIP"],) if status.get("podIP") else ()),
+        gpus=_gpus(found["spec"]),
     )
+
+
+def _gpus(spec: Mapping[str, Any]) -> int:
+    """How many whole GPUs a pod asks for; of shares and MIG instances it is only known that they are on one."""
+    asked = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
+    whole = sum(int(limits[GPU]) for limits in asked if str(limits.get(GPU, "")).isdigit())
+    return whole or int(any(name.startswith("nvidia.com/") for limits in asked for name in limits))

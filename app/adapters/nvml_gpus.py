@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from app.adapters.nvml_readings import FIXED, MISSING, READINGS, collect
+from app.domain.gpu_names import normal_pci, normal_uuid
 from app.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
 from app.ports import gpus
 
@@ -43,22 +44,6 @@ _STALE = (
 _LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 _GONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_GPU_NOT_FOUND)
 _ENDS = (*_STALE, *_LOST, *_GONE)
-
-_PCI = re.compile(r"(?:([0-9a-f]{4}|[0-9a-f]{8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.0)?")
-
-
-def normal_pci(text: str) -> str | None:
-    """``0000:18:00.0`` for every way of writing that address; None where `text` is none."""
-    found = _PCI.fullmatch(text.strip().lower())
-    if found is None:
-        return None
-    domain = int(found[1] or "0", 16)
-    return f"{domain:04x}:{found[2]}:{found[3]}.0"
-
-
-def normal_uuid(text: str) -> str:
-    """A GPU's UUID as it is compared: lower case, without the ``GPU-`` that some exporters leave out."""
-    return text.strip().lower().removeprefix("gpu-")
 
 
 @dataclass(slots=True)
@@ -134,6 +119,9 @@ class NvmlGpus:
     def read(self, uuid: str) -> gpus.GpuReading:
         return self._retried(lambda: self._read(uuid))
 
+    def processes(self, uuid: str) -> tuple[int, ...]:
+        return self._retried(lambda: self._processes(uuid))
+
     def close(self) -> None:
         with self._lock:
             self._shut()
@@ -178,6 +166,10 @@ class NvmlGpus:
             counts = dict(self._xids.get(uuid, {}))
             unread.update(unfixed)
             return gpus.GpuReading(**values, **fixed, xids=counts, last_xid=self._last_xid.get(uuid), unread=unread)
+
+    def _processes(self, uuid: str) -> tuple[int, ...]:
+        with self._device(uuid) as (_, handle):
+            return tuple(one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
 
     def _drain(self, session: _Session) -> None:
         """Take the XIDs that have come in. One thread does; the others go on with what is known."""

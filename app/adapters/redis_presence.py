@@ -18,7 +18,8 @@ from app.ports import Clock, Presence
 from trainmedic import envelope
 
 _SCAN = 1000
-LARGEST_PRESENCE = 64 * 1024
+LARGEST_PRESENCE = 1024 * 1024
+"""A job of 8,192 ranks says where each of them is in some 800 KB."""
 
 
 class Directory:

@@ -16,10 +16,12 @@ from app.catalog import model_errors
 from app.catalog.expressions import Expression, Rendering, Text
 from app.catalog.matchers import Matcher, TooLong
 from app.catalog.problems import Path, where
+from app.domain import job_names
 from app.domain import target as targets
 from app.domain.alert import Alert
 from app.domain.playbook import Playbook
 from app.domain.target import IdentityLabels, Kind, Target, Unresolved
+from app.domain.whereabouts import Known
 from app.ports import Match, Scope
 
 _BUILT_IN_CHAIN = IdentityLabels()
@@ -78,7 +80,7 @@ class CompiledBook:
                 return Match(False, str(error), failed=True)
         return Match(True)
 
-    def target_of(self, alert: Alert, inventory: Mapping[str, str]) -> Target | Unresolved:
+    def target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved:
         """The target that the alert names; refused, never guessed, where it names none."""
         if isinstance(self.spec.target, Kind):
             return targets.resolve(self.spec.target, alert.labels, inventory, self.identity)
@@ -89,12 +91,12 @@ class CompiledBook:
                 return value
             parts[name] = value
         if "node" in parts:
-            host = targets.host_of(parts["node"])
-            if host not in inventory and targets.is_address(host):
-                return Unresolved("target_unknown", f"{host!r} is an address that no inventory maps to a node")
-            parts["node"] = inventory.get(host, host)
-        if parts.get("job", "").startswith("node:"):
-            job = targets.job_on(parts["job"].removeprefix("node:"), inventory)
+            node = targets.named_node(parts["node"], inventory)
+            if isinstance(node, Unresolved):
+                return node
+            parts["node"] = node
+        if "job" in parts:
+            job = job_names.find(parts["job"], alert.labels, inventory, self.identity)
             if isinstance(job, Unresolved):
                 return job
             parts["job"] = job

@@ -1,8 +1,7 @@
 """What a run works on, when two of them overlap, and how labels name one.
 
-Not here: asking a cluster who is behind an address; callers hand in ``inventory``, a mapping of what is
-known beyond an alert's labels: an address to its node's name, ``pod:<namespace>/<name>`` to the job
-that the pod belongs to, and ``node:<name>`` to the job on that node where there is just one.
+Not here: asking a cluster who is behind an address; callers hand in what is `Known` beyond an alert's labels.
+Nor the job that uses a GPU or a node (``job_names``).
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from app.domain.whereabouts import Known
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
 
@@ -101,7 +102,7 @@ class IdentityLabels:
 def resolve(
     kind: Kind,
     labels: Mapping[str, str],
-    inventory: Mapping[str, str],
+    inventory: Known,
     identity: IdentityLabels = IdentityLabels(),
 ) -> Target | Unresolved:
     """The target of `kind` that `labels` name; refused, never guessed, where they do not name one."""
@@ -119,19 +120,47 @@ def resolve(
             return _gpu(folded, inventory, identity)
 
 
-def job_on(node: str, inventory: Mapping[str, str]) -> str | Unresolved:
-    """The one job on a node. Who calls it: a playbook whose target is ``{job: "node:<name>"}``."""
-    job = inventory.get(f"node:{node}")
-    return job or Unresolved("target_unknown", f"no job, or more than one, is known to be on node {node!r}")
+def job_told_by(
+    labels: Mapping[str, str], inventory: Known, identity: IdentityLabels = IdentityLabels()
+) -> str | Unresolved:
+    """The job that the labels name, or the pod that they name."""
+    return _job(_fold(labels), inventory, identity)
 
 
-def _job(folded: Mapping[str, set[str]], inventory: Mapping[str, str], identity: IdentityLabels) -> str | Unresolved:
+def gpu_told_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
+    """The GPU that the labels name, by UUID or by index."""
+    return _named_gpu(_fold(labels), identity)
+
+
+def node_told_by(
+    labels: Mapping[str, str], inventory: Known, identity: IdentityLabels = IdentityLabels()
+) -> str | Unresolved:
+    """The node that the labels name."""
+    return _node(_fold(labels), inventory, identity)
+
+
+def named_node(name: str, inventory: Known) -> str | Unresolved:
+    """The node of that name, or of that address, with a port or not."""
+    host = host_of(name)
+    node = _node_at(host, inventory)
+    if node is None and is_address(host):
+        return Unresolved("target_unknown", f"{host!r} is an address that no inventory maps to a node")
+    return node or host
+
+
+def _node_at(name: str, inventory: Known) -> str | None:
+    found = inventory.get(name)
+    return found if isinstance(found, str) else None
+
+
+def _job(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLabels) -> str | Unresolved:
     named = _single(folded, identity.job, "job")
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
     # Of the pods that the labels may mean one can be the exporter; it belongs to no job.
     pods = [(namespace, pod) for namespace in _values(folded, "namespace") for pod in _values(folded, "pod")]
-    jobs = {inventory[key] for namespace, pod in pods if (key := f"pod:{namespace}/{pod}") in inventory}
+    found = [inventory.get(f"pod:{namespace}/{pod}", ()) for namespace, pod in pods]
+    jobs = {job for one in found for job in ((one,) if isinstance(one, str) else one)}
     if len(jobs) > 1:
         return Unresolved("target_ambiguous", f"the labels' pods belong to several jobs: {', '.join(sorted(jobs))}")
     return jobs.pop() if jobs else named
@@ -141,10 +170,8 @@ def _values(folded: Mapping[str, set[str]], name: str) -> set[str]:
     return folded.get(name, set()) | folded.get(f"exported_{name}", set())
 
 
-def _gpu(folded: Mapping[str, set[str]], inventory: Mapping[str, str], identity: IdentityLabels) -> Target | Unresolved:
-    gpu = _single(folded, identity.gpu_uuid, "GPU UUID")
-    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
-        gpu = _single(folded, identity.gpu_index, "GPU")
+def _gpu(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLabels) -> Target | Unresolved:
+    gpu = _named_gpu(folded, identity)
     if isinstance(gpu, Unresolved):
         return gpu
     node = _node(folded, inventory, identity)
@@ -153,16 +180,24 @@ def _gpu(folded: Mapping[str, set[str]], inventory: Mapping[str, str], identity:
     return Target(Kind.GPU, node=node, gpu=gpu)
 
 
-def _node(folded: Mapping[str, set[str]], inventory: Mapping[str, str], identity: IdentityLabels) -> str | Unresolved:
+def _named_gpu(folded: Mapping[str, set[str]], identity: IdentityLabels) -> str | Unresolved:
+    gpu = _single(folded, identity.gpu_uuid, "GPU UUID")
+    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
+        gpu = _single(folded, identity.gpu_index, "GPU")
+    return gpu
+
+
+def _node(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLabels) -> str | Unresolved:
     named = _single(folded, identity.node, "node")
     if isinstance(named, str):
-        return inventory.get(named, named)
+        return _node_at(named, inventory) or named
     if named.reason == "target_ambiguous":
         return named
     for instance in sorted(folded.get("instance", ())):
         host = host_of(instance)
-        if host in inventory:
-            return inventory[host]
+        node = _node_at(host, inventory)
+        if node is not None:
+            return node
         if is_address(host):
             return Unresolved("target_unknown", f"instance {instance!r} is an address that no inventory maps to a node")
         if not _HOST_AND_PORT.fullmatch(instance):

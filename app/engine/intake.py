@@ -6,7 +6,7 @@ it full is refused at once, so that Alertmanager keeps it and tries again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,6 +15,7 @@ from app.domain.admission import Admission
 from app.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
 from app.domain.run import Event
 from app.domain.target import Target
+from app.domain.whereabouts import Known
 from app.engine import admission
 from app.engine.admission import Admitting, Candidate, Changes, Facts, Prepared
 from app.engine.batching import Batcher
@@ -44,7 +45,7 @@ class Intake:
         clock: Clock,
         limits: Limits,
         metrics: telemetry.Metrics,
-        inventory: Callable[[], Mapping[str, str]],
+        inventory: Callable[[], Known],
         new_id: Callable[[], str],
         on_admitted: Callable[[Changes], None],
     ) -> None:
@@ -81,7 +82,7 @@ class Intake:
         found = tuple(self._candidates(alert, inventory, failures) for alert in delivery.alerts)
         return Prepared(delivery, found, tuple(failures))
 
-    def _candidates(self, alert: Alert, inventory: Mapping[str, str], failures: list[Event]) -> tuple[Candidate, ...]:
+    def _candidates(self, alert: Alert, inventory: Known, failures: list[Event]) -> tuple[Candidate, ...]:
         found: list[Candidate] = []
         for book in self._catalog.for_alert(alert.name):
             match = book.match(alert)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,6 +13,7 @@ from app import errors, telemetry
 from app.domain.admission import Admission
 from app.domain.alert import Delivery
 from app.domain.run import Controls, Event, Order, OrderKind, Run, Status
+from app.domain.whereabouts import Known
 from app.engine import undoing
 from app.engine.admission import Changes
 from app.engine.driver import Surroundings
@@ -42,7 +43,7 @@ class Engine:
         clock: Clock,
         limits: Limits,
         metrics: telemetry.Metrics,
-        inventory: Callable[[], Mapping[str, str]] = dict,
+        inventory: Callable[[], Known] = dict,
         alert_source: AlertSource | None = None,
     ) -> None:
         self._store = store

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from app.ports.cluster import Cluster
     from app.ports.limits import Limits
-    from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Presence
+    from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Pods, Presence
     from app.ports.playbooks import Book, Catalog, Match, Scope, Step
     from app.ports.store import GuardFacts, History, HistoryFilter, LinkedRun, RunRecord, RunStore, Transaction
 
@@ -54,6 +54,7 @@ __all__ = [
     "Match",
     "Notifier",
     "Placed",
+    "Pods",
     "Presence",
     "Renewal",
     "RunRecord",

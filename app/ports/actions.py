@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from app.domain.alert import Alert
 from app.domain.target import Kind, Target
 from app.ports.cluster import Cluster
-from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
+from app.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier, Pods
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -55,6 +55,7 @@ class Services:
     notifier: Notifier | None = None
     alertmanager: AlertSource | None = None
     cluster: Cluster | None = None
+    pods: Pods | None = None
 
 
 class Action(Protocol):

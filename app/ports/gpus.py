@@ -144,6 +144,11 @@ class Gpus(Protocol):
         """Set it once. Whether it had an effect is not known after GpuLost, DriverAbsent and GpuFailure."""
         ...
 
+    def processes(self, uuid: str) -> tuple[int, ...]:
+        """The ids of the processes that compute on it, as the node counts them: of use only to who shares the
+        node's process namespace."""
+        ...
+
     def read(self, uuid: str) -> GpuReading:
         """Everything that it reports. Raises GpuLost, GpuAbsent or DriverAbsent where it reports nothing at all."""
         ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from app.domain.alert import Identity
+from app.domain.whereabouts import Pod
 from trainmedic.envelope import Command, Reply
 
 
@@ -56,6 +57,16 @@ class CommandBus(Protocol):
     async def jobs(self) -> list[Presence]: ...
     async def check(self) -> None:
         """Return if the bus answers; else raise BusUnavailable."""
+        ...
+
+
+class Pods(Protocol):
+    """The cluster's pods that have a node and run, as far as is known at this moment."""
+
+    def pod(self, uid: str) -> Pod | None: ...
+    def pods(self) -> Sequence[Pod]: ...
+    def pods_of(self, job: str) -> Sequence[Pod]:
+        """Those whose labels say that they belong to it; of several namespaces, where there are jobs of one name."""
         ...
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from app.domain.alert import Alert
 from app.domain.target import Target, Unresolved
+from app.domain.whereabouts import Known
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -51,7 +52,7 @@ class Book(Protocol):
         """Whether it reacts to this alert: alertname, matchers, ``when``."""
         ...
 
-    def target_of(self, alert: Alert, inventory: Mapping[str, str]) -> Target | Unresolved: ...
+    def target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved: ...
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
         """Whether the step is to run. Raises ExpressionError."""

@@ -22,6 +22,7 @@ from app.domain.alert import Alert
 from app.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger, step_id
 from app.domain.run import Controls, Decision, Run, Status
 from app.domain.target import Target, Unresolved
+from app.domain.whereabouts import Known
 from app.engine import guards, scope
 from app.ports import Actions, Book, Catalog, GuardFacts, Limits, Scope, Step
 from app.server import payload
@@ -98,7 +99,7 @@ def explain(
     alerts: Sequence[Alert],
     limits: Limits,
     now: datetime,
-    inventory: Mapping[str, str] | None = None,
+    inventory: Known | None = None,
 ) -> tuple[Explanation, ...]:
     """For each alert and each playbook, in the order of alerts and of the playbooks' names."""
     return tuple(
@@ -107,7 +108,7 @@ def explain(
 
 
 def _explained(
-    book: Book, actions: Actions, alert: Alert, limits: Limits, now: datetime, inventory: Mapping[str, str]
+    book: Book, actions: Actions, alert: Alert, limits: Limits, now: datetime, inventory: Known
 ) -> Explanation:
     match = book.match(alert)
     if not match.matched:

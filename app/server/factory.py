@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import __version__, telemetry
-from app.ports import Clock, CommandBus, History, RunStore
-from app.server import events, history, operations, problems, schemas, status, webhook
+from app.ports import Clock, CommandBus, History, Pods, RunStore
+from app.server import events, history, jobs, operations, problems, schemas, status, webhook
 from app.server.auth import Authenticator
 from app.server.body import Bodies
 from app.server.engine import CatalogView, Engine
@@ -41,6 +41,7 @@ def create_app(
     auth: Authenticator,
     clock: Clock,
     limits: ServerLimits = ServerLimits(),
+    pods: Pods | None = None,
 ) -> FastAPI:
     """The API. Its ``state.feed`` is the `Feed` of its event streams, for `listener.serve` to close."""
     bodies = Bodies(limits)
@@ -59,6 +60,7 @@ def create_app(
     app.include_router(events.router(feed, auth, limits))
     app.include_router(operations.orders(engine, auth, bodies))
     app.include_router(operations.overview(catalog, runs, bus, auth))
+    app.include_router(jobs.router(bus, pods, clock, auth))
     app.include_router(status.router(engine, store, bus, catalog, clock, metrics, limits))
     problems.register(app)
     app.add_middleware(_Boundary, metrics=metrics)

@@ -1,8 +1,8 @@
-"""What operators do and look at: runs' orders, pause and resume, playbooks, agents and jobs."""
+"""What operators do and look at: runs' orders, pause and resume, playbooks, agents."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from app.domain.playbook import Mode
 from app.domain.run import Controls, OrderKind
 from app.errors import NotFound, PayloadError
-from app.ports import Book, CommandBus, History, Presence
+from app.ports import Book, CommandBus, History
 from app.server import views
 from app.server.auth import Authenticator, Principal, requires
 from app.server.body import Bodies, parse_json
@@ -96,7 +96,7 @@ class PresenceView(BaseModel):
 
     name: str
     last_seen: datetime
-    details: dict[str, Any] = Field(description="Such as its capabilities, its ranks, its version.")
+    details: dict[str, Any] = Field(description="Such as its GPUs, its actions, its version.")
 
 
 class PresenceList(BaseModel):
@@ -151,7 +151,7 @@ def orders(engine: Engine, auth: Authenticator, bodies: Bodies) -> APIRouter:
 
 
 def overview(catalog: CatalogView, history: History, bus: CommandBus, auth: Authenticator) -> APIRouter:
-    """``GET /playbooks``, ``/agents``, ``/jobs``."""
+    """``GET /playbooks``, ``/agents``."""
     routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, Role.VIEWER))])
 
     @routes.get(
@@ -180,18 +180,20 @@ def overview(catalog: CatalogView, history: History, bus: CommandBus, auth: Auth
             raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
         return PlaybookView(**_summary(book, await history.playbook_counts()), text=book.text)
 
-    def presence_route(path: str, summary: str, ask: Callable[[], Awaitable[list[Presence]]]) -> None:
-        @routes.get(path, summary=summary, response_model=PresenceList, responses=responses(401, 403, 503))
-        async def connected() -> PresenceList:
-            return PresenceList(
-                items=[
-                    PresenceView(name=one.name, last_seen=one.last_seen, details=dict(one.details))
-                    for one in sorted(await ask(), key=lambda one: one.name)
-                ]
-            )
+    @routes.get(
+        "/agents",
+        summary="The node agents that are connected",
+        response_model=PresenceList,
+        responses=responses(401, 403, 503),
+    )
+    async def agents() -> PresenceList:
+        return PresenceList(
+            items=[
+                PresenceView(name=one.name, last_seen=one.last_seen, details=dict(one.details))
+                for one in sorted(await bus.agents(), key=lambda one: one.name)
+            ]
+        )
 
-    presence_route("/agents", "The node agents that are connected", bus.agents)
-    presence_route("/jobs", "The training jobs that are connected", bus.jobs)
     return routes
 
 

@@ -25,6 +25,7 @@ from app.agent.facts.gpu import presence
 from app.agent.facts.hand import NodeFacts
 from app.agent.journal import Journal
 from app.agent.orders import Hand, Keeper
+from app.agent.pods import pods_of
 from app.agent.policy import Policy
 from app.agent.power.control import PowerControl, since_boot
 from app.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
@@ -105,5 +106,5 @@ def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: Tall
                     NodeFacts(settings.node, gpus, places),
                 ],
                 keepers=[LeaseKeeper(control, since_boot)],
-                inventory=lambda: presence(gpus),
+                inventory=lambda: presence(gpus, pods_of),
             )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,12 +26,15 @@ from app.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
 from app.adapters.apprise_notifier import AppriseNotifier
 from app.adapters.embedded_redis import EmbeddedRedis
 from app.adapters.httpx_caller import HttpxCaller
+from app.adapters.kubernetes_whereabouts import Whereabouts as KubernetesWhereabouts
 from app.adapters.redis_bus import RedisBus
 from app.adapters.sql_store.store import SqlStore
 from app.adapters.system_clock import SystemClock
 from app.catalog.library import Library
+from app.domain.playbook import TargetParts
 from app.engine.service import Engine
-from app.errors import StoreUnavailable
+from app.engine.whereabouts import Whereabouts
+from app.errors import BusUnavailable, StoreUnavailable
 from app.server import auth, factory, listener
 from app.server.limits import ServerLimits
 from app.settings.server import Settings
@@ -40,6 +42,8 @@ from app.settings.server import Settings
 PRUNE_EVERY = timedelta(hours=1)
 _SHORT_KEY = 16
 _PRUNE_FIRST_AFTER = timedelta(minutes=1)
+_FIRST_LOOK_SECONDS = 2.0
+"""How long a start waits for a slow Redis to tell where jobs run; the first alerts may come at once."""
 
 log = telemetry.logger(__name__)
 
@@ -102,11 +106,20 @@ class Application:
             bus = RedisBus(
                 redis_url, clock, metrics, _key(settings), on_late_reply=lambda reply: engine.note_late_reply(reply)
             )
-            cluster, watched = await self._cluster(stack)
-            services = await self._services(stack, bus, cluster)
+            cluster, pods = await self._cluster(stack)
+            services = await self._services(stack, bus, cluster, pods)
             actions = registry.build(services)
             catalog = Library(settings.playbooks, actions, metrics=metrics)
             await asyncio.to_thread(catalog.reload)
+            whereabouts = Whereabouts(
+                bus,
+                clock,
+                metrics,
+                lambda: any(_names_its_job(book) for book in catalog.all()),
+                written,
+                pods.inventory if pods is not None else dict,
+                pods,
+            )
             engine = Engine(
                 store,
                 catalog,
@@ -114,11 +127,15 @@ class Application:
                 clock,
                 settings.limits,
                 metrics,
-                lambda: ChainMap(written, watched()),
+                whereabouts.known,
                 services.alertmanager,
             )
             await bus.start()
             stack.push_async_callback(bus.close)
+            with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` says so, and tries again
+                async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                    await whereabouts.refresh()
+            await stack.enter_async_context(_background(whereabouts.watch(), "whereabouts"))
             await engine.start()
             stack.push_async_callback(engine.stop)
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
@@ -128,6 +145,7 @@ class Application:
                 runs=store,
                 catalog=catalog,
                 bus=bus,
+                pods=pods,
                 store=store,
                 metrics=metrics,
                 auth=authenticator,
@@ -146,7 +164,11 @@ class Application:
         return url
 
     async def _services(
-        self, stack: contextlib.AsyncExitStack, bus: RedisBus, cluster: ports.Cluster | None
+        self,
+        stack: contextlib.AsyncExitStack,
+        bus: RedisBus,
+        cluster: ports.Cluster | None,
+        pods: ports.Pods | None,
     ) -> ports.Services:
         settings = self._settings
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
@@ -165,25 +187,25 @@ class Application:
             notifier=AppriseNotifier(channels) if channels else None,
             alertmanager=alertmanager,
             cluster=cluster,
+            pods=pods,
         )
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack
-    ) -> tuple[ports.Cluster | None, Callable[[], dict[str, str]]]:
+    ) -> tuple[ports.Cluster | None, KubernetesWhereabouts | None]:
         """The Kubernetes cluster that is configured, and what its watch knows. Its client takes a third of a
         second to import, which a server without a cluster does not wait for."""
         if self._settings.kubernetes == "off":
-            return None, dict
+            return None, None
         from app.adapters.kubernetes_cluster import KubernetesCluster
-        from app.adapters.kubernetes_whereabouts import Whereabouts
 
         cluster = await KubernetesCluster.opened(self._settings.kubeconfig)
         stack.push_async_callback(cluster.close)
         if not self._settings.kubernetes_watch:
-            return cluster, dict
-        whereabouts = Whereabouts(cluster, self._metrics)
-        await stack.enter_async_context(_background(whereabouts.watch(), "whereabouts"))
-        return cluster, whereabouts.inventory
+            return cluster, None
+        watched = KubernetesWhereabouts(cluster, self._metrics)
+        await stack.enter_async_context(_background(watched.watch(), "cluster"))
+        return cluster, watched
 
     async def _prune(self, store: ports.RunStore) -> None:
         """Delete what is older than the retention, every hour; the first time when the start has settled."""
@@ -209,6 +231,11 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def _names_its_job(book: ports.Book) -> bool:
+    """Whether the target is a job that may be named by what it uses."""
+    return isinstance(book.spec.target, TargetParts) and book.spec.target.job is not None
 
 
 def _key(settings: Settings) -> bytes | None:

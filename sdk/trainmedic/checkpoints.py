@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
@@ -25,7 +25,7 @@ from trainmedic.parameters import Rollback
 
 COMPLETE = ".trainmedic-complete"
 PINNED = ".trainmedic-pinned"
-_NEVER_DELETED = 2
+NEVER_DELETED = 2
 _LARGEST_MARK = 1 << 20
 
 
@@ -72,17 +72,13 @@ def newest_first(found: Sequence[Found]) -> list[Found]:
     return sorted((one for one in found if one.complete), key=lambda one: (one.at, one.step), reverse=True)
 
 
-def surplus(found: Sequence[Found], keep: int, kept: Sequence[Any] = (), reach: timedelta | None = None) -> list[Found]:
+def surplus(found: Sequence[Found], keep: int, kept: Sequence[Any] = ()) -> list[Found]:
     """Those that can go where the newest `keep` are to stay: complete ones, and never the newest two.
 
-    `kept` are paths that stay in any case. With `reach`, the newest that is older than that, seen from the
-    newest of all, stays too: an alert may have begun that long before its rollback comes.
+    `kept` are paths that stay in any case.
     """
     complete = newest_first(found)
-    staying = {one.path for one in complete[: max(keep, _NEVER_DELETED)]} | set(kept)
-    if reach is not None and complete:
-        older = [one for one in complete if one.at <= complete[0].at - reach]
-        staying |= {one.path for one in older[:1]}
+    staying = {one.path for one in complete[: max(keep, NEVER_DELETED)]} | set(kept)
     return [one for one in complete if one.path not in staying]
 
 
@@ -117,12 +113,7 @@ def mark_complete(checkpoint: Path, facts: Mapping[str, Any]) -> None:
 
 def completion(checkpoint: Path) -> Mapping[str, Any] | None:
     """The facts of its mark; None where it is not complete, or the mark itself is half-written."""
-    try:
-        with (checkpoint / COMPLETE).open("rb") as file:
-            facts = json.loads(file.read(_LARGEST_MARK))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return facts if isinstance(facts, dict) else None
+    return _read(checkpoint / COMPLETE)
 
 
 def pin(checkpoint: Path, why: Mapping[str, Any]) -> None:
@@ -137,6 +128,11 @@ def unpin(checkpoint: Path) -> None:
 
 def is_pinned(checkpoint: Path) -> bool:
     return (checkpoint / PINNED).exists()
+
+
+def pinned_for(checkpoint: Path) -> Mapping[str, Any] | None:
+    """Why, as it was told to `pin`; empty where that cannot be read, None where it is not pinned."""
+    return _read(checkpoint / PINNED) or ({} if is_pinned(checkpoint) else None)
 
 
 def flush_directory(directory: Path) -> None:
@@ -157,6 +153,15 @@ def write_durably(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
     unfinished.replace(path)
     flush_directory(path.parent)
+
+
+def _read(mark: Path) -> Mapping[str, Any] | None:
+    try:
+        with mark.open("rb") as file:
+            facts = json.loads(file.read(_LARGEST_MARK))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return facts if isinstance(facts, dict) else None
 
 
 def _write(path: Path, facts: Mapping[str, Any]) -> None:

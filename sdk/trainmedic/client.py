@@ -13,9 +13,9 @@ import os
 import socket
 import time
 from types import TracebackType
-from typing import Any, Callable, Mapping, TypeVar
+from typing import Any, Callable, Mapping, Sequence, TypeVar
 
-from trainmedic import envelope
+from trainmedic import devices, envelope
 from trainmedic.agreement.board import Store
 from trainmedic.agreement.share import Share
 from trainmedic.commands import JobCommand
@@ -364,7 +364,7 @@ class Medic:
             "rank": self.rank,
             "world_size": self.world_size,
             "ranks": [0] if self._reads else list(range(self.world_size)),
-            **(self.share.describe() if self.share is not None else {}),
+            **(self.share.describe() if self.share is not None else self._alone()),
             "host": self._host,
             "pid": self._pid,
             "instance": self._instance,
@@ -373,3 +373,10 @@ class Medic:
             "interrupts_hangs": self.on_arrival is not None,
             "step": self.progress.step if self.progress.step is not None else self.step,
         }
+
+    def _alone(self) -> Mapping[str, Any]:
+        """Where a job of one process runs; of several, rank 0 knows that only once they share."""
+        if self.world_size > 1:
+            return {}
+        gpus: Sequence[str | None] = devices.in_use() or (None,)
+        return {"placement": [{"rank": 0, "node": self._node, "gpu": gpu} for gpu in gpus]}

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from trainmedic import devices
 from trainmedic.agreement.share import CALL_PATIENCE, PATIENCE, Share
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
@@ -107,8 +108,7 @@ class _Device:
         """As NVML names it. For the training thread: which device is current differs between threads."""
         if self._uuid is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             try:
-                uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+                self._uuid = devices.named(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
             except (AttributeError, RuntimeError, AssertionError):
                 return None
-            self._uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         return self._uuid

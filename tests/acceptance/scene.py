@@ -34,15 +34,14 @@ class Scene:
     job: Program
     prometheus_url: str
     alertmanager_url: str
-
-    def told(self, event: str) -> list[dict[str, Any]]:
-        """What the training job has printed of that kind of event."""
-        lines = [json.loads(line) for line in self.job.log.read_text().splitlines() if line.startswith("{")]
-        return [line for line in lines if line["event"] == event]
+    checkpoints: Path
 
     def highest(self, metric: str, seconds: int) -> float:
         """The highest value that Prometheus has seen of a metric."""
         return self._value(f"max_over_time({metric}[{seconds}s])")
+
+    def lowest(self, metric: str, seconds: int) -> float:
+        return self._value(f"min_over_time({metric}[{seconds}s])")
 
     def newest(self, metric: str) -> float:
         return self._value(metric)
@@ -105,7 +104,7 @@ def running(directory: Path, alertmanager: Path, receiver: str, environment: Map
         jobs = [f"127.0.0.1:{metrics_port}"]
         prometheus_url, alertmanager_url = stack.enter_context(watching(directory, alertmanager, receiver, jobs=jobs))
         job = stack.enter_context(train(directory, metrics_port, environment))
-        yield Scene(job, prometheus_url, alertmanager_url)
+        yield Scene(job, prometheus_url, alertmanager_url, directory / "checkpoints")
 
 
 def train(directory: Path, metrics_port: int, environment: Mapping[str, str]) -> Program:

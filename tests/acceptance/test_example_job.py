@@ -1,94 +1,84 @@
-"""The training example does what its handlers promise: it goes back exactly, and stays changed as told."""
+"""The training example is repaired as it promises: it goes back, passes over its spoiled data, and resumes."""
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from examples import train_char_model as example  # noqa: E402 (needs torch)
+from tests.commanding import Commander  # noqa: E402 (goes with it)
 
 # PyTorch says so where NumPy is not installed; nothing here needs it.
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")
 
+STEP = re.compile(r"step (\d+): loss ([\d.]+), learning rate ([\d.e-]+)")
+
+
+class Rows(example.Rows):
+    """Those of the example; ``seen`` are the batches that were read, ``acts`` what happens when one is."""
+
+    def __init__(self, poisoned: range = range(0)) -> None:
+        super().__init__(Path(__file__).read_text(), poisoned)
+        self.seen: list[int] = []
+        self.acts: dict[int, Callable[[], Any]] = {}
+
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        if number % example.BATCH == 0:
+            self.seen.append(number // example.BATCH)
+            self.acts.pop(self.seen[-1], lambda: None)()
+        return super().__getitem__(number)
+
 
 @pytest.fixture
-def training(tmp_path: Path) -> example.Training:
-    batches = example.Batches(Path(__file__).read_text(), poisoned=range(0))
-    return example.Training(batches, learning_rate=0.01, directory=tmp_path)
+def commander(redis_url: str) -> Iterator[Commander]:
+    made = Commander(redis_url)
+    yield made
+    made.close()
 
 
-def trained(training: example.Training, steps: int) -> float:
-    """The loss of the last of that many steps."""
-    return [training.train()[0] for _ in range(steps)][-1]
+def train(commander: Commander, rows: Rows, directory: Path, steps: int, **orders: Any) -> None:
+    """Let the example train; while it does step 15, on batch 14, it is ordered what ``orders`` say."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    options = example.parse(["--checkpoints", str(directory), "--checkpoint-every", "10", "--steps", str(steps)])
+    with commander.connect() as medic:
+        rows.acts = {
+            14: lambda: [commander.send_and_wait(medic, f"job.{name}", **params) for name, params in orders.items()]
+        }
+        example.train(medic, rows, options)
 
 
-def saved(training: example.Training, at: float) -> Path:
-    """A checkpoint that was complete at that time, in seconds since the epoch."""
-    path = training.save()
-    os.utime(path, (at, at))
-    return path
+def test_a_rollback_leads_past_the_spoiled_batches(commander: Commander, tmp_path: Path, capsys: Any) -> None:
+    """To the last checkpoint, at the rate that was ordered; the spoiled data are not met again."""
+    rows = Rows(range(12, 30))
+    train(commander, rows, tmp_path, 30, rollback={"skip_batches": 20}, scale_lr={"factor": 0.5})
+    assert rows.seen == [*range(15), *range(30, 50)]
+    told = STEP.findall(capsys.readouterr().out)
+    assert [(int(step), float(rate)) for step, _, rate in told] == [(10, 0.003), (20, 0.0015), (30, 0.0015)]
 
 
-def test_after_a_rollback_the_same_data_gives_the_same_losses(training: example.Training) -> None:
-    """Weights, optimizer and place in the data are those of the checkpoint, to the bit."""
-    trained(training, 3)
-    path = training.save()
-    first = [training.train()[0] for _ in range(3)]
-    training.roll_back(path, skip_batches=0)
-    assert [training.train()[0] for _ in range(3)] == first
+def test_a_fault_before_the_first_checkpoint_leads_to_the_beginning(commander: Commander, tmp_path: Path) -> None:
+    """There is one from before the first step."""
+    rows = Rows()
+    train(commander, rows, tmp_path, 20, rollback={"step": 5})
+    assert rows.seen == [*range(15), *range(20)]
 
 
-def test_skipped_batches_are_not_seen_again(training: example.Training) -> None:
-    """The step goes back, the data goes on."""
-    trained(training, 2)
-    training.roll_back(training.save(), skip_batches=7)
-    assert (training.step, training.next_batch) == (2, 9)
+def test_it_resumes_where_it_was_ended(commander: Commander, tmp_path: Path) -> None:
+    """After a stop, with the data that come next."""
+    train(commander, Rows(), tmp_path, 1000, stop={})
+    rows = Rows()
+    train(commander, rows, tmp_path, 18)
+    assert rows.seen == [15, 16, 17]
 
 
-def test_a_scaled_learning_rate_survives_a_rollback(training: example.Training) -> None:
-    """A checkpoint holds the old rate; going back to it does not bring that back."""
-    path = training.save()
-    training.scale_lr(0.5)
-    training.roll_back(path, skip_batches=0)
-    assert training.learning_rate == pytest.approx(0.005)
-    again = training.save()
-    training.roll_back(again, skip_batches=0)
-    assert training.learning_rate == pytest.approx(0.005)
-
-
-def test_the_newest_checkpoint_from_before_is_found(training: example.Training) -> None:
-    """By time, by step, by distance; an unfinished file is none."""
-    (training.directory / "step-0000099.unfinished").write_bytes(b"half of it")
-    early = saved(training, 1000)
-    trained(training, 2)
-    late = saved(training, 2000)
-
-    def before(seconds: float) -> dict[str, str]:
-        return {"before": datetime.fromtimestamp(seconds, UTC).isoformat()}
-
-    assert training.checkpoint_for(before(1500)) == early
-    assert training.checkpoint_for(before(2500)) == late
-    assert training.checkpoint_for(before(500)) is None
-    assert training.checkpoint_for({"step": 1}) == early
-    assert training.checkpoint_for({"steps_back": 2}) == early
-    assert training.checkpoint_for({}) == late
-
-
-def test_what_was_saved_after_the_checkpoint_is_put_aside(training: example.Training) -> None:
-    """A second rollback must not land on weights of the course that was abandoned."""
-    early = saved(training, 1000)
-    trained(training, 2)
-    saved(training, 2000)
-    training.roll_back(early, skip_batches=0)
-    assert training.checkpoints() == [early]
-
-
-def test_poisoned_batches_make_the_loss_jump(training: example.Training) -> None:
+def test_poisoned_batches_make_the_loss_jump(commander: Commander, tmp_path: Path, capsys: Any) -> None:
     """The labels are noise, so a model that has learnt anything is worse than one that has not."""
-    calm = trained(training, 30)
-    training.batches.poisoned = range(30, 40)
-    assert training.train()[0] > calm + 1.0
+    train(commander, Rows(range(30, 40)), tmp_path, 40)
+    losses = {int(step): float(loss) for step, loss, _ in STEP.findall(capsys.readouterr().out)}
+    assert losses[40] > losses[30] + 1.0

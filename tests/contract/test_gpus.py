@@ -81,6 +81,17 @@ def test_a_mig_instance_has_no_limit_of_its_own(gpus: NvmlGpus) -> None:
         gpus.find("MIG-0c757cd7-e942-5726-a0b8-0e8fb7067135")
 
 
+def test_the_processes_on_a_gpu_are_told(gpus: NvmlGpus, driver: Driver) -> None:
+    """By their ids on the node; none where nothing computes, and GpuLost where nobody can tell."""
+    assert gpus.processes(FIRST) == ()
+    driver.occupy(0, 4711, 4712)
+    assert gpus.processes(FIRST) == (4711, 4712)
+    assert gpus.processes(SECOND) == ()
+    driver.lose(0)
+    with pytest.raises(GpuLost):
+        gpus.processes(FIRST)
+
+
 # --- power --------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +342,7 @@ def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Dr
     for thread in threads:
         thread.join(60)
     assert unexpected == []
+    gpus.inventory()  # the driver may have been loaded anew last of all; a limit is set once, and not tried again
     gpus.set_power_limit(SECOND, 400_000)
     assert gpus.power(SECOND).limit_mw == 400_000
 

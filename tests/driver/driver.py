@@ -28,7 +28,7 @@ from tests.programs import CACHE
 
 SOURCE = Path(__file__).with_name("nvml.c")
 VARIABLE = "NVML_STANDIN"
-MOST_GPUS = MOST_FAULTS = MOST_XIDS = 16
+MOST_GPUS = MOST_FAULTS = MOST_XIDS = MOST_PROCESSES = 16
 GIB = 1 << 30
 
 NOT_SUPPORTED = 3
@@ -61,7 +61,8 @@ class _Gpu(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("domain", "bus", "device")),
         *((name, ctypes.c_uint32) for name in ("min_mw", "max_mw", "default_mw", "limit_mw", "idle_mw", "peak_mw")),
         *((name, ctypes.c_int32) for name in ("slowdown_celsius", "mig", "lost", "absent")),
-        *((name, ctypes.c_uint32) for name in ("sm_mhz", "memory_mhz", "xid_count")),
+        *((name, ctypes.c_uint32) for name in ("sm_mhz", "memory_mhz", "xid_count", "process_count")),
+        ("processes", ctypes.c_uint32 * MOST_PROCESSES),
         ("remapped", ctypes.c_uint32 * 4),
         *((name, ctypes.c_double) for name in ("load", "ambient", "kelvin_per_watt", "inertia", "temperature")),
         ("at_ns", ctypes.c_int64),
@@ -208,6 +209,12 @@ class Driver:
         """So many bytes of its memory are in use."""
         with self._gpu(gpu) as one:
             one.memory_used = used
+
+    def occupy(self, gpu: int, *pids: int) -> None:
+        """These processes compute on it, and no others."""
+        with self._gpu(gpu) as one:
+            one.process_count = len(pids)
+            one.processes[: len(pids)] = pids
 
     def throttle(self, gpu: int, bits: int) -> None:
         """It reports these reasons too, beside those that its power and heat give."""

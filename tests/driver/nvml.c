@@ -9,13 +9,14 @@
  *   - temperature: dT/dt = (ambient + resistance * power - T) / inertia, solved exactly; time can run faster
  *   - constraints of the limit, its default, and its loss when the driver is loaded anew (`generation`)
  *   - throttle reasons of power and heat, MIG mode, ECC counters, remapped rows, XID events
+ *   - which processes compute on a GPU, as far as it is told
  *   - a GPU that is lost (every call says so) or absent (it is not there, and the others' indices move up)
  *   - faults on demand: a call of a GPU fails, before or after its effect, is slow, or kills its caller
  *
  * What it does not model
  *   - who may set limits: the real driver wants root; ask for that fault where it matters
  *   - throttling itself: a GPU that reports thermal slowdown draws as much as before
- *   - voltage, clocks that follow power, fans, NVLink, processes, MIG and vGPU devices, the leakage by which
+ *   - voltage, clocks that follow power, fans, NVLink, MIG and vGPU devices, the leakage by which
  *     a hot GPU draws more, sensors' noise and delay, and limits that the driver rounds
  *   - stale handles beyond answering NVML_ERROR_INVALID_ARGUMENT: the real library may crash
  */
@@ -40,7 +41,7 @@ enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15
 };
-enum { MOST_GPUS = 16, MOST_FAULTS = 16, MOST_XIDS = 16 };
+enum { MOST_GPUS = 16, MOST_FAULTS = 16, MOST_XIDS = 16, MOST_PROCESSES = 16 };
 
 /* driver.py has the same layout; `size` in the header holds the two together. */
 struct fault {
@@ -65,6 +66,8 @@ struct gpu {
     int32_t lost, absent;
     uint32_t sm_mhz, memory_mhz;
     uint32_t xid_count;
+    uint32_t process_count;
+    uint32_t processes[MOST_PROCESSES];
     uint32_t remapped[4]; /* corrected, uncorrected, pending, failed */
     double load;          /* 0 to 1 */
     double ambient, kelvin_per_watt, inertia;
@@ -101,6 +104,7 @@ struct utilization { unsigned gpu, memory; };
 struct memory { unsigned long long total, free, used; };
 struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
 struct temperature { unsigned version, sensor; int celsius; };
+struct process { unsigned pid; unsigned long long memory; unsigned instance, compute; };
 struct event { void *device; unsigned long long type, data; unsigned instance, compute; };
 struct field {
     uint32_t id, scope;
@@ -581,6 +585,18 @@ int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncor
     *uncorrected = gpu->remapped[1];
     *pending = gpu->remapped[2];
     *failed = gpu->remapped[3];
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *processes)
+{
+    DEVICE(handle);
+    unsigned room = *count;
+    *count = gpu->process_count;
+    if (room < gpu->process_count)
+        return leave(INSUFFICIENT_SIZE);
+    for (unsigned i = 0; i < gpu->process_count; i++)
+        processes[i] = (struct process){gpu->processes[i], 0, ~0u, ~0u};
     return leave(SUCCESS);
 }
 

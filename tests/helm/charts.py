@@ -129,6 +129,7 @@ COMBINATIONS: Mapping[str, Values] = {
         "mode": "enforce",
         "agent": {"cleaning": {"hostPaths": ["/var/log/training", "/scratch"], "policy": _CLEANING}},
     },
+    "identity": {"agent": {"seePods": True}, "kubernetes": {"identity": True}},
     "nodes-only": {"mode": "approve", "kubernetes": {"actions": ["k8s.cordon", "k8s.uncordon", "k8s.drain"]}},
     "workloads-of-two-namespaces": {
         "kubernetes": {

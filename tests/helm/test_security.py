@@ -66,7 +66,7 @@ def test_nothing_of_the_node_is_shared(combination: str) -> None:
     for pod, spec in charts.pods(charts.objects(combination)):
         assert not spec.get("hostNetwork")
         assert not spec.get("hostIPC")
-        assert bool(spec.get("hostPID")) == (is_agent(pod) and combination == "everything")
+        assert bool(spec.get("hostPID")) == (is_agent(pod) and combination in ("everything", "identity"))
         paths = {volume["hostPath"]["path"] for volume in spec.get("volumes", ()) if "hostPath" in volume}
         assert paths == (HOST_PATHS.get(combination, set()) if is_agent(pod) else set())
         for container in spec["containers"]:

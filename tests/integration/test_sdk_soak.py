@@ -107,5 +107,5 @@ def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) 
         assert not any(thread.is_alive() for thread in threads)
     assert crew.members[0].done == crew.members[1].done
     assert len(crew.members[0].done) > 20
-    assert max(keys[len(keys) // 2 :]) < 600
+    assert max(keys[len(keys) // 2 :]) < 1500  # thousands, if nothing were swept
     assert counts[1] - counts[0] < 20_000

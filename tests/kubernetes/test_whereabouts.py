@@ -53,7 +53,7 @@ async def test_a_pods_job_is_known_and_forgotten(world: World, whereabouts: Wher
     await _until(lambda: whereabouts.inventory().get(key) == "llm-1")
     assert whereabouts.inventory()[f"node:{node.name}"] == "llm-1"
     await placed(world, node, "other-0", "192.0.2.21", job_name="llm-2")
-    await _until(lambda: f"node:{node.name}" not in whereabouts.inventory())
+    await _until(lambda: whereabouts.inventory()[f"node:{node.name}"] == ("llm-1", "llm-2"))
     uid = (await world.cluster.get(pod))["metadata"]["uid"]
     await world.cluster.delete(pod, uid, timedelta(0))
     await _until(lambda: key not in whereabouts.inventory())

@@ -85,6 +85,7 @@ class World:
         annotations: Mapping[str, str] | None = None,
         volumes: tuple[Mapping[str, Any], ...] = (),
         phase: str = "Running",
+        gpus: int = 0,
     ) -> Ref:
         """A pod on `node` that runs and is Ready, of a controller of the kind `owner`."""
         metadata: dict[str, Any] = {"name": name, "labels": dict(labels or {}), "annotations": dict(annotations or {})}
@@ -98,9 +99,10 @@ class World:
                     "controller": True,
                 }
             ]
+        asked = {"limits": {"nvidia.com/gpu": str(gpus)}}
         spec = {
             "nodeName": node.name,
-            "containers": [{"name": "main", "image": IMAGE}],
+            "containers": [{"name": "main", "image": IMAGE, **({"resources": asked} if gpus else {})}],
             "volumes": [dict(one) for one in volumes],
             "terminationGracePeriodSeconds": 30,
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -48,8 +49,9 @@ def all_facts(gpus: Gpus) -> dict[str, Any]:
     return _present({"gpus": told or None, "gpu_problems": problems or None, "driver": inventory.driver})
 
 
-def presence(gpus: Gpus) -> dict[str, Any]:
-    """``gpus`` and ``driver``, as an agent's presence has them. Never raises."""
+def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lambda pids: ()) -> dict[str, Any]:
+    """``gpus`` and ``driver``, as an agent's presence has them; `pods_of` says which pods processes belong to.
+    Never raises."""
     inventory = gpus.inventory()
     told = []
     for info in inventory.gpus:
@@ -72,6 +74,8 @@ def presence(gpus: Gpus) -> dict[str, Any]:
                     "max_limit_watts": in_watts(limits.max_mw),
                 }
             )
+            with contextlib.suppress(GpuError):  # not offered here; the GPU is none the worse for that
+                one |= _present({"pods": list(pods_of(gpus.processes(info.uuid))) or None})
         told.append(one)
     return {"gpus": told, **_present({"driver": inventory.driver, "gpu_problems": list(inventory.problems) or None})}
 

@@ -36,6 +36,7 @@ def attach(
     loader: Any = None,
     checkpoints: str | Path | Storage | None = None,
     checkpoint_every: int | None = None,
+    checkpoint_at_start: bool = True,
     keep: int | None = 3,
     also: Mapping[str, Any] | None = None,
     accumulation: int | None = None,
@@ -50,7 +51,9 @@ def attach(
     several. ``loader`` is where `Run.batches` come from: a ``DataLoader``, or anything that gives batches.
 
     ``checkpoints`` is a directory, of which the newest ``keep`` complete ones stay (None: all), or the user's
-    own way, see `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, and when one is ordered.
+    own way, see `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, and when one is ordered. With
+    ``checkpoint_every`` one is also written before the first step, unless the run was resumed: so that there is
+    one to go back to from the beginning. ``checkpoint_at_start=False`` saves that time.
 
     ``accumulation``: how many batches make an optimizer step, in a loop that heeds ``Step.is_update``. Without
     it the loop is taken not to, and cannot change how many.
@@ -86,6 +89,7 @@ def attach(
         Changes(directory, writes),
         accumulation or 1,
         checkpoint_every,
+        checkpoint_at_start and checkpoint_every is not None,
     )
     Handlers(run, accumulation is not None).register(medic)
     return run

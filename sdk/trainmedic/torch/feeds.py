@@ -6,7 +6,10 @@ is done between batches (``run``).
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Iterator
+
+import torch
 
 from trainmedic.errors import Unsupported
 from trainmedic.interrupt import fetch
@@ -131,12 +134,15 @@ class Stateful(Feed):
         # A data set that keeps its place may be at its end, between two epochs, and would stay there.
         self._fresh = keeper.state_dict() if keeper is not loader else None
         self._iterator: Iterator[Any] | None = None
+        self._was_begun = False  # the iterator whose place was restored, so that its random numbers were drawn
 
     def fetch(self) -> Any:
         if self._iterator is None:
             if hasattr(self._keeper, "set_epoch"):
                 self._keeper.set_epoch(self.epoch)
-            self._iterator = iter(self._loader)
+            with randomness.kept() if self._was_begun else contextlib.nullcontext():
+                self._iterator = iter(self._loader)
+            self._was_begun = False
         try:
             batch = fetch(self._iterator)
         except StopIteration:
@@ -146,11 +152,16 @@ class Stateful(Feed):
         return batch
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "loader": self._keeper.state_dict()}
+        before = torch.get_rng_state()
+        kept = self._keeper.state_dict()
+        # A loader may begin to iterate in order to tell its state.
+        begun = self._iterator is not None or not torch.equal(before, torch.get_rng_state())
+        return {**super().state(), "loader": kept, "begun": begun}
 
     def restore(self, state: dict[str, Any]) -> str:
         super().restore(state)
         self.stop_loading()
+        self._was_begun = state.get("begun", False)
         if hasattr(self._keeper, "set_epoch"):
             self._keeper.set_epoch(self.epoch)
         fresh = self._fresh is not None and self.place == 0
@@ -184,8 +195,9 @@ class Reread(Feed):
         return batch
 
     def state(self) -> dict[str, Any]:
-        at_start = self._at_start if self._iterator is not None else None
-        return {**super().state(), "at_start": at_start}
+        if self._iterator is not None:
+            return {**super().state(), "at_start": self._at_start, "generator": None}
+        return {**super().state(), "at_start": None, "generator": self._generator_state()}
 
     def restore(self, state: dict[str, Any]) -> str:
         place = state["place"]
@@ -198,12 +210,11 @@ class Reread(Feed):
         super().restore(state)
         self.stop_loading()
         at_start = state["at_start"]
-        if at_start is None:  # between two epochs
+        if at_start is None:  # between two epochs, or before the first
+            self._set_generator(state.get("generator"))
             return REPLAYED
         randomness.restore(at_start["random"])
-        generator = getattr(self._source, "generator", None)
-        if generator is not None and at_start["generator"] is not None:
-            generator.set_state(at_start["generator"])
+        self._set_generator(at_start["generator"])
         self._begin()
         for read in range(place):
             try:
@@ -218,14 +229,22 @@ class Reread(Feed):
         self._iterator = None
 
     def _begin(self) -> None:
-        generator = getattr(self._source, "generator", None)
-        state = generator.get_state() if generator is not None else None
-        self._at_start = {"random": randomness.capture(), "generator": state}
+        self._at_start = {"random": randomness.capture(), "generator": self._generator_state()}
         for one in (self._source, getattr(self._source, "dataset", None)):
             set_epoch = getattr(one, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self.epoch)
         self._iterator = iter(self._source)
+
+    def _generator_state(self) -> Any:
+        """Of a generator that the source has of its own, as a loader may."""
+        generator = getattr(self._source, "generator", None)
+        return generator.get_state() if generator is not None else None
+
+    def _set_generator(self, state: Any) -> None:
+        generator = getattr(self._source, "generator", None)
+        if generator is not None and state is not None:
+            generator.set_state(state)
 
 
 class Stream(Feed):

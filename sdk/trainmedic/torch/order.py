@@ -144,4 +144,6 @@ def for_other_ranks(feed: dict[str, Any] | None, ranks: int, now: int) -> dict[s
     if feed is None or "loader" in feed or feed.get("at_start") is not None:
         return None
     left_out = [[epoch, start * ranks // now, -(-stop * ranks // now)] for epoch, start, stop in feed["left_out"]]
-    return {**feed, "place": feed["place"] * ranks // now, "left_out": left_out}
+    # The generator is another rank's: two of them would draw the same numbers.
+    shared = {name: value for name, value in feed.items() if name != "generator"}
+    return {**shared, "place": feed["place"] * ranks // now, "left_out": left_out}

@@ -13,8 +13,9 @@ from typing import Any, Callable, Mapping, Sequence
 
 from trainmedic import checkpoints, envelope
 from trainmedic.checkpoints import Found
+from trainmedic.errors import Rejected
 from trainmedic.torch.parts import Parts
-from trainmedic.torch.storage import Unusable
+from trainmedic.torch.storage import PartLoaded, Unusable
 
 log = logging.getLogger("trainmedic")
 
@@ -28,7 +29,9 @@ class OwnCheckpoints:
     ``save(step, state)`` writes a checkpoint and returns when it is complete; ``state`` is the run's own (step,
     place in the data, random generators), a dict that ``torch.save`` takes, to be kept along with it.
     ``load(found)`` loads one into place and returns that ``state``, or None where it was not kept; then the run
-    knows its step only, and goes on with the data that come. ``found()`` lists what is there as
+    knows its step only, and goes on with the data that come. Where it raises, the next older one is tried; where
+    none can be loaded the training ends, for it may be half loaded, unless it was `trainmedic.Rejected` that was
+    raised each time, which says that nothing was changed. ``found()`` lists what is there as
     `trainmedic.checkpoints.Found`, whose ``path`` is whatever ``load`` knows it by. ``directory`` is for small
     files about the run: the rollback budget, what commands have changed. Nothing is ever deleted or renamed.
     """
@@ -57,8 +60,10 @@ class OwnCheckpoints:
     def load(self, found: Found, parts: Parts) -> Mapping[str, Any] | None:
         try:
             return self._load(found)
+        except Rejected as error:
+            raise Unusable(f"{found.path} could not be loaded: {error}") from error
         except Exception as error:  # whatever the user's function raises: an older one may do
-            raise Unusable(f"{found.path} could not be loaded: {type(error).__name__}: {error}") from error
+            raise PartLoaded(f"{found.path} could not be loaded: {type(error).__name__}: {error}") from error
 
     def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
         self._abandoned = [*self._abandoned, (target.at, datetime.now(timezone.utc))][-_MOST:]

@@ -39,14 +39,12 @@ class Parts:
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"
-            if isinstance(part, nn.Module):
-                wrong = _other_shape(part.state_dict(), states[name])
-                if wrong:
-                    return f"{name}: {wrong}"
-            elif isinstance(part, torch.optim.Optimizer):
-                held = [len(group["params"]) for group in states[name]["param_groups"]]
-                if held != [len(group["params"]) for group in part.param_groups]:
-                    return f"{name}: other parameter groups"
+            try:
+                wrong = _difference(part, states[name])
+            except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+                wrong = f"{type(error).__name__}: {error}"
+            if wrong:
+                return f"{name}: {wrong}"
         return ""
 
     def restore(self, states: Mapping[str, Any]) -> None:
@@ -110,6 +108,15 @@ def _members(name: str, given: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{number}", one
     else:
         yield name, given
+
+
+def _difference(part: Any, held: Any) -> str:
+    if isinstance(part, nn.Module):
+        return _other_shape(part.state_dict(), held)
+    if isinstance(part, torch.optim.Optimizer):
+        sizes = [len(group["params"]) for group in held["param_groups"]]
+        return "other parameter groups" if sizes != [len(group["params"]) for group in part.param_groups] else ""
+    return ""
 
 
 def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from trainmedic.progress import number
 from trainmedic.torch import randomness
 from trainmedic.torch.agreeing import faults, first_line
 from trainmedic.torch.feeds import Feed
-from trainmedic.torch.storage import HalfLoaded, Storage, Unusable
+from trainmedic.torch.storage import HalfLoaded, PartLoaded, Storage, Unusable
 
 if TYPE_CHECKING:
     from trainmedic.torch.run import Run
@@ -52,7 +52,8 @@ class Returning:
     def roll_back(self, wanted: Rollback, group: Group) -> Mapping[str, Any]:
         """Go back to the best checkpoint that can be loaded; what the answer tells.
 
-        Raises Refusal, Unusable and NotAgreed where nothing was changed on any rank, else HalfLoaded.
+        Raises Refusal, Unusable and NotAgreed where nothing was changed on any rank, else HalfLoaded, which ends
+        the training.
         """
         run = self._run
         fitting = checkpoints.agreed(group, lambda: self.choose(wanted))
@@ -65,6 +66,7 @@ class Returning:
         if wrong:
             told["unusable"] = wrong
         told["left_step"] = left
+        log.warning("%s: went back from step %d to the checkpoint of step %d", run.medic.job, left, one.step)
         return told
 
     def resume(self) -> int | None:
@@ -78,7 +80,12 @@ class Returning:
             run.changes.forget()
             run.budget.renew()
             return None
-        _, _, wrong = self._load(found, group, resumed=True)
+        # Where others are there, that of step 0 will not do: from there they would all be overwritten.
+        found = [one for one in found if one.step] or found
+        try:
+            _, _, wrong = self._load(found, group, resumed=True)
+        except Unusable as error:
+            raise Unusable(f"{error}; to begin anew in spite of them, move them away") from error
         if wrong:
             log.warning("%s: resumed from an older checkpoint: %s", run.medic.job, "; ".join(wrong))
         return run.global_step
@@ -94,26 +101,32 @@ class Returning:
         """Of the first of `fitting` that can be loaded: the checkpoint, what the answer tells, what was wrong
         with those before it."""
         fault: Exception | None = None
+        is_loaded = False
         try:
             one, state, wrong = self._load_first(fitting)
+            is_loaded = True
             if resumed:
                 self._recall(state, group)
             told = self._take_over(one, state, skip_batches, resumed)
-        except (Refusal, Unusable, NotAgreed):  # the same on all ranks: nothing was changed
-            raise
         except Exception as error:  # whatever it is, the other ranks have to hear of it
+            if not is_loaded and isinstance(error, (Refusal, Unusable, NotAgreed)):
+                raise  # the same on all ranks: nothing was changed
             fault = error
         self._confirm(group, fault)
         return one, told, wrong
 
     def _load_first(self, fitting: Sequence[Found]) -> tuple[Found, State | None, list[str]]:
         wrong: list[str] = []
+        touched = False
         for one in fitting:
             try:
                 return one, self._storage.load(one, self._run.parts), wrong
             except Unusable as error:
                 log.error("%s: %s", self._run.medic.job, error)
                 wrong.append(str(error))
+                touched = touched or isinstance(error, PartLoaded)
+        if touched:
+            raise HalfLoaded("; ".join(wrong))
         raise Unusable(f"no checkpoint could be loaded: {'; '.join(wrong)}")
 
     def _confirm(self, group: Group, fault: Exception | None) -> None:
@@ -126,7 +139,8 @@ class Returning:
             wrong = str(error)
         if wrong:
             self.broken = HalfLoaded(
-                f"a checkpoint was loaded only in part ({wrong}); start the job again, it resumes from a whole one"
+                f"a checkpoint was loaded only in part ({wrong}), so that there is nothing left to train on; start "
+                "the job again, to resume from one that is whole, and move away those that cannot be loaded"
             )
             raise self.broken from fault
 

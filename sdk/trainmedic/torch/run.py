@@ -60,6 +60,7 @@ class Run:
         changes: Changes,
         accumulation: int,
         every: int | None,
+        at_start: bool = False,
     ) -> None:
         self.medic = medic
         self.parts = parts
@@ -72,6 +73,7 @@ class Run:
         self.own_batch_size = feed.batch_size if feed is not None else None
         self.own_workers = feed.workers if feed is not None else None
         self.every = every
+        self._begins = at_start  # whether a checkpoint is due before the next step
         self.global_step = 0
         self.stopping = False
         self.pause = Pause(medic)
@@ -111,6 +113,8 @@ class Run:
         feed = self.feed
         if feed is None:
             raise ConfigurationError("batches() needs a loader: attach(..., loader=...)")
+        if self._begins:
+            self._save_at_start()
         empty = 0
         while not self.stopping and (steps is None or self.global_step < steps):
             epoch, place = feed.epoch, feed.place
@@ -132,6 +136,8 @@ class Run:
 
     def step(self) -> Step:
         """``with run.step() as step:`` around the work on one batch; commands are carried out at its end."""
+        if self._begins:
+            self._save_at_start()
         return Step(self, self.global_step + 1, self._done + 1 >= self.accumulation)
 
     def checkpoint(self) -> Found | None:
@@ -288,9 +294,11 @@ class Run:
         self._done, self._losses = 0, []
         self._newest = one
 
-    def save(self) -> Found:
+    def save(self, prune: bool = True) -> Found:
         """A checkpoint of the present state; the one that there is, if it was written or loaded just now."""
         assert self.storage is not None
+        if self.returning.broken is not None:
+            raise self.returning.broken
         if self._newest is not None:
             return self._newest
         with self.medic.window(CHECKPOINT):
@@ -298,17 +306,27 @@ class Run:
             self._newest = found
             self.medic.saved(found.step)
             try:
-                self.storage.prune()
+                if prune:
+                    self.storage.prune()
             except OSError as error:
                 log.warning("%s: old checkpoints could not be deleted: %s", self.medic.job, error)
         return found
 
-    def _save_regularly(self) -> None:
+    def _save_at_start(self) -> None:
+        """Before the first step, for what goes wrong before the first regular one; not where it was resumed.
+
+        Nothing is deleted for it: whoever has only forgotten to resume has not done any work yet.
+        """
+        self._begins = False
+        if self._newest is None:
+            self._save_regularly(prune=False)
+
+    def _save_regularly(self, prune: bool = True) -> None:
         if self.storage is None:
             return
         began = time.monotonic()
         try:
-            self.save()
+            self.save(prune)
         except Exception:
             seconds = time.monotonic() - began
             log.exception("%s: no checkpoint of step %d, after %.1f s", self.medic.job, self.global_step, seconds)

@@ -45,7 +45,11 @@ _UNREADABLE = (
 
 
 class Unusable(TrainmedicError):
-    """A checkpoint cannot be loaded. Nothing was changed, unless a part would not take the state that it gave."""
+    """A checkpoint cannot be loaded. Nothing was changed."""
+
+
+class PartLoaded(Unusable):
+    """It cannot be loaded, and may have changed something: only another that loads whole makes that good."""
 
 
 class HalfLoaded(TrainmedicError):
@@ -69,8 +73,8 @@ class Storage(Protocol):
     def load(self, found: Found, parts: Parts) -> Mapping[str, Any] | None:
         """Load it into `parts`; the run's own state, or None where it was not kept.
 
-        Raises Unusable where it could not be read: then nothing was changed. Anything else may have left the
-        parts half loaded.
+        Raises Unusable where it could not be read: then nothing was changed. PartLoaded, or anything else, may
+        have left the parts half loaded; after PartLoaded an older one can be tried.
         """
         ...
 
@@ -135,7 +139,7 @@ class Directory:
         try:
             parts.restore(training)
         except Exception as error:  # whatever a load_state_dict raises; the parts before it are loaded by now
-            raise Unusable(f"{found.path.name} was loaded in part: {type(error).__name__}: {error}") from error
+            raise PartLoaded(f"{found.path.name} was loaded in part: {type(error).__name__}: {error}") from error
         return run
 
     def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
@@ -150,13 +154,23 @@ class Directory:
         if self._keep is None:
             return
         found = self.found()
-        pinned = [one.path for one in found if checkpoints.is_pinned(one.path)]
+        pinned = [one.path for one in found if self._stays_pinned(one, found)]
         gone = [one.path for one in checkpoints.surplus(found, self._keep, pinned)]
         # An unfinished one of another process is a leftover: two processes do not train the same run.
         gone += [Path(entry.path) for entry in os.scandir(self._root) if _LEFTOVER.match(entry.name)]
         for path in gone:
             (path / checkpoints.COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path)
+
+    def _stays_pinned(self, one: Found, found: Sequence[Found]) -> bool:
+        """Not once there are enough from beyond the step that was left for it: the trouble is over, and a late
+        rollback should find out that its checkpoint is gone, rather than go back that far."""
+        why = checkpoints.pinned_for(one.path)
+        left = None if why is None else why.get("left_step")
+        if type(left) is not int:
+            return why is not None
+        beyond = [other for other in found if other.complete and other.step > left]
+        return len(beyond) < max(self._keep or 0, checkpoints.NEVER_DELETED)
 
     def _look_at(self, path: Path) -> Found:
         step = int(path.name.partition("-")[2])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 import trainmedic
 from tests.commanding import Commander, Sent
@@ -45,6 +45,30 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
     reply = sent.reply()
     assert (reply.status, reply.output["checkpoint"]) == ("applied", "checkpoint-20")
     assert (reply.output["step"], reply.output["left_step"], reply.output["skipped_batches"]) == (21, 27, 0)
+
+
+class SaveFirst(TrainerCallback):  # type: ignore[misc]
+    """As in docs/how-to/protect-huggingface.md."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 1:
+            control.should_save = True
+
+
+def test_a_trainer_that_saves_its_first_step_can_go_back_to_it(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """What goes wrong before the first regular checkpoint is then repaired like anything else."""
+    plain = Script()
+    undisturbed = make_trainer(tmp_path / "plain", plain, max_steps=12)
+    undisturbed.train()
+    script = Script(at_5=sent("job.rollback"))
+    trainer = make_trainer(tmp_path, script, SaveFirst(), max_steps=12)
+    huggingface.train(trainer, medic=medic, limits=QUICK)
+    assert script.steps == [*range(1, 6), *range(2, 13)]
+    assert script.losses == plain.losses
+    assert torch.equal(weights(trainer), weights(undisturbed))
+    assert sent.reply().output["checkpoint"] == "checkpoint-1"
 
 
 def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:

@@ -49,6 +49,28 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
     assert (reply.output["step"], reply.output["left_step"], reply.output["skipped_batches"]) == (21, 33, 0)
 
 
+class SaveFirst(pl.Callback):
+    """As in docs/how-to/protect-lightning.md."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step == 0 and trainer.ckpt_path is None:
+            trainer.save_checkpoint(f"{trainer.checkpoint_callback.dirpath}/step=0.ckpt")  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_of_the_programs_own_before_the_first_step_is_gone_back_to(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """The same losses again, the same weights at the end."""
+    plain = Script()
+    model = fit(make_trainer(tmp_path / "plain", plain, SaveFirst(), max_steps=12), medic)
+    script = Script(at_4=sent("job.rollback"))
+    again = fit(make_trainer(tmp_path, script, SaveFirst(), max_steps=12), medic)
+    assert script.steps == [*range(1, 5), *range(1, 13)]
+    assert script.losses == plain.losses
+    assert torch.equal(weights(again), weights(model))
+    assert sent.reply().output["checkpoint"] == "step=0.ckpt"
+
+
 def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
     """A rollback skips the next batches; a later one to a checkpoint after that still knows that they are gone."""
     order = Points()

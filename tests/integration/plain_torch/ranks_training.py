@@ -1,11 +1,12 @@
 """A training of several ranks, as a program for tests under torchrun: ``ranks_training.py ddp|fsdp``.
 
-It trains until it is told to stop, four times in a row; after each, every rank writes what it has come to as
+It trains until it is told to stop, several times in a row; of each, every rank writes what it has come to as
 ``<name>-<rank>.pt``. Not here: what is ordered meanwhile, and what is expected.
 
 - ``ordered``: with whatever the test orders.
-- ``calm``: anew, to the step that the first one came to, with nothing ordered.
-- ``back``, ``resumed``: as if the first one had been started again; where it begins, and at the same step.
+- ``back``: where the first one begins if it is started again.
+- ``calm-then``, ``calm``: anew, with nothing ordered, to that step and to the one that the first one came to.
+- ``resumed``: as if the first one had been started again, to the same step.
 - ``broken``: with a last rank that cannot load a checkpoint into place. How it ends is in ``broken-<rank>.json``.
 
 ``ranks_training.py fsdp alone``, as a single rank, only goes back to the first one's checkpoint: ``alone-0.pt``.
@@ -145,13 +146,18 @@ def main(kind: str, alone: bool) -> None:
         ordered.train()
         ordered.write("ordered")
         ordered.run.close()
+        back = Training(medic, kind, "ordered")
+        back.run.resume()
+        back.write("back")
+        back.run.close()
         calm = Training(medic, kind, "calm")
+        calm.train(back.run.global_step)
+        calm.write("calm-then")
         calm.train(ordered.run.global_step)
         calm.write("calm")
         calm.run.close()
         resumed = Training(medic, kind, "ordered")
         resumed.run.resume()
-        resumed.write("back")
         resumed.train(ordered.run.global_step)
         resumed.write("resumed")
         resumed.run.close()

@@ -151,7 +151,7 @@ def test_what_commands_changed_is_changed_again_after_a_restart(begin: Begin) ->
         ("job.scale_batch", {"factor": 2.0}, "the number of accumulation steps would be 0.5"),
         ("job.accumulate", {"factor": 0.5}, "the number of accumulation steps would be 0.5"),
         ("job.scale_lr", {"factor": 1e-320}, ""),
-        ("job.rollback", {"step": 3}, "there is no complete checkpoint of step 3 or before"),
+        ("job.rollback", {"before": "2020-01-01T00:00:00Z"}, "no complete checkpoint from before 2020-01-01T00:00:00"),
     ],
 )
 def test_what_makes_no_sense_is_rejected_and_changes_nothing(

@@ -42,6 +42,7 @@ class AgentsBus:
         self.clock = FixedClock()
         self.answer: Answer = lambda command: reply(command, limit_watts=300.0)
         self.present: list[ports.Presence] = []
+        self.agents_present: list[ports.Presence] = []
         self.is_away = False
         self.sent: list[Command] = []
         self.settled: list[str] = []
@@ -64,7 +65,7 @@ class AgentsBus:
         return self.present
 
     async def agents(self) -> list[ports.Presence]:
-        return []
+        return self.agents_present
 
     async def check(self) -> None:
         """It answers."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.domain.playbook import UndoTrigger
-from app.domain.run import Run, Status, StepState, UndoStatus
+from app.domain.run import Run, Status, StepState, StepStatus, UndoStatus
 from app.engine import steps
 from app.ports import RunRecord
 from app.rehearsal import virtual_time
@@ -130,6 +130,12 @@ def outcome(runs: list[Run]) -> list[dict[str, Any]]:
     ]
 
 
+def lost_to_a_pause(run: Run) -> bool:
+    return any(
+        step.status is StepStatus.UNKNOWN and "the server was paused" in (step.error or "") for step in run.steps
+    )
+
+
 @MANY
 @given(histories(kills=True, surprises=True))
 def test_whatever_happens_every_promise_is_kept(history: History) -> None:
@@ -141,7 +147,11 @@ def test_whatever_happens_every_promise_is_kept(history: History) -> None:
 @MANY
 @given(histories(kills=False, surprises=False), st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_kills_at_any_moment_change_nothing_of_the_outcome(history: History, kills_at: list[float]) -> None:
-    """With a start right after each, the history ends as it would have without them."""
+    """With a start right after each, the history ends as it would have without them.
+
+    But where a server is killed and paused at once, it may not ask again what became of a command in flight.
+    """
     whole, killed = lived(history), lived(history, [int(part * (history.length + 60)) for part in kills_at])
     assert killed["broken"] == []
-    assert outcome(killed["runs"]) == outcome(whole["runs"]), history.told()
+    if not any(lost_to_a_pause(run) for run in killed["runs"]):
+        assert outcome(killed["runs"]) == outcome(whole["runs"]), history.told()

@@ -87,13 +87,6 @@ def test_a_pinned_one_stays_however_old() -> None:
     assert [one.step for one in checkpoints.surplus(found, keep=2, kept=["step-1"])] == [2]
 
 
-def test_one_that_is_old_enough_for_an_alert_can_be_kept() -> None:
-    """The newest that is older than the reach, beside those that are kept anyway."""
-    found = [saved(step, step) for step in range(10)]
-    gone = checkpoints.surplus(found, keep=2, reach=timedelta(minutes=4))
-    assert {one.step for one in found} - {one.step for one in gone} == {9, 8, 5}
-
-
 def test_marks_are_files_that_others_can_see(tmp_path: Path) -> None:
     """Completeness with its facts, and the pin, which can be taken away."""
     assert checkpoints.completion(tmp_path) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -85,3 +85,19 @@ def test_a_presence_is_told_even_when_a_gpu_does_not_answer(driver: Driver, gpus
     told = presence(gpus)["gpus"]
     assert "does not offer that" in told[0]["problem"]
     assert told[1]["power_limit_watts"] == 700
+
+
+def test_a_presence_tells_the_pods_on_each_gpu(driver: Driver, gpus: NvmlGpus) -> None:
+    """By the processes that compute there; where they cannot be told the GPU is none the worse."""
+    driver.occupy(0, 4711, 4712)
+    seen: list[tuple[int, ...]] = []
+
+    def pods_of(pids: Iterable[int]) -> list[str]:
+        seen.append(tuple(pids))
+        return ["uid-1"] if seen[-1] else []
+
+    told = presence(gpus, pods_of)["gpus"]
+    assert seen == [(4711, 4712), ()]
+    assert [one.get("pods") for one in told] == [["uid-1"], None]
+    driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", standin.NOT_SUPPORTED)
+    assert [one.get("power_limit_watts") for one in presence(gpus, pods_of)["gpus"]] == [700, 700]

@@ -214,6 +214,20 @@ def test_only_surplus_is_deleted(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
+def test_the_target_of_a_rollback_stays_until_training_is_well_past_its_trouble(tmp_path: Path) -> None:
+    """As many as are kept have to lie beyond the step that was left; for ever it would be gone back to very late."""
+    storage, training = Directory(tmp_path, keep=3), parts()
+    start = storage.save(0, training, {})
+    storage.went_back(start, {**WHY, "step": 0, "left_step": 250})
+    for step in (100, 200, 300, 400):
+        storage.save(step, training, {})
+        storage.prune()
+        assert start.path.exists()
+    storage.save(500, training, {})
+    storage.prune()
+    assert sorted(one.step for one in storage.found()) == [300, 400, 500]
+
+
 def test_without_a_number_none_is_deleted(tmp_path: Path) -> None:
     """The user deletes them."""
     storage, training = Directory(tmp_path, keep=None), parts()

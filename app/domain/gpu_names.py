@@ -1,0 +1,40 @@
+"""What a GPU is called, and when two names mean the same: exporters write UUIDs and PCI addresses in many ways."""
+
+from __future__ import annotations
+
+import re
+
+_PCI = re.compile(r"(?:([0-9a-f]{4}|[0-9a-f]{8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.0)?")
+_INDEX = re.compile("[0-9]{1,4}")
+
+
+def normal_pci(text: str) -> str | None:
+    """``0000:18:00.0`` for every way of writing that address; None where `text` is none."""
+    found = _PCI.fullmatch(text.strip().lower())
+    if found is None:
+        return None
+    domain = int(found[1] or "0", 16)
+    return f"{domain:04x}:{found[2]}:{found[3]}.0"
+
+
+def normal_uuid(text: str) -> str:
+    """A GPU's UUID as it is compared: lower case, without the ``GPU-`` that some exporters leave out."""
+    return text.strip().lower().removeprefix("gpu-")
+
+
+def is_index(text: str) -> bool:
+    """Whether `text` is a GPU's number on its node."""
+    return _INDEX.fullmatch(text.strip()) is not None
+
+
+def is_of_one_node(text: str) -> bool:
+    """Whether `text` names a GPU only together with its node: an index or a PCI address."""
+    return is_index(text) or normal_pci(text) is not None
+
+
+def key(name: str, node: str | None = None) -> str:
+    """By what a GPU is looked up: its UUID; else, where `name` is an index or PCI address, ``<node>/<name>``."""
+    if not is_of_one_node(name):
+        return normal_uuid(name)
+    place = str(int(name)) if is_index(name) else normal_pci(name)
+    return f"{node or ''}/{place}"

@@ -1,0 +1,92 @@
+"""Node actions on a job without the SDK: its places follow from its pods, and from the agents that see them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from app import ports
+from app.actions.nodes import Facts, PowerLimit
+from app.domain.whereabouts import Pod
+from app.errors import ActionFailure, PermanentFailure, TemporaryFailure
+from tests.unit.actions.test_commands import NoHttp
+from tests.unit.actions.test_placement import NOW, AgentsBus, call, placed
+
+
+class Cluster:
+    """The pods of one job, whatever its name."""
+
+    def __init__(self, *pods: Pod) -> None:
+        self._pods = pods
+
+    def pod(self, uid: str) -> Pod | None:
+        return next((pod for pod in self._pods if pod.uid == uid), None)
+
+    def pods(self) -> tuple[Pod, ...]:
+        return self._pods
+
+    def pods_of(self, job: str) -> tuple[Pod, ...]:
+        return tuple(pod for pod in self._pods if pod.job == job)
+
+
+def pod(uid: str, node: str, gpus: int = 2, namespace: str = "ml") -> Pod:
+    return Pod(uid, namespace, f"pod-{uid}", node, "llm-1", gpus=gpus)
+
+
+def agent(node: str, **gpus: list[str]) -> ports.Presence:
+    told = [{"uuid": f"GPU-{name}", "index": i, "pods": pods} for i, (name, pods) in enumerate(gpus.items())]
+    return ports.Presence(node, NOW, {"gpus": told})
+
+
+async def located(kind: type[Any], bus: AgentsBus, *pods: Pod, **params: Any) -> Any:
+    services = ports.Services(bus.clock, cast(ports.CommandBus, bus), NoHttp(), pods=Cluster(*pods))
+    found = await kind(services).locate(call(kind, params))
+    return {node: list(gpus) for node, gpus in found.nodes.items()}
+
+
+WORKERS = (pod("u1", "n1"), pod("u2", "n2"), pod("launcher", "cpu-1", gpus=0))
+
+
+async def test_all_gpus_of_a_job_are_those_that_its_pods_are_seen_on() -> None:
+    """By node; others' GPUs are left alone, and so is a launcher that has none."""
+    bus = AgentsBus()
+    bus.agents_present = [agent("n2", c=["u2"], d=["u2", "other"]), agent("n1", a=["u1"], b=["u1"], z=["other"])]
+    assert await located(PowerLimit, bus, *WORKERS, percent=80) == {"n1": ["GPU-a", "GPU-b"], "n2": ["GPU-c", "GPU-d"]}
+    assert await located(Facts, bus, *WORKERS) == {"n1": [], "n2": []}
+
+
+async def test_what_the_job_says_itself_goes_before() -> None:
+    """It knows which of its processes are its ranks."""
+    bus = AgentsBus()
+    bus.present = placed((0, "n9", "GPU-x"))
+    bus.agents_present = [agent("n1", a=["u1"], b=["u1"]), agent("n2", c=["u2"], d=["u2"])]
+    assert await located(PowerLimit, bus, *WORKERS, percent=80) == {"n9": ["GPU-x"]}
+    bus.present = [ports.Presence("llm-1", NOW, {"ranks": [0, 1]})]
+    assert list(await located(PowerLimit, bus, *WORKERS, percent=80)) == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "agents", "failure", "why"),
+    [
+        ([pod("u1", "n1")], [], TemporaryFailure, "no agent is connected on n1, where its pod ml/pod-u1 runs"),
+        ([pod("u1", "n1")], [agent("n1", a=["u1"], b=[])], TemporaryFailure, "asks for 2, and .* n1 sees it on 1"),
+        (
+            [pod("u1", "n1")],
+            [agent("n1", a=[], b=[])],
+            TemporaryFailure,
+            "sees it on none; an agent sees .*agent.seePods",
+        ),
+        ([pod("u1", "n1", 0)], [agent("n1", a=[])], TemporaryFailure, "no agent sees a process of it on a GPU"),
+        ([pod("u1", "n1"), pod("u2", "n2", namespace="dev")], [], PermanentFailure, "several namespaces: dev, ml"),
+        ([pod(f"u{n}", f"n{n}") for n in range(9)], [], TemporaryFailure, "and 5 more alike"),
+    ],
+)
+async def test_a_job_whose_gpus_are_not_all_seen_is_refused(
+    pods: list[Pod], agents: list[ports.Presence], failure: type[ActionFailure], why: str
+) -> None:
+    """All of them or none; the reason says which pod, and what would help."""
+    bus = AgentsBus()
+    bus.agents_present = agents
+    with pytest.raises(failure, match=why):
+        await located(PowerLimit, bus, *pods, percent=80)

@@ -1,0 +1,56 @@
+"""Which GPUs a job of one process says that it works on."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import trainmedic
+from trainmedic import devices
+
+
+def torch_with(*held: int, initialized: bool = True) -> Any:
+    """A PyTorch that holds so many bytes on each device."""
+    cuda = SimpleNamespace(
+        is_initialized=lambda: initialized,
+        device_count=lambda: len(held),
+        memory_reserved=lambda index: held[index],
+        get_device_properties=lambda index: SimpleNamespace(uuid=f"0000000{index}-5a3c"),
+    )
+    return SimpleNamespace(cuda=cuda)
+
+
+def test_the_gpus_are_those_that_hold_memory_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NVML's names; none before the job has begun to use CUDA."""
+    monkeypatch.setitem(sys.modules, "torch", torch_with(0, 5, 7))
+    assert devices.in_use() == ["GPU-00000001-5a3c", "GPU-00000002-5a3c"]
+    monkeypatch.setitem(sys.modules, "torch", torch_with(5, initialized=False))
+    assert devices.in_use() == []
+
+
+def test_a_pytorch_that_cannot_tell_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is half imported, or whose GPU has gone."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    assert devices.in_use() == []
+    broken = torch_with(1)
+    del broken.cuda.get_device_properties
+    monkeypatch.setitem(sys.modules, "torch", broken)
+    assert devices.in_use() == []
+
+
+def test_a_job_of_one_process_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its node, with each of its GPUs; of several ranks, one alone does not know that."""
+    monkeypatch.setenv("TRAINMEDIC_NODE", "n1")
+    monkeypatch.setitem(sys.modules, "torch", torch_with(5, 5))
+    with trainmedic.connect(job="j", redis_url="redis://127.0.0.1:1/0", rank=0, world_size=1) as medic:
+        assert medic._describe()["placement"] == [
+            {"rank": 0, "node": "n1", "gpu": "GPU-00000000-5a3c"},
+            {"rank": 0, "node": "n1", "gpu": "GPU-00000001-5a3c"},
+        ]
+        monkeypatch.setitem(sys.modules, "torch", torch_with(0))
+        assert medic._describe()["placement"] == [{"rank": 0, "node": "n1", "gpu": None}]
+    with trainmedic.connect(job="j", redis_url="redis://127.0.0.1:1/0", rank=0, world_size=2) as medic:
+        assert "placement" not in medic._describe()
