@@ -1,10 +1,11 @@
 """What a cleaning costs its node: time and memory for a directory of a million files, and what a reader feels.
 
 The cleaning runs in a process of its own, as gently as in an agent: low priority, pauses. Its time is told
-per 100,000 files, over that of ``find -delete`` on an equal directory in the same run; its memory as what it
-adds to the process. The reader, a data loader in small, reads blocks at random places of a file that does not
-fit the page cache's mood (O_DIRECT where the filesystem has it); its reads per second while the cleaning runs
-are told over those while nothing runs.
+per 100,000 files, beside that of ``find -delete`` on an equal directory in the same run; its memory as what it
+adds to the process. The reader, a data loader in small, reads blocks at random places of a file, past the page
+cache (O_DIRECT). Blocks of some seconds in which the cleaning runs and is held take turns, so that whatever else
+the machine does meets both alike; told are the reads of the one over those of the other. What is left then is
+cleaned with nobody beside it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,20 @@ import time
 from pathlib import Path
 
 _BLOCK = 64 * 1024
+_SETTLES = 0.5
+"""Seconds after which what was held is held: its last spell of work is over."""
 _CLEAN = """
-import json, resource, sys, threading, time
+import json, os, sys, threading, time
 from app.agent.disk import pace, reading
 from app.agent.disk.cleaner import Cleaner, Request
+held = 0.0
+def sleep(seconds):
+    global held
+    time.sleep(seconds)
+    began = time.monotonic()
+    while os.path.exists(sys.argv[3]):
+        time.sleep(0.02)
+    held += time.monotonic() - began
 rule = {"roots": [sys.argv[1]], "globs": ["**"], "min_age": "1d", "age_by": "modified"}
 cleaning = reading.read({"rules": {"tmp": rule}, "max_files": 10_000_000})
 def resident():
@@ -39,9 +50,10 @@ def watch():
     while not done.wait(0.05):
         peak = max(peak, resident())
 threading.Thread(target=watch, daemon=True).start()
-output = Cleaner(cleaning).clean(Request(("tmp",), time.time() + 3600, dry_run=sys.argv[2] == "dry"), lambda: False)
+request = Request(("tmp",), time.time() + float(sys.argv[4]), dry_run=sys.argv[2] == "dry")
+output = Cleaner(cleaning, pace.Time(sleep=sleep)).clean(request, lambda: False)
 done.set()
-print(json.dumps({"files": output["files"], "seconds": time.monotonic() - began,
+print(json.dumps({"files": output["files"], "seconds": time.monotonic() - began - held,
                   "cpu": time.process_time() - used, "before": before, "peak": peak, "after": resident()}))
 """
 
@@ -61,8 +73,14 @@ def fill(root: Path, count: int) -> None:
     os.close(directory)
 
 
-def started(root: Path, how: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", _CLEAN, str(root), how], stdout=subprocess.PIPE, text=True)
+def started(root: Path, how: str, at_most: float) -> subprocess.Popen[str]:
+    """It is held at its next pause while the file beside the root is there."""
+    argv = [sys.executable, "-c", _CLEAN, root, how, held(root), str(at_most)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+def held(root: Path) -> Path:
+    return root.with_suffix(".held")
 
 
 class Reader:
@@ -80,41 +98,59 @@ class Reader:
             self._fd = os.open(path, os.O_RDONLY)
         self._buffer = mmap.mmap(-1, _BLOCK)
 
-    def rate(self, process: subprocess.Popen[str] | None, seconds: float) -> float:
-        """Reads per second, for so long or until the process ends."""
+    def reads(self, seconds: float) -> float:
+        """Per second, for so long."""
         began, reads = time.monotonic(), 0
-        while time.monotonic() - began < seconds and (process is None or process.poll() is None):
+        while time.monotonic() - began < seconds:
             os.preadv(self._fd, [self._buffer], random.randrange(self._blocks) * _BLOCK)
             reads += 1
         return reads / (time.monotonic() - began)
+
+    def beside(
+        self, process: subprocess.Popen[str], pause: Path, turns: int, seconds: float
+    ) -> list[tuple[float, float]]:
+        """Reads per second while the process works and while it is held, turn by turn; as many as it lives for."""
+        found = []
+        while process.poll() is None and len(found) < turns:
+            pause.unlink(missing_ok=True)
+            working = self.reads(seconds)
+            if process.poll() is not None:
+                break
+            pause.touch()
+            self.reads(_SETTLES)
+            found.append((working, self.reads(seconds)))
+        pause.unlink(missing_ok=True)
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--files", type=int, default=1_000_000)
     parser.add_argument("--reader-mib", type=int, default=2048)
+    parser.add_argument("--turns", type=int, default=30, help="of the reader with and without the cleaning")
+    parser.add_argument("--seconds", type=float, default=3600, help="at most, of the trial run and of the cleaning")
+    parser.add_argument("--block", type=float, default=3.0, help="seconds of a block")
     parser.add_argument(
         "--directory", type=Path, help="on the disk that is to be measured (default: the temporary directory)"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        measure(Path(name), options.files, options.reader_mib * 2**20)
+        measure(Path(name), options)
 
 
-def measure(base: Path, count: int, size: int) -> None:
+def measure(base: Path, options: argparse.Namespace) -> None:
+    count = options.files
     fill(base / "naive", count // 10)
     began = time.monotonic()
     subprocess.run(["find", base / "naive", "-type", "f", "-delete"], check=True)
     naive = (time.monotonic() - began) / (count // 10) * 100_000
     fill(base / "root", count)
-    with started(base / "root", "dry") as looking:
+    with started(base / "root", "dry", options.seconds) as looking:
         trial = result(looking)
-    reader = Reader(base / "data", size)
-    alone = reader.rate(None, 5)
-    with started(base / "root", "run") as cleaning:
-        beside = reader.rate(cleaning, 600)
+    reader = Reader(base / "data", options.reader_mib * 2**20)
+    with started(base / "root", "run", options.seconds) as cleaning:
+        turns = reader.beside(cleaning, held(base / "root"), options.turns, options.block)
         run = result(cleaning)
-    alone = (alone + reader.rate(None, 5)) / 2
     for what, of in (("trial run", trial), ("cleaning", run)):
         each = of["seconds"] / of["files"] * 100_000
         print(
@@ -122,7 +158,12 @@ def measure(base: Path, count: int, size: int) -> None:
             f"{100 * of['cpu'] / of['seconds']:.0f} % of a core, memory +{(of['peak'] - of['before']) / 1024:.1f} MiB, "
             f"+{(of['after'] - of['before']) / 1024:.1f} MiB afterwards"
         )
-    print(f"a reader beside it: {beside / alone:.2f} of its {alone:.0f} reads per second")
+    working, alone = (sum(one) / len(turns) for one in zip(*turns, strict=True))
+    shares = sorted(beside / without for beside, without in turns)
+    print(
+        f"a reader beside it: {working / alone:.3f} of its {alone:.0f} reads per second, in {len(turns)} turns of "
+        f"{options.block:g} s with and without; median turn {shares[len(shares) // 2]:.3f}"
+    )
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, float]:

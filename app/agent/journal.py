@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -270,9 +271,13 @@ def _entry(row: Sequence[Any]) -> Entry:
 
 
 def _lock(directory: Path) -> IO[bytes]:
-    """Held for as long as the process lives, so that two agents never work from one memory."""
-    file = (directory / "agent.lock").open("ab")
+    """Held for as long as the process lives, so that two agents never work from one memory. Nobody else may open it:
+    who can could hold it too, and so keep the agent from starting."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.fdopen(os.open(directory / "agent.lock", flags, 0o600), "r+b")
     try:
+        with contextlib.suppress(OSError):  # somebody else's file: that it can be opened is enough
+            os.fchmod(file.fileno(), 0o600)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()

@@ -76,7 +76,9 @@ class Lapses:
         locks: TargetLocks,
         source: AlertSource | None,
         book_of: BookOf,
+        fence: Callable[[], object] = lambda: None,
     ) -> None:
+        """`fence` does not return where this server is not the one any more that may act."""
         self._store = store
         self._clock = clock
         self._limits = limits
@@ -84,6 +86,7 @@ class Lapses:
         self._locks = locks
         self._source = source
         self._book_of = book_of
+        self._fence = fence
         self._began = (clock.now(), 0.0)
         self._told: set[tuple[str, str]] = set()
         self._looked_up: set[str] = set()
@@ -156,6 +159,7 @@ class Lapses:
             if not begun:
                 return
             self._looked_up -= {hold.command_id for hold in begun}
+            self._fence()
             until = self._clock.now() + action.lease / 3
             renewals = await action.renew([replace(hold, again=True) for hold in begun], until)
         await self._conclude(renewals)

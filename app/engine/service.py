@@ -67,7 +67,7 @@ class Engine:
         self._workers = Workers(store, catalog, around)
         self._intake = Intake(store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted)
         self._sweeper = Sweeper(store, clock, limits, metrics, alert_source, self._workers.touch)
-        lapses = Lapses(store, clock, limits, metrics, around.locks, alert_source, self._workers.book_of)
+        lapses = Lapses(store, clock, limits, metrics, around.locks, alert_source, self._workers.book_of, fence)
         self._leases = Leases(store, actions, clock, limits, metrics, lapses)
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)

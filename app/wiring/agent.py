@@ -104,7 +104,7 @@ def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: Tall
                 hands=[
                     PowerLimit(control),
                     RenewLease(control),
-                    DiskClean(Cleaner(policy.cleaning)),
+                    DiskClean(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
                     NodeFacts(settings.node, gpus, places),
                 ],
                 keepers=[LeaseKeeper(control, since_boot)],

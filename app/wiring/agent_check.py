@@ -59,7 +59,7 @@ def check(settings: AgentSettings) -> Report:
     report.told["user"] = mine.user
     report.told["capabilities"] = sorted(mine.held)
     _power(policy, mine, report)
-    _cleaning(policy, mine, report)
+    _cleaning(policy, settings.state_dir, mine, report)
     _state(settings.state_dir, report)
     _redis(settings, policy, report)
     report.told |= {"errors": report.errors, "warnings": report.warnings}
@@ -101,11 +101,11 @@ def _power(policy: Policy, mine: Privileges, report: Report) -> None:
         )
 
 
-def _cleaning(policy: Policy, mine: Privileges, report: Report) -> None:
+def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: Report) -> None:
     cleaning = policy.cleaning
     told: dict[str, Any] = {}
     for name, rule in cleaning.rules.items():
-        with roots.opened(rule.roots, cleaning.owners) as opened:
+        with roots.opened(rule.roots, cleaning.owners, roots.identity(state_dir)) as opened:
             usable = {root.path: None for root in opened.roots}
             states = {path: usable.get(path, opened.refused.get(path)) for path in rule.roots}
         told[name] = {"kind": rule.kind, "do": rule.do, "min_age": duration.write(rule.min_age), "roots": states}

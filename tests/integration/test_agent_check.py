@@ -192,3 +192,11 @@ def test_power_that_cannot_be_given_back_is_told(
         node.driver.reload()
         assert agent(node.driver, "release", "--state-dir", node.state).returncode == 0
         assert node.driver.watts(0) == 700
+
+
+def test_a_root_in_the_agents_state_directory_is_an_error(tmp_path: Path, policy: Path, driver: Driver) -> None:
+    """Found by the check, and named; at a cleaning it is refused too."""
+    given = ("--policy", policy, "--state-dir", tmp_path, "--redis", NO_REDIS)
+    done = agent(driver, "check", *given)
+    assert done.returncode == 1
+    assert f"{tmp_path} is the agent's state directory" in done.stderr

@@ -10,6 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from app.agent.disk import files, reasons, roots, space, units
@@ -41,13 +42,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Cleaner:
-    """Cleans by the policy's rules. The clocks, the measuring of free space and ``/proc`` are handed in."""
+    """Cleans by the policy's rules. The clocks, the measuring of free space and ``/proc`` are handed in; ``state_dir``
+    is the agent's own, which no rule touches."""
 
     cleaning: Cleaning
     time: Time = field(default_factory=Time)
     measure: Measure = space.measured
     proc: str = "/proc"
     batch: int = files.BATCH
+    state_dir: Path | None = None
 
     def clean(self, request: Request, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
         """Do it, or say what would be done; the output of the command.
@@ -91,7 +94,9 @@ class _Session:
     def apply(self, rule: Rule) -> Tally:
         tally = Tally(checkpoints=0 if rule.kind is Kind.CHECKPOINTS else None)
         if self.pace.halt is None:
-            with roots.opened(rule.roots, self.cleaner.cleaning.owners) as opened:
+            state_dir = self.cleaner.state_dir
+            spared = roots.identity(state_dir) if state_dir is not None else None
+            with roots.opened(rule.roots, self.cleaner.cleaning.owners, spared) as opened:
                 _Turn(self, rule, tally).take(opened)
         return tally
 

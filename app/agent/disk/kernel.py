@@ -11,6 +11,7 @@ import fcntl
 import os
 import platform
 import signal
+import time
 
 # ioprio_set(2): the number of the call, by machine; "this thread"; the class in the upper bits, best
 # effort, and in the lower ones the last of its eight levels.
@@ -40,6 +41,16 @@ def waited_for_a_core() -> float:
             return int(facts.read().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
+
+
+def stalled_for_a_disk() -> float:
+    """Seconds in which some task of this machine waited for a disk, since it was started (proc_pressure(5)); the
+    time itself, as if somebody always did, where that is not counted."""
+    try:
+        with open("/proc/pressure/io", encoding="ascii") as facts:  # noqa: PTH123
+            return int(facts.readline().rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError):
+        return time.monotonic()
 
 
 def punch_hole(fd: int, length: int) -> None:

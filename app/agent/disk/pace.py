@@ -1,8 +1,12 @@
 """Keeping a cleaning gentle, and ending it in time.
 
-Between its pieces of work the cleaner asks `Pace.goes_on`. That sleeps as long as was worked, so that at
-most half of the time is spent on cleaning, and says when to end: at the deadline, or when the agent is
-told to end. The thread itself takes a low CPU priority and the lowest I/O priority of the ordinary class,
+Between its pieces of work the cleaner asks `Pace.goes_on`. That rests, and says when to end: at the deadline,
+or when the agent is told to end. While it rests it looks whether anybody waits for the disk, by the kernel's
+count of the time in which some task did (PSI, Linux 4.20). Where somebody does, it rests `_MOST_RESTS` times as
+long as it worked, so that a reader beside it loses a few percent at most; where nobody does, as long as it
+worked. Where the kernel does not count, it is as if somebody always waited.
+
+The thread itself takes a low CPU priority and the lowest I/O priority of the ordinary class,
 which the schedulers BFQ and mq-deadline respect; where a disk has none (NVMe often), the pauses alone count.
 
 Neither is the lowest there is. In the idle class of I/O, and at nice 19, work on a busy node hardly gets on,
@@ -28,7 +32,11 @@ log = logging.getLogger(__name__)
 
 _SPELL = 0.01
 """Seconds of work between two pauses."""
-_LONGEST_REST = 1.0
+_LONGEST_REST = 2.0
+_MOST_RESTS, _FEWEST_RESTS = 16.0, 1.0
+"""Times that it rests as long as it worked."""
+_NOTICED = 0.05
+"""The part of a rest in which somebody waited for the disk, from which on that counts."""
 _NICE = 10
 """A tenth of the share that a process of ordinary priority has of a busy core."""
 
@@ -36,11 +44,12 @@ _NICE = 10
 @dataclass(frozen=True, slots=True)
 class Time:
     """The clocks that a cleaning reads and sleeps by: seconds since the epoch, a steady clock, the part of that
-    in which this thread was ready and another ran, and a pause."""
+    in which this thread was ready and another ran, the part in which anybody waited for a disk, and a pause."""
 
     now: Callable[[], float] = time.time
     steady: Callable[[], float] = time.monotonic
     waited: Callable[[], float] = kernel.waited_for_a_core
+    stalled: Callable[[], float] = kernel.stalled_for_a_disk
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -51,6 +60,7 @@ class Pace:
         self._clock = clock
         self._deadline = deadline
         self._is_stopping = is_stopping
+        self._rests = _MOST_RESTS
         self._begin_spell()
         self.halt: Reason | None = None
         """Why to end; set once, by `goes_on`."""
@@ -62,12 +72,23 @@ class Pace:
         passed = self._clock.steady() - self._began
         if passed >= _SPELL:
             worked = passed - (self._clock.waited() - self._waited)
-            self.wait(min(max(worked, 0.0), _LONGEST_REST))
+            self._rest(min(max(worked, 0.0) * self._rests, _LONGEST_REST))
         if self._is_stopping():
             self.halt = Reason.STOPPING
         elif self._clock.now() >= self._deadline:
             self.halt = Reason.NO_TIME
         return self.halt is None
+
+    def _rest(self, seconds: float) -> None:
+        """So long, or twice as long or half as long from now on: as somebody else wants the disk, or nobody does."""
+        began, stalled = self._clock.steady(), self._clock.stalled()
+        self.wait(seconds)
+        passed = self._clock.steady() - began
+        if passed <= 0:
+            return
+        is_wanted = (self._clock.stalled() - stalled) / passed > _NOTICED
+        self._rests = min(self._rests * 2, _MOST_RESTS) if is_wanted else max(self._rests / 2, _FEWEST_RESTS)
+        self._begin_spell()
 
     def wait(self, seconds: float) -> None:
         """Do nothing for so long."""

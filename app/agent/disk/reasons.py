@@ -17,6 +17,7 @@ class Reason(StrEnum):
     # It is not what a rule of its kind deletes.
     SPECIAL = "not_a_regular_file"
     HARD_LINK = "hard_link"
+    AGENTS_OWN = "agents_own"
     IN_CHECKPOINT = "in_checkpoint"
     NOT_A_CHECKPOINT = "not_a_checkpoint"
     MOUNT_POINT = "other_filesystem"

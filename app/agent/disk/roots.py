@@ -7,7 +7,9 @@ afterwards. Refused is a root
 - that belongs to somebody other than root, the agent's user, and the policy's ``owners``;
 - whose way leads through a directory in which somebody else could put another in its place: one of another
   owner, or one that group or others may write in without the sticky bit;
-- that is the filesystem of the system: ``/`` by another name.
+- that is the filesystem of the system: ``/`` by another name;
+- that is, or lies in, the agent's own state directory. One that lies below a root is `Root.spared`, and the walk
+  does not enter it, under whatever name.
 
 Not here: which paths a policy may name at all (``reading``), and what is below (``walk``).
 """
@@ -19,18 +21,21 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """An open root. ``device`` and ``mount`` say on which filesystem, and by which mount, it lies."""
+    """An open root. ``device`` and ``mount`` say on which filesystem, and by which mount, it lies; ``spared`` is the
+    device and inode of a directory below it that is never entered."""
 
     path: str
     fd: int
     device: int
     mount: int | None
+    spared: tuple[int, int] | None = None
 
     def holds(self, fd: int) -> bool:
         """Whether what is open is on the root's filesystem and mount."""
@@ -46,14 +51,15 @@ class Opened:
 
 
 @contextmanager
-def opened(paths: tuple[str, ...], owners: frozenset[int]) -> Iterator[Opened]:
-    """The roots, open while the block runs. `owners` beside root and the agent's own user."""
+def opened(paths: tuple[str, ...], owners: frozenset[int], spared: tuple[int, int] | None = None) -> Iterator[Opened]:
+    """The roots, open while the block runs. `owners` beside root and the agent's own user; `spared` is the device
+    and inode of the agent's state directory."""
     trusted = owners | {0, os.geteuid()}
     roots: list[Root] = []
     refused: dict[str, str] = {}
     with ExitStack() as stack:
         for path in paths:
-            found = _open(path, trusted)
+            found = _open(path, trusted, spared)
             if isinstance(found, str):
                 refused[path] = found
                 continue
@@ -82,7 +88,15 @@ def mount_of(fd: int) -> int | None:
         return None
 
 
-def _open(path: str, trusted: frozenset[int]) -> Root | str:
+def identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """The device and inode of what is there; None where nothing is."""
+    try:
+        return _identity(Path(path).stat())
+    except OSError:
+        return None
+
+
+def _open(path: str, trusted: frozenset[int], spared: tuple[int, int] | None) -> Root | str:
     """The root at `path`, or why it is refused."""
     fd = os.open("/", _DIRECTORY)
     try:
@@ -98,12 +112,14 @@ def _open(path: str, trusted: frozenset[int]) -> Root | str:
                 return _why(path, walked, error, is_link=_is_link(fd, name))
             os.close(fd)
             fd = below
+            if spared == _identity(os.fstat(fd)):
+                return f"{walked} is the agent's state directory; name another one with --state-dir, or another root"
         facts = os.fstat(fd)
         if facts.st_uid not in trusted:
             return f"{path} belongs to user {facts.st_uid}; name that user under owners if it may be cleaned"
         if os.path.samestat(facts, top):
             return f"{path} is the root of the whole filesystem"
-        root = Root(path, fd, facts.st_dev, mount_of(fd))
+        root = Root(path, fd, facts.st_dev, mount_of(fd), spared)
         fd = -1
         return root
     finally:
@@ -124,6 +140,10 @@ def _why(path: str, at: str, error: OSError, *, is_link: bool) -> str:
     if is_link:
         return f"{at} is a symbolic link; name the real path of {path}"
     return f"{at}: {error.strerror}"
+
+
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_dev, facts.st_ino
 
 
 def _is_link(parent: int, name: str) -> bool:

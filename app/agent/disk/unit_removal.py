@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.agent.disk import checkpoints, reasons, roots, units
 from app.agent.disk.globs import Glob, State
@@ -101,7 +101,7 @@ class UnitRemover:
     def _used(self, directory: Directory) -> Reason | None:
         """Whether any file in it is open."""
         reason: Reason | None = None
-        top = Root(directory.path(), directory.fd, directory.root.device, directory.root.mount)
+        top = replace(directory.root, path=directory.path(), fd=directory.fd)
         walk = Walk(_EVERYTHING, State.of([]), self.pace, lambda *_: None, lambda *_: True)
         with closing(walk(top)) as found:
             for inner, entry in found:

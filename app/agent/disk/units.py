@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.agent.disk import checkpoints
 from app.agent.disk.ages import stamp_of
@@ -151,7 +151,7 @@ def survey(directory: Directory, age_by: AgeBy, pace: Pace) -> Survey:
             stamp, written = max(stamp, stamp_of(facts, age_by)), max(written, facts.st_mtime_ns)
         return True
 
-    top = Root(directory.path(), directory.fd, directory.root.device, directory.root.mount)
+    top = replace(directory.root, path=directory.path(), fd=directory.fd)
     with closing(Walk(_EVERYTHING, _NOTHING, pace, obstructed, enter)(top)) as found:
         for inner, entry in found:
             if entry is None:

@@ -161,8 +161,12 @@ class Walk:
         root = parent.root
         try:
             # An automounter mounts what is opened, so what is elsewhere is not opened at all.
-            if entry.stat(follow_symlinks=False).st_dev != root.device:
+            facts = entry.stat(follow_symlinks=False)
+            if facts.st_dev != root.device:
                 self.left(Reason.MOUNT_POINT, parent, entry.name)
+                return None
+            if root.spared == (facts.st_dev, facts.st_ino):
+                self.left(Reason.AGENTS_OWN, parent, entry.name)
                 return None
             fd = roots.enter(parent.fd, entry.name)
         except OSError as error:

@@ -183,3 +183,10 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 def test_only_its_owner_reads_it(journal: Journal, tmp_path: Path) -> None:
     """Outputs name files and processes of the node."""
     assert (tmp_path / "agent.db").stat().st_mode & 0o077 == 0
+
+
+def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
+    """Also a lock file that an earlier agent has left open to all: who can open it could keep the agent out."""
+    (tmp_path / "agent.lock").touch(0o644)
+    Journal.open(tmp_path).close()
+    assert (tmp_path / "agent.lock").stat().st_mode & 0o777 == 0o600

@@ -7,13 +7,14 @@ import mmap
 import os
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.agent.disk.pace import Time
 from app.agent.disk.space import Space
-from tests.unit.agent.disk.trees import DAY, NEVER, aged, clean, cleaner, filled_by, left, names, put
+from tests.unit.agent.disk.trees import DAY, NEVER, aged, checkpoint, clean, cleaner, filled_by, left, names, put
 
 
 @pytest.fixture
@@ -301,3 +302,38 @@ def test_a_file_that_may_not_be_deleted_is_told_in_a_trial_run_too(root: Path) -
         (root / "closed").chmod(mode)
     assert (trial["files"], left(trial, "tmp")) == (run["files"], left(run, "tmp"))
     assert run["files"] == (2 if os.geteuid() == 0 else 1)
+
+
+def test_the_agents_own_directory_is_never_touched(tmp_path: Path) -> None:
+    """Wherever it lies below a root: what is in it is left, and what is beside it goes."""
+    put(tmp_path / "root/state/agent.db")
+    put(tmp_path / "root/state/deep/old")
+    put(tmp_path / "root/other/old")
+    by = replace(cleaner({"tmp": {"roots": [tmp_path / "root"]}}), state_dir=tmp_path / "root/state")
+    output = clean(by)
+    assert output["files"] == 1
+    assert left(output, "tmp") == {"agents_own": 1}
+    assert (tmp_path / "root/state/agent.db").exists()
+    assert (tmp_path / "root/state/deep/old").exists()
+
+
+def test_a_checkpoint_that_holds_the_agents_directory_stays(tmp_path: Path) -> None:
+    """Deleted whole or not at all."""
+    for step in (1, 2, 3):
+        checkpoint(tmp_path / f"root/checkpoint-{step}", days=40 - step)
+    put(tmp_path / "root/checkpoint-1/state/agent.db")
+    rule = {"roots": [tmp_path / "root"], "kind": "checkpoints", "globs": "*"}
+    by = replace(cleaner({"old": rule}), state_dir=tmp_path / "root/checkpoint-1/state")
+    assert clean(by)["files"] == 0
+    assert (tmp_path / "root/checkpoint-1/state/agent.db").exists()
+
+
+@pytest.mark.parametrize("inside", ["", "cache"])
+def test_a_root_in_the_agents_own_directory_is_refused(tmp_path: Path, inside: str) -> None:
+    """With what to do."""
+    state = tmp_path / "state"
+    put(state / "cache/old")
+    by = replace(cleaner({"tmp": {"roots": [state / inside]}}), state_dir=state)
+    (refusal,) = clean(by)["rules"]["tmp"]["refused_roots"].values()
+    assert "is the agent's state directory" in refusal
+    assert (state / "cache/old").exists()
