@@ -219,4 +219,12 @@ class ObjectExists(PermanentFailure):
 
 
 class ClusterRefused(PermanentFailure):
-    """The Kubernetes API refuses: no permission, or no valid request."""
+    """The Kubernetes API refuses: no permission, or no valid request.
+
+    ``may_pass`` where it does not let our account: a server that has just started says so to everybody,
+    until it has read its roles.
+    """
+
+    def __init__(self, message: str, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass

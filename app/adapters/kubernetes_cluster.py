@@ -40,6 +40,7 @@ PAGE: Final = 500
 _NOTHING_DONE: Final = (401, 403, 429)
 """What is answered before anything is done."""
 _RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
+_TWO_BUDGETS: Final = "more than one PodDisruptionBudget"
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 log = telemetry.logger(__name__)
@@ -168,6 +169,10 @@ class KubernetesCluster:
             await self._call("POST", path_of(ref, "eviction"), None, body, about=str(ref))
         except ObjectMissing:
             return
+        except ClusterUnavailable as error:
+            if _TWO_BUDGETS in str(error):  # a 500, which would look like a failing server
+                raise EvictionBlocked(str(error)) from error
+            raise
 
     async def record(self, about: Object, reason: str, message: str, warning: bool = False) -> None:
         metadata = about["metadata"]
@@ -295,7 +300,9 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
         case 410:
             return _Gone(said)
         case 429 if any(cause.get("reason") == "DisruptionBudget" for cause in _causes(answer)):
-            return EvictionBlocked(said)
+            # The causes name the budget, and what it needs; the message does not.
+            named = [str(cause["message"]) for cause in _causes(answer) if cause.get("message")]
+            return EvictionBlocked("; ".join(named)[:500] or said)
         case 429:
             return ClusterUnavailable(said, _seconds(headers))
         case 401:
@@ -307,7 +314,7 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
         case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(answer)):
             return ClusterUnavailable(f"{about}: {said}")  # which ends by itself
         case 403:
-            return ClusterRefused(f"{about}: {said}{_RIGHTS if 'cannot' in said else ''}")
+            return ClusterRefused(f"{about}: {said}{_RIGHTS if 'cannot' in said else ''}", may_pass=True)
         case status if status >= 500 or status == 408:
             return ClusterUnavailable(f"the Kubernetes API fails: {said}", _seconds(headers))
     return ClusterRefused(f"{about}: {said}")

@@ -78,7 +78,7 @@ class Cluster(Protocol):
 
     async def evict(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
         """Ask the Eviction API to end a pod. Raises EvictionBlocked where a PodDisruptionBudget does not let
-        it go now; one that is gone already is fine."""
+        it go now, or where it has two, which the API cannot weigh; one that is gone already is fine."""
         ...
 
     async def record(self, about: Object, reason: str, message: str, warning: bool = False) -> None:

@@ -14,7 +14,7 @@ import pytest
 from app import telemetry
 from app.actions import registry
 from app.actions.kubernetes.base import ClusterAction
-from app.actions.kubernetes.kinds import KNOWN
+from app.actions.kubernetes.kinds import KNOWN, field_at
 from app.adapters.kubernetes_cluster import KubernetesCluster
 from app.adapters.kubernetes_whereabouts import Whereabouts
 from app.errors import ClusterRefused
@@ -121,11 +121,14 @@ async def _drain(world: World, action: type[Any]) -> None:
         await world.act(action, node, timeout=20)
 
 
-def _on_workloads(needs: str, **params: Any) -> Act:
+def _on_workloads(needs: str, before: Any = None, **params: Any) -> Act:
     async def act(world: World, action: type[Any]) -> None:
         for kind, workload in KNOWN.items():
-            if getattr(workload, needs) is not None:
-                await world.make(workload.resource, world.namespace, {"metadata": {"name": "one"}, "spec": {}})
+            if (path := getattr(workload, needs)) is not None:
+                made = {"metadata": {"name": "one"}, "spec": {}}
+                if before is not None:
+                    made |= field_at(needs, path).write(made, before)
+                await world.make(workload.resource, world.namespace, made)
                 await world.act(action, kind=kind, namespace=world.namespace, name="one", **params)
 
     return act
@@ -156,7 +159,7 @@ PROOFS: Mapping[str, Act] = {
     "k8s.restart": _on_workloads("template"),
     "k8s.scale": _on_workloads("replicas", replicas=3),
     "k8s.suspend": _on_workloads("suspend"),
-    "k8s.resume": _on_workloads("suspend"),
+    "k8s.resume": _on_workloads("suspend", before=True),
     "k8s.delete_pod": _delete_pod,
     "k8s.create_job": _create_job,
 }

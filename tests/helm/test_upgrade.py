@@ -38,6 +38,7 @@ def secrets(found: list[Object]) -> dict[str, dict[str, str]]:
 
 
 def install(server: ApiServer, found: list[Object]) -> None:
+    server.objects.create(("v1", "namespaces"), "", {"metadata": {"name": charts.NAMESPACE}}, "helm")
     for each in found:
         if each["kind"] == "Secret":
             server.objects.create(("v1", "secrets"), charts.NAMESPACE, each, "helm")

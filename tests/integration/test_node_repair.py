@@ -18,6 +18,7 @@ from tests.live import Server, delivery, resolved
 from tests.programs import ROOT, eventually, inherited
 
 JOBS = ("batch/v1", "jobs")
+NAMESPACES = ("v1", "namespaces")
 NODES = ("v1", "nodes")
 
 
@@ -49,6 +50,7 @@ def test_a_node_takes_pods_again_only_when_its_check_has_passed(
     and ends with 0 only where every GPU answers; then it is uncordoned."""
     driver = make_driver(2)
     with ApiServer().running() as stand_in:
+        stand_in.objects.create(NAMESPACES, "", {"metadata": {"name": "trainmedic"}}, "kubectl")
         kubeconfig = tmp_path / "kubeconfig.json"
         kubeconfig.write_text(json.dumps(stand_in.kubeconfig()))
         server = Server(tmp_path / "s", "", "--kubernetes", str(kubeconfig))
@@ -68,9 +70,13 @@ def test_a_node_takes_pods_again_only_when_its_check_has_passed(
             assert checked(job, driver) == 0
             driver.lose(1)
             assert checked(job, driver) == 1
-            condition = {"type": "Complete", "status": "True"}
+            conditions = [{"type": one, "status": "True"} for one in ("SuccessCriteriaMet", "Complete")]
+            status = {
+                "conditions": conditions,
+                **dict.fromkeys(("startTime", "completionTime"), "2026-01-31T12:00:00Z"),
+            }
             place = (job["metadata"]["namespace"], job["metadata"]["name"])
-            stand_in.objects.patch(JOBS, *place, {"status": {"conditions": [condition]}}, "job-controller")
+            stand_in.objects.patch(JOBS, *place, {"status": status}, "job-controller")
             run = server.closed_run(60)
             assert run["status"] == "succeeded", run
             assert not is_cordoned(stand_in, node.ref)

@@ -6,7 +6,7 @@ continuation can expire; watches with bookmarks that can break off; the Eviction
 PodDisruptionBudgets; bearer tokens and RBAC rules; and, on demand, latency, overload, errors and
 an outage. Every request is recorded as RBAC would see it.
 
-Not modelled: admission, defaulting and validation of bodies (a schema check is made elsewhere), other
+Not modelled: admission, defaulting and validation of bodies beyond ``cluster_rules``, other
 patch types than JSON merge patch, server-side apply, controllers (no Deployment makes pods), kubelets
 (`Kubelet` in ``world`` ends pods through the API), TLS, and streaming logs.
 """
@@ -25,13 +25,17 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.kubernetes.object_store import DISCOVERY, KINDS, Object, Objects, Place, Refused
+from tests.kubernetes.cluster_rules import Object, Place, Refused
+from tests.kubernetes.object_store import DISCOVERY, Objects
 
 _PATH = re.compile(
     r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[^/]+))?$"
 )
 _SELECTOR = re.compile(r"^(?P<name>[^=!,\s]+)(?:(?P<op>==|=|!=)(?P<value>.*))?$")
+
+
+_FIELDS = ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase", "involvedObject.uid")
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Fault:
     """Of this object alone; of all, where empty."""
     message: str = "the stand-in was told to fail"
     causes: tuple[Mapping[str, str], ...] = ()
+    token: str = ""
+    """Of this account's requests alone."""
     retry_after: int | None = None
     is_done_first: bool = False
     """The request is carried out, and then answered with the error."""
@@ -174,7 +180,7 @@ class ApiServer:
 
     async def _handle(self, request: web.Request, matched: re.Match[str]) -> web.StreamResponse:
         place: Place = (matched["core"] or matched["group"], matched["plural"])
-        if place not in KINDS:
+        if place not in self.objects.kinds:
             raise Refused(404, "NotFound", "the server could not find the requested resource")
         seen = _seen(request, matched, place)
         self.requests.append(seen)
@@ -230,7 +236,7 @@ class ApiServer:
         metadata = {"resourceVersion": str(version), "continue": token}
         return {
             "apiVersion": place[0],
-            "kind": f"{KINDS[place][0]}List",
+            "kind": f"{self.objects.kinds[place][0]}List",
             "metadata": metadata,
             "items": found[start : start + limit],
         }
@@ -254,7 +260,7 @@ class ApiServer:
                     await _tell(response, change.type, change.object)
                 if reached > version:
                     version = reached
-                    bookmark = {"kind": KINDS[place][0], "metadata": {"resourceVersion": str(version)}}
+                    bookmark = {"kind": self.objects.kinds[place][0], "metadata": {"resourceVersion": str(version)}}
                     await _tell(response, "BOOKMARK", bookmark)
                 assert self._news is not None
                 self._news.clear()
@@ -287,7 +293,8 @@ class ApiServer:
     def _fault(self, seen: Request) -> Fault | None:
         for fault in list(self.faults):
             of_it = fault.resource in ("", seen.resource) and fault.name in ("", seen.name)
-            if of_it and (not fault.verbs or seen.verb in fault.verbs):
+            is_meant = of_it and fault.token in ("", seen.token)
+            if is_meant and (not fault.verbs or seen.verb in fault.verbs):
                 fault.times -= 1
                 if fault.times <= 0:
                     self.faults.remove(fault)
@@ -347,7 +354,7 @@ def _labels_match(selector: str, found: Object) -> bool:
 def _fields_match(selector: str, found: Object) -> bool:
     for term in filter(None, selector.split(",")):
         path, _, wanted = term.partition("=")
-        if path not in ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"):
+        if path not in _FIELDS:
             raise Refused(400, "BadRequest", f"field label not supported: {path}")
         value: Any = found
         for part in path.split("."):

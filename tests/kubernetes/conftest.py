@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from app.adapters.kubernetes_cluster import KubernetesCluster
 from tests.helm import charts
-from tests.kubernetes.accounts import Accounts
+from tests.kubernetes import accounts
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
 
 REAL = os.environ.get("TRAINMEDIC_TEST_KUBECONFIG")
+
+
+def pytest_report_header() -> str:
+    return f"Kubernetes: the API server of {REAL}" if REAL else "Kubernetes: the stand-in for its API server"
+
+
+@pytest.fixture(autouse=True)
+def brief_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal is believed sooner, for the sake of the tests of permissions."""
+    monkeypatch.setattr("app.actions.kubernetes.base.DOUBT", timedelta(seconds=0.5))
 
 
 @pytest.fixture
@@ -49,15 +60,20 @@ async def cluster(kubeconfig: Path) -> AsyncIterator[KubernetesCluster]:
 
 
 @pytest.fixture
-async def world(request: pytest.FixtureRequest, cluster: KubernetesCluster, tmp_path: Path) -> AsyncIterator[World]:
-    """On the stand-in each action works by an account that has what the chart grants for it."""
+async def world(
+    request: pytest.FixtureRequest, kubeconfig: Path, cluster: KubernetesCluster, tmp_path: Path
+) -> AsyncIterator[World]:
+    """Each action works by an account that has what the chart grants for it."""
     world = World(cluster)
-    accounts = None
-    if not is_real(request):
-        accounts = Accounts(request.getfixturevalue("stand_in"), tmp_path, charts.rules_of)
-        world.by = accounts.of
-    await world.start()
-    yield world
-    if accounts is not None:
-        await accounts.close()
-    await world.clean()
+    if is_real(request):
+        issue = accounts.of_a_real_server(world, kubeconfig, tmp_path)
+    else:
+        issue = accounts.of_the_stand_in(request.getfixturevalue("stand_in"), tmp_path)
+    kept = accounts.Accounts(issue, charts.rules_of)
+    world.by = kept.of
+    try:
+        await world.start()
+        yield world
+    finally:
+        await kept.close()
+        await world.clean()

@@ -2,7 +2,8 @@
 
 Without HTTP; `api_server` puts that in front. What is modelled is what clients see: resourceVersion
 and its conflicts, merge patches, uid preconditions, a pod's graceful end, PodDisruptionBudgets
-counted from the pods that are Ready, and a log of changes for watches.
+counted at once, a namespace's end with all that is in it, and a log of changes for watches. What is let in
+and what is refused stands in `cluster_rules`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,30 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-Object = dict[str, Any]
-Place = tuple[str, str]
-"""API version and plural: ``("apps/v1", "deployments")``."""
+from tests.kubernetes.cluster_rules import (
+    BUDGETS,
+    CUSTOM_KINDS,
+    PODS,
+    Object,
+    Place,
+    Refused,
+    admit,
+    check_eviction,
+    check_kind,
+    check_status,
+    counted,
+    defined,
+)
 
 KINDS: dict[Place, tuple[str, bool]] = {
+    CUSTOM_KINDS: ("CustomResourceDefinition", False),
     ("v1", "namespaces"): ("Namespace", False),
     ("v1", "nodes"): ("Node", False),
     ("v1", "pods"): ("Pod", True),
     ("v1", "events"): ("Event", True),
     ("v1", "configmaps"): ("ConfigMap", True),
     ("v1", "secrets"): ("Secret", True),
+    ("v1", "serviceaccounts"): ("ServiceAccount", True),
     ("apps/v1", "deployments"): ("Deployment", True),
     ("apps/v1", "statefulsets"): ("StatefulSet", True),
     ("apps/v1", "daemonsets"): ("DaemonSet", True),
@@ -43,7 +57,8 @@ KINDS: dict[Place, tuple[str, bool]] = {
     ("ray.io/v1", "rayclusters"): ("RayCluster", True),
     ("example.com/v1", "trainings"): ("Training", True),
 }
-"""Kind and whether it is in a namespace. Those after PodDisruptionBudget stand for custom kinds."""
+"""Kind and whether it is in a namespace. Those after PodDisruptionBudget stand for custom kinds; a
+CustomResourceDefinition makes another."""
 
 
 def _discovery() -> dict[str, Object]:
@@ -65,16 +80,6 @@ def _discovery() -> dict[str, Object]:
 DISCOVERY = _discovery()
 
 
-class Refused(Exception):
-    """An answer that is no success: the HTTP status and the ``reason`` of the Status object."""
-
-    def __init__(self, status: int, reason: str, message: str, causes: tuple[Mapping[str, str], ...] = ()) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.causes = causes
-
-
 @dataclass(frozen=True)
 class Change:
     """One entry of the log that watches read."""
@@ -94,6 +99,7 @@ class Objects:
     oldest: int = 1000
     """Watches and continuations from before it are too old."""
     log: list[Change] = field(default_factory=list)
+    kinds: dict[Place, tuple[str, bool]] = field(default_factory=lambda: dict(KINDS))
     _kept: dict[Place, dict[tuple[str, str], Object]] = field(default_factory=dict)
 
     def get(self, place: Place, namespace: str, name: str) -> Object:
@@ -107,7 +113,7 @@ class Objects:
         return [copy.deepcopy(found) for key, found in sorted(kept.items()) if namespace is None or key[0] == namespace]
 
     def create(self, place: Place, namespace: str, body: Object, manager: str) -> Object:
-        kind, _ = KINDS[place]
+        kind, _ = self.kinds[place]
         body = copy.deepcopy(body)
         if body.get("kind", kind) != kind or body.get("apiVersion", place[0]) != place[0]:
             raise Refused(400, "BadRequest", f"the body is not a {kind} of {place[0]}")
@@ -119,11 +125,19 @@ class Objects:
         key = (namespace, metadata["name"])
         if key in self._kept.get(place, {}):
             raise Refused(409, "AlreadyExists", f'{place[1]} "{key[1]}" already exists')
+        check_kind(place, body)
         body |= {"apiVersion": place[0], "kind": kind}
+        # What admission adds is nobody's, and an object of whose fields none was set is not kept track of later.
+        managed = _managed([], manager, dict(_leaves({}, body)))
+        admit(place, namespace, body, self._exists)
         metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": written(self.now()), "generation": 1}
         if namespace:
             metadata["namespace"] = namespace
-        metadata["managedFields"] = _managed([], manager, dict(_leaves({}, body)))
+        if managed:
+            metadata["managedFields"] = managed
+        if place == CUSTOM_KINDS:
+            self.kinds |= defined(body)
+            body["status"] = {"conditions": [{"type": "Established", "status": "True"}]}
         self._put(place, key, body, "ADDED")
         return copy.deepcopy(body)
 
@@ -144,10 +158,12 @@ class Objects:
                 after["metadata"][fixed] = before["metadata"][fixed]
         if after == before:
             return before
+        check_status(place, before, after)
         if after.get("spec") != before.get("spec"):
             after["metadata"]["generation"] = before["metadata"].get("generation", 0) + 1
         changed = dict(_leaves(before, after))
-        after["metadata"]["managedFields"] = _managed(before["metadata"].get("managedFields", []), manager, changed)
+        if "managedFields" in before["metadata"]:
+            after["metadata"]["managedFields"] = _managed(before["metadata"]["managedFields"], manager, changed)
         self._put(place, (namespace, name), after, "MODIFIED")
         return copy.deepcopy(after)
 
@@ -169,26 +185,16 @@ class Objects:
                 }
                 self._put(place, (namespace, name), found, "MODIFIED")
             return found
-        del self._kept[place][(namespace, name)]
-        self.version += 1
-        found["metadata"]["resourceVersion"] = str(self.version)
-        self.log.append(Change(self.version, "DELETED", place, found))
+        self._remove(place, namespace, name)
+        if place == ("v1", "namespaces"):
+            for other, kept in self._kept.items():
+                for key in [key for key in kept if key[0] == name]:
+                    self._remove(other, *key)
         return found
 
     def evict(self, namespace: str, name: str, options: Object) -> None:
-        pod = self.get(("v1", "pods"), namespace, name)
-        if "deletionTimestamp" not in pod["metadata"] and _is_ready(pod):
-            for budget in self.list(("policy/v1", "poddisruptionbudgets"), namespace):
-                if _selects(budget["spec"].get("selector") or {}, pod) and self._allowed(budget) < 1:
-                    told = f"The disruption budget {budget['metadata']['name']} does not allow it now"
-                    cause = {"reason": "DisruptionBudget", "message": told}
-                    raise Refused(
-                        429,
-                        "TooManyRequests",
-                        "Cannot evict pod as it would violate the pod's disruption budget.",
-                        (cause,),
-                    )
-        self.delete(("v1", "pods"), namespace, name, options)
+        check_eviction(self.get(PODS, namespace, name), self.list(BUDGETS, namespace))
+        self.delete(PODS, namespace, name, options)
 
     def since(self, place: Place, version: int) -> list[Change]:
         return [change for change in self.log if change.version > version and change.place == place]
@@ -199,23 +205,32 @@ class Objects:
         self.version += 1
         self.oldest = self.version
 
-    def _allowed(self, budget: Object) -> int:
-        pods = [
-            pod
-            for pod in self.list(("v1", "pods"), budget["metadata"]["namespace"])
-            if _selects(budget["spec"].get("selector") or {}, pod)
-        ]
-        healthy = sum(_is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in pods)
-        spec = budget["spec"]
-        if "minAvailable" in spec:
-            return healthy - int(spec["minAvailable"])
-        return int(spec.get("maxUnavailable", 0)) - (len(pods) - healthy)
+    def _exists(self, place: Place, namespace: str, name: str) -> bool:
+        is_default = (place, name) == (("v1", "namespaces"), "default")  # which every cluster has
+        return is_default or (namespace, name) in self._kept.get(place, {})
+
+    def _remove(self, place: Place, namespace: str, name: str) -> None:
+        found = self._kept[place].pop((namespace, name))
+        self.version += 1
+        found["metadata"]["resourceVersion"] = str(self.version)
+        self.log.append(Change(self.version, "DELETED", place, copy.deepcopy(found)))
+        self._count(place, namespace)
 
     def _put(self, place: Place, key: tuple[str, str], body: Object, type_: str) -> None:
         self.version += 1
         body["metadata"]["resourceVersion"] = str(self.version)
         self._kept.setdefault(place, {})[key] = copy.deepcopy(body)
         self.log.append(Change(self.version, type_, place, copy.deepcopy(body)))
+        self._count(place, key[0])
+
+    def _count(self, place: Place, namespace: str) -> None:
+        """After a change of pods or budgets: the budgets' statuses."""
+        if place not in (PODS, BUDGETS):
+            return
+        for key, budget in self._kept.get(BUDGETS, {}).items():
+            status = counted(budget, self.list(PODS, namespace))
+            if key[0] == namespace and budget.get("status") != status:
+                self._put(BUDGETS, key, {**copy.deepcopy(budget), "status": status}, "MODIFIED")
 
 
 def merged(base: Any, change: Any) -> Any:
@@ -251,7 +266,7 @@ def _managed(entries: list[Object], manager: str, changed: Mapping[tuple[str, ..
     owners: dict[str, dict[str, Any]] = {entry["manager"]: copy.deepcopy(entry["fieldsV1"]) for entry in entries}
     for path in changed:
         for tree in owners.values():
-            _remove(tree, path)
+            _disown(tree, path)
         branch = owners.setdefault(manager, {})
         for part in path:
             branch = branch.setdefault(f"f:{part}", {})
@@ -262,22 +277,11 @@ def _managed(entries: list[Object], manager: str, changed: Mapping[tuple[str, ..
     ]
 
 
-def _remove(tree: dict[str, Any], path: tuple[str, ...]) -> None:
+def _disown(tree: dict[str, Any], path: tuple[str, ...]) -> None:
     head = f"f:{path[0]}"
     if head not in tree:
         return
     if len(path) > 1:
-        _remove(tree[head], path[1:])
+        _disown(tree[head], path[1:])
     if len(path) == 1 or not tree[head]:
         del tree[head]
-
-
-def _is_ready(pod: Object) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
-
-
-def _selects(selector: Object, pod: Object) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    wanted = selector.get("matchLabels") or {}
-    return bool(wanted) and all(labels.get(name) == value for name, value in wanted.items())

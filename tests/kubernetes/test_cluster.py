@@ -19,11 +19,9 @@ from app.errors import (
     ObjectExists,
     ObjectMissing,
 )
-from app.ports.cluster import NODES, PODS, Ref, Resource
+from app.ports.cluster import NODES, PODS, Ref
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
-from tests.kubernetes.world import BUDGETS, World
-
-EVENTS = Resource("v1", "events", "Event")
+from tests.kubernetes.world import World
 
 
 async def test_an_object_is_read_as_it_was_made(world: World) -> None:
@@ -86,14 +84,7 @@ async def test_an_eviction_that_a_budget_forbids_is_told_apart_from_an_overloade
     """Both are answered 429; only the first is EvictionBlocked."""
     node = await world.node()
     pod = await world.pod("one", node, labels={"app": "guarded"})
-    await world.make(
-        BUDGETS,
-        world.namespace,
-        {
-            "metadata": {"name": "guard"},
-            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}},
-        },
-    )
+    await world.budget("guarded", 1)
     uid = (await world.cluster.get(pod))["metadata"]["uid"]
     with pytest.raises(EvictionBlocked, match="budget"):
         await world.cluster.evict(pod, uid)
@@ -115,21 +106,30 @@ async def test_an_event_is_left_on_the_object(world: World) -> None:
     node = await world.node()
     found = await world.cluster.get(node)
     await world.cluster.record(found, "Cordoned", "by a test")
-    events = await world.cluster.list(EVENTS, "default")
-    mine = [event for event in events if event["involvedObject"].get("uid") == found["metadata"]["uid"]]
+    mine = await world.events(node)
     assert [(event["reason"], event["message"], event["type"]) for event in mine] == [
         ("Cordoned", "by a test", "Normal")
     ]
 
 
-async def test_a_long_list_comes_whole(world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list in pages is put together, also where its continuation expires on the way."""
+async def test_a_long_list_comes_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in pages is put together."""
     monkeypatch.setattr("app.adapters.kubernetes_cluster.PAGE", 3)
     node = await world.node()
     for number in range(8):
         await world.pod(f"pod-{number}", node)
-    assert len(await world.cluster.list(PODS, world.namespace)) == 8
+    found = await world.cluster.list(PODS, world.namespace)
+    assert [one["metadata"]["name"] for one in found] == [f"pod-{number}" for number in range(8)]
 
+
+async def test_a_list_whose_continuation_expires_begins_again(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the way through a long list the API server forgot where it was."""
+    monkeypatch.setattr("app.adapters.kubernetes_cluster.PAGE", 3)
+    node = await world.node()
+    for number in range(8):
+        await world.pod(f"pod-{number}", node)
     pages = 0
     page = stand_in._page
 
@@ -211,8 +211,20 @@ async def test_a_watch_tells_changes_until_it_breaks(world: World, stand_in: Api
     assert seen == [("ADDED", "one"), ("MODIFIED", "one")]
 
 
+async def test_a_watch_tells_of_objects_of_any_size(world: World) -> None:
+    """Annotations may come to 256 KiB, and an object comes in one line."""
+    pod = await world.pod("one", await world.node())
+    _, version = await world.cluster.list_at(PODS)
+    await world.cluster.patch(pod, {"metadata": {"annotations": {"example.com/large": "x" * 250_000}}})
+    async with asyncio.timeout(10):
+        async for type_, found in world.cluster.watch(PODS, version, 30):
+            if type_ == "MODIFIED" and found["metadata"]["namespace"] == world.namespace:
+                break
+    assert len(found["metadata"]["annotations"]["example.com/large"]) == 250_000
+
+
 async def test_a_watch_from_too_long_ago_says_so(world: World, stand_in: ApiServer) -> None:
-    """ObjectChanged: list again."""
+    """ObjectChanged: list again. When a real server forgets is its own business."""
     _, version = await world.cluster.list_at(PODS)
     stand_in.objects.forget_the_past()
     with pytest.raises(ObjectChanged):

@@ -18,19 +18,12 @@ from app.actions.kubernetes.nodes import Cordon, Uncordon
 from app.adapters.redis_bus import RedisBus
 from app.adapters.system_clock import SystemClock
 from app.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from app.ports.cluster import Ref, Resource
+from app.ports.cluster import Ref
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
-from tests.kubernetes.world import BUDGETS, Kubelet, World
+from tests.kubernetes.world import Kubelet, World
 from trainmedic import envelope
 
-EVENTS = Resource("v1", "events", "Event")
 RUN = "0198a000-0000-7000-8000-000000000001"
-
-
-async def budget(world: World, app: str, least: int) -> Ref:
-    spec = {"minAvailable": least, "selector": {"matchLabels": {"app": app}}}
-    await world.make(BUDGETS, world.namespace, {"metadata": {"name": f"guard-{app}"}, "spec": spec})
-    return Ref(BUDGETS, f"guard-{app}", world.namespace)
 
 
 async def test_a_node_is_emptied_and_its_undo_uncordons(world: World) -> None:
@@ -73,15 +66,30 @@ async def test_a_disruption_budget_is_respected_until_it_allows(world: World) ->
     node, other = await world.node(), await world.node("other")
     guarded = await world.pod("guarded", node, labels={"app": "a"})
     await world.pod("free", node)
-    await budget(world, "a", 1)
+    guard = await world.budget("a", 1)
     async with Kubelet(world, node) as kubelet:
         draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30))
         await _until(lambda: "free" in kubelet.ended)
         await asyncio.sleep(1.5)
         assert "deletionTimestamp" not in (await world.cluster.get(guarded))["metadata"]
         await world.pod("replacement", other, labels={"app": "a"})
+        await world.recount(guard)
         output = await draining
     assert output["gone"] == 2
+
+
+async def test_a_pod_with_two_budgets_is_named_and_holds_up_no_other(world: World) -> None:
+    """The Eviction API refuses to weigh two budgets, with a 500; the step says which pod it is."""
+    node = await world.node()
+    await world.pod("twice", node, labels={"app": "a"})
+    await world.pod("free", node)
+    for name in ("one", "two"):
+        await world.budget("a", 0, name)
+    async with Kubelet(world, node) as kubelet:
+        with pytest.raises(TemporaryFailure, match="1 pods are still there") as caught:
+            await world.act(Drain, node, RUN, timeout=4)
+    assert "more than one PodDisruptionBudget" in caught.value.output["left"][0]["why"]
+    assert kubelet.ended == ["free"]
 
 
 async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: World) -> None:
@@ -89,7 +97,7 @@ async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: Wor
     node = await world.node()
     await world.pod("guarded", node, labels={"app": "a"})
     await world.pod("slow", node)
-    await budget(world, "a", 1)
+    await world.budget("a", 1)
     told: list[str] = []
 
     async def tell(what: str) -> None:
@@ -99,12 +107,11 @@ async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: Wor
         with pytest.raises(TemporaryFailure, match="2 pods are still there") as caught:
             await world.act(Drain, node, RUN, timeout=4, tell=tell)
     why = {one["pod"].partition("/")[2]: one["why"] for one in caught.value.output["left"]}
-    assert "disruption budget" in why["guarded"]
+    assert "disruption budget guard needs 1 healthy pods" in why["guarded"]
     assert why["slow"] == "ends"
     assert caught.value.output["before"] == {"cordoned": False}
     assert any("still there" in one for one in told)
-    uid = (await world.cluster.get(node))["metadata"]["uid"]
-    events = [one for one in await world.cluster.list(EVENTS, "default") if one["involvedObject"].get("uid") == uid]
+    events = await world.events(node)
     assert {(one["reason"], one["type"]) for one in events} == {("Cordoned", "Normal"), ("DrainFailed", "Warning")}
 
 
@@ -189,6 +196,21 @@ async def test_an_api_server_in_trouble_in_the_middle_is_outlasted(
     assert output["left"] == []
     assert output["gone"] >= 1
     assert not stand_in.objects.list(("v1", "pods"), world.namespace)
+
+
+async def test_an_api_server_that_refuses_everybody_for_a_moment_is_outlasted(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that has just started: once it has read its roles the drain goes on."""
+    monkeypatch.setattr("app.actions.kubernetes.base.DOUBT", timedelta(seconds=10))
+    node = await world.node()
+    await world.pod("worker", node)
+    draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30))
+    await _until(lambda: _evictions(stand_in) == 1)
+    stand_in.faults.append(Fault(403, times=2, token="k8s.drain"))
+    await _until(lambda: not stand_in.faults)
+    async with Kubelet(world, node):
+        assert (await draining)["left"] == []
 
 
 async def test_an_api_server_that_stays_away_leaves_a_clear_failure(world: World, stand_in: ApiServer) -> None:

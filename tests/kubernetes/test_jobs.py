@@ -11,12 +11,13 @@ from app.actions.kubernetes.jobs import CreateJob
 from app.errors import ObjectExists, PermanentFailure, TemporaryFailure
 from app.ports.cluster import JOBS, Ref
 from tests.kubernetes.api_server import ApiServer, Fault
-from tests.kubernetes.world import IMAGE, World
+from tests.kubernetes.world import IMAGE, MANAGED_BY, World
 
 MANIFEST: dict[str, Any] = {
     "metadata": {"name": "health", "labels": {"app": "health"}},
     "spec": {
         "backoffLimit": 0,
+        "managedBy": MANAGED_BY,
         "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "check", "image": IMAGE}]}},
     },
 }
@@ -31,17 +32,12 @@ async def made(world: World) -> Ref:
     return ref
 
 
-async def ended(world: World, ref: Ref, how: str, **more: str) -> None:
-    condition = {"type": how, "status": "True", **more}
-    await world.cluster.patch(ref, {"status": {"conditions": [condition]}}, "status")
-
-
 async def test_a_job_is_made_and_waited_for(world: World) -> None:
     """The step ends when the Job has succeeded."""
     running = asyncio.create_task(world.act(CreateJob, manifest=MANIFEST, namespace=world.namespace, timeout=20))
     ref = await made(world)
     assert ref.name.startswith("health-")
-    await ended(world, ref, "Complete")
+    await world.end(ref, "Complete")
     output = await running
     assert output["job"] == f"{world.namespace}/{ref.name}"
     assert output["result"] == "succeeded"
@@ -52,7 +48,7 @@ async def test_a_job_is_made_and_waited_for(world: World) -> None:
 async def test_a_job_that_fails_fails_the_step_with_its_reason(world: World) -> None:
     """Permanently: the node was found unhealthy, which another try does not mend."""
     running = asyncio.create_task(world.act(CreateJob, manifest=MANIFEST, namespace=world.namespace, timeout=20))
-    await ended(world, await made(world), "Failed", message="Job has reached the specified backoff limit")
+    await world.end(await made(world), "Failed", "Job has reached the specified backoff limit")
     with pytest.raises(PermanentFailure, match="backoff limit") as caught:
         await running
     assert caught.value.output["result"] == "failed"

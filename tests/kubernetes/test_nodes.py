@@ -10,11 +10,10 @@ import pytest
 from app.actions.kubernetes import base
 from app.actions.kubernetes.nodes import Cordon, Label, Taint, Uncordon
 from app.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from app.ports.cluster import NODES, Ref, Resource
+from app.ports.cluster import NODES, Ref
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import World
 
-EVENTS = Resource("v1", "events", "Event")
 RUN, OTHER = "0198a000-0000-7000-8000-000000000001", "0198a000-0000-7000-8000-000000000002"
 
 
@@ -116,10 +115,10 @@ async def test_a_taint_comes_beside_the_others_and_goes_alone(world: World) -> N
     node = await world.node(taints=[{"key": "other", "effect": "NoSchedule", "value": "x"}])
     output = await world.act(Taint, node, RUN, key="gpu-unhealthy", value="xid-79")
     assert output["before"] == {"taint/gpu-unhealthy:NoSchedule": None}
-    taints = (await world.cluster.get(node))["spec"]["taints"]
+    taints = await world.taints(node)
     assert {taint["key"]: taint.get("value") for taint in taints} == {"other": "x", "gpu-unhealthy": "xid-79"}
     await world.act(Taint, node, RUN, key="gpu-unhealthy", restore=True)
-    assert [taint["key"] for taint in (await world.cluster.get(node))["spec"]["taints"]] == ["other"]
+    assert [taint["key"] for taint in await world.taints(node)] == ["other"]
 
 
 async def test_a_taint_that_was_there_with_another_value_gets_it_back(world: World) -> None:
@@ -127,7 +126,7 @@ async def test_a_taint_that_was_there_with_another_value_gets_it_back(world: Wor
     node = await world.node(taints=[{"key": "health", "effect": "NoSchedule", "value": "good"}])
     await world.act(Taint, node, RUN, key="health", value="bad")
     await world.act(Taint, node, RUN, key="health", restore=True)
-    assert (await world.cluster.get(node))["spec"]["taints"][0]["value"] == "good"
+    assert (await world.taints(node))[0]["value"] == "good"
 
 
 async def test_a_label_is_set_removed_and_restored(world: World) -> None:
@@ -150,8 +149,7 @@ async def test_an_event_tells_on_the_node_who_did_it_and_why(world: World) -> No
     """`kubectl describe node` shows the playbook, the run and the reason."""
     node = await world.node()
     await world.act(Cordon, node, RUN)
-    uid = (await world.cluster.get(node))["metadata"]["uid"]
-    events = [one for one in await world.cluster.list(EVENTS, "default") if one["involvedObject"].get("uid") == uid]
+    events = await world.events(node)
     assert [one["reason"] for one in events] == ["Cordoned"]
     assert f"playbook a-playbook, run {RUN}: NodeDown fires" in events[0]["message"]
 
@@ -239,6 +237,31 @@ async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_
     assert not stand_in.faults
 
 
+async def test_a_long_wait_is_told(world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks at the run sees what it waits for, before the step ends."""
+    monkeypatch.setattr("app.actions.kubernetes.base.TELL_EVERY", timedelta(0))
+    node = await world.node()
+    told: list[str] = []
+
+    async def tell(what: str) -> None:
+        told.append(what)
+
+    stand_in.faults += [Fault(503, resource="nodes")]
+    await world.act(Cordon, node, RUN, tell=tell)
+    assert told == ["k8s.cordon waits for the Kubernetes API: the Kubernetes API fails: the stand-in was told to fail"]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_has_just_started_refuses_everybody_for_a_moment(
+    world: World, stand_in: ApiServer, status: int
+) -> None:
+    """It has not read its roles and accounts yet: a refusal that passes fails no step."""
+    node = await world.node()
+    stand_in.faults += [Fault(status, times=2, resource="nodes")]
+    await world.act(Cordon, node, RUN)
+    assert await is_cordoned(world, node)
+
+
 async def test_a_change_that_was_made_and_answered_with_an_error_is_seen(world: World, stand_in: ApiServer) -> None:
     """The next try finds our note, reports what was before truly, and the undo works."""
     node = await world.node()
@@ -261,7 +284,7 @@ async def test_a_server_that_stays_away_ends_the_attempt_in_time(world: World, s
 
 
 async def test_without_permission_the_step_says_which_is_missing(world: World, stand_in: ApiServer) -> None:
-    """A 403 is not tried again, and its text is the API server's own."""
+    """A 403 that lasts ends the step, and its text is the API server's own."""
     node = await world.node()
     stand_in.rules = [Rule("", "nodes", frozenset({"get", "delete"}))]
     with pytest.raises(ClusterRefused, match='cannot patch resource "nodes"'):

@@ -107,6 +107,27 @@ async def test_a_training_job_of_a_custom_kind_is_suspended_by_its_own_path(worl
     assert "suspend" not in (await spec_of(world, ref))["runPolicy"]
 
 
+async def test_a_kind_of_ones_own_is_suspended_and_put_back(world: World) -> None:
+    """Described in the step: by a path that was not there before, and is not after."""
+    resource = await world.kind_of_ones_own()
+    world.by = None  # which permission that takes is the chart's tests' business
+    ref = Ref(resource, "llm", world.namespace)
+    await world.make(resource, world.namespace, {"metadata": {"name": "llm"}, "spec": {"steps": 9}})
+    kind = {
+        "api_version": resource.api_version,
+        "plural": resource.plural,
+        "kind": "Training",
+        "suspend": "spec.paused",
+    }
+    named = {"kind": kind, "namespace": world.namespace, "name": "llm"}
+    output = await world.act(Suspend, run_id=RUN, **named)
+    assert (output["before"], output["after"]) == ({"suspend": None}, {"suspend": True})
+    assert await spec_of(world, ref) == {"steps": 9, "paused": True}
+    await world.act(Suspend, run_id=RUN, restore=True, **named)
+    assert await spec_of(world, ref) == {"steps": 9}
+    assert sorted(one["reason"] for one in await world.events(ref)) == ["Resumed", "Suspended"]
+
+
 async def test_what_a_kind_does_not_have_is_a_clear_failure(world: World) -> None:
     """A DaemonSet has no replicas, a Deployment is not suspended."""
     with pytest.raises(PermanentFailure, match="does not work on a DaemonSet"):

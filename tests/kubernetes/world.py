@@ -2,30 +2,42 @@
 
 Where TRAINMEDIC_TEST_KUBECONFIG names a kubeconfig it is that cluster, and the suite runs unchanged
 but for what it does to the stand-in itself. Nothing here needs a kubelet: nodes and pods are objects
-that the suite makes, and `Kubelet` is who ends pods.
+that the suite makes, and `Kubelet` is who ends pods. Nor does anything need a controller, or mind one:
+where nobody counts a PodDisruptionBudget's pods `recount` does, the Jobs are told to be managed by the
+suite, and the controllers that pods name are of a kind that no cluster knows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from app import ports
-from app.adapters.kubernetes_cluster import KubernetesCluster
+from app.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster, path_of
 from app.adapters.system_clock import SystemClock
 from app.domain.alert import Alert, AlertStatus
 from app.domain.target import Kind, Target
-from app.errors import ActionFailure, ObjectMissing
+from app.errors import ActionFailure, ObjectExists, ObjectMissing
 from app.ports.cluster import NODES, PODS, Object, Ref, Resource
 from trainmedic.envelope import new_id
 
 NAMESPACES = Resource("v1", "namespaces", "Namespace", is_namespaced=False)
+SERVICE_ACCOUNTS = Resource("v1", "serviceaccounts", "ServiceAccount")
+CUSTOM_KINDS = Resource(
+    "apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", is_namespaced=False
+)
+EVENTS = Resource("v1", "events", "Event")
 BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget")
 IMAGE = "registry.invalid/none:1"
+MANAGED_BY = "suite.example.com/trainmedic"
+_CONTROLLERS = "suite.example.com/v1"
+"""API of the controllers of pods. Of a kind that it knows, a cluster's garbage collector would look for the
+owner, and take a pod away whose owner does not exist; a controller would make pods of its own."""
 
 
 @dataclass
@@ -38,6 +50,8 @@ class World:
     bus: ports.CommandBus | None = None
     by: Callable[[type[Any]], Awaitable[KubernetesCluster]] | None = None
     """By whose account an action works; by the suite's own where None."""
+    patience: float = 5.0
+    """Seconds to wait for the cluster's own controllers; 0 once it is known that there are none."""
 
     @property
     def namespace(self) -> str:
@@ -45,15 +59,21 @@ class World:
 
     async def start(self) -> None:
         await self.make(NAMESPACES, None, {"metadata": {"name": self.namespace}})
+        # No pod is let in before it is there, and who makes it, if anybody does, takes a moment.
+        with contextlib.suppress(ObjectExists):
+            await self.cluster.create(SERVICE_ACCOUNTS, self.namespace, {"metadata": {"name": "default"}})
 
     async def make(self, resource: Resource, namespace: str | None, body: Mapping[str, Any]) -> Object:
-        made = await self.cluster.create(resource, namespace, body)
+        kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+        made = await self.cluster.create(resource, namespace, {**kind, **body})
         self.made.append(Ref(resource, made["metadata"]["name"], namespace))
         return made
 
     async def node(self, name: str = "node", **spec: Any) -> Ref:
         ref = Ref(NODES, f"{name}-{self.tag}")
-        await self.make(NODES, None, {"metadata": {"name": ref.name}, "spec": spec})
+        # With a label, as any node has. The API server notes nobody's changes of an object that was made empty.
+        metadata = {"name": ref.name, "labels": {"suite.example.com/tag": self.tag}}
+        await self.make(NODES, None, {"metadata": metadata, "spec": spec})
         return ref
 
     async def pod(
@@ -72,7 +92,7 @@ class World:
         if owner is not None:
             metadata["ownerReferences"] = [
                 {
-                    "apiVersion": "apps/v1",
+                    "apiVersion": _CONTROLLERS,
                     "kind": owner,
                     "name": f"{name}-owner",
                     "uid": str(uuid.uuid4()),
@@ -91,6 +111,75 @@ class World:
         ready = {"type": "Ready", "status": "True" if phase == "Running" else "False"}
         await self.cluster.patch(ref, {"status": {"phase": phase, "conditions": [ready]}}, "status")
         return ref
+
+    async def budget(self, app: str, least: int, name: str = "guard") -> Ref:
+        """A PodDisruptionBudget for the pods with the label app, counted."""
+        spec = {"minAvailable": least, "selector": {"matchLabels": {"app": app}}}
+        ref = Ref(BUDGETS, name, self.namespace)
+        await self.make(BUDGETS, self.namespace, {"metadata": {"name": name}, "spec": spec})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.patience):
+                while "observedGeneration" not in (await self.cluster.get(ref)).get("status", {}):
+                    await asyncio.sleep(0.05)
+                return ref
+        self.patience = 0.0  # there is no disruption controller here: be one
+        await self.recount(ref)
+        return ref
+
+    async def recount(self, ref: Ref) -> None:
+        """Count a budget's pods, as kube-controller-manager does, where nothing else has."""
+        if self.patience > 0:
+            return
+        found = await self.cluster.get(ref)
+        labels = ",".join(f"{name}={value}" for name, value in found["spec"]["selector"]["matchLabels"].items())
+        pods = await self.cluster.list(PODS, self.namespace, labels)
+        healthy = sum(is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in pods)
+        least = int(found["spec"]["minAvailable"])
+        status = {
+            "observedGeneration": found["metadata"]["generation"],
+            "currentHealthy": healthy,
+            "desiredHealthy": least,
+            "expectedPods": len(pods),
+            "disruptionsAllowed": max(0, healthy - least),
+        }
+        await self.cluster.patch(ref, {"status": status}, "status")
+
+    async def end(self, job: Ref, how: str, message: str = "") -> None:
+        """Have a Job end, Complete or Failed, in the steps that the API server asks of whoever manages Jobs."""
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        steps = ["SuccessCriteriaMet" if how == "Complete" else "FailureTarget", how]
+        conditions = [
+            {"type": one, "status": "True", "lastTransitionTime": now, "reason": "OfTheSuite", "message": message}
+            for one in steps
+        ]
+        started = {"startTime": now}
+        await self.cluster.patch(job, {"status": {**started, "conditions": conditions[:1]}}, "status")
+        finished = {"completionTime": now} if how == "Complete" else {}
+        await self.cluster.patch(job, {"status": {**finished, "conditions": conditions}}, "status")
+
+    async def kind_of_ones_own(self) -> Resource:
+        """A custom kind of this test alone: ``spec.paused`` suspends it."""
+        group, schema = f"t{self.tag}.example.com", {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+        names = {"plural": "trainings", "singular": "training", "kind": "Training", "listKind": "TrainingList"}
+        spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
+        ref = Ref(CUSTOM_KINDS, f"trainings.{group}")
+        await self.make(CUSTOM_KINDS, None, {"metadata": {"name": ref.name}, "spec": spec})
+        async with asyncio.timeout(30):
+            while not _is_established(await self.cluster.get(ref)):
+                await asyncio.sleep(0.05)
+        return Resource(f"{group}/v1", "trainings", "Training")
+
+    async def taints(self, node: Ref) -> list[Object]:
+        """A node's taints, without those that the cluster itself puts on a node that is not ready."""
+        found = (await self.cluster.get(node)).get("spec", {}).get("taints") or ()
+        return [one for one in found if not one["key"].startswith("node.kubernetes.io/")]
+
+    async def events(self, about: Ref) -> list[Object]:
+        """The Events that Trainmedic has left on an object of the cluster; others leave theirs."""
+        uid = (await self.cluster.get(about))["metadata"]["uid"]
+        found = await self.cluster.list(EVENTS, about.namespace or "default", fields=f"involvedObject.uid={uid}")
+        return [one for one in found if (one.get("source") or {}).get("component") == FIELD_MANAGER]
 
     async def act(self, action: type[Any], node: Ref | None = None, run_id: str | None = None, **given: Any) -> Any:
         """Perform an action once, as the engine would; returns its output."""
@@ -141,12 +230,34 @@ class World:
         return True
 
     async def clean(self) -> None:
+        """Leave nothing behind: not what was made, nor Events on nodes, nor pods that end in their own time."""
+        with contextlib.suppress(ActionFailure):
+            found = await self.cluster.list(PODS, self.namespace)
+            for pod in found:
+                await self._take_away(Ref(PODS, pod["metadata"]["name"], self.namespace))
         for ref in reversed(self.made):
-            try:
-                found = await self.cluster.get(ref)
-                await self.cluster.delete(ref, found["metadata"]["uid"], timedelta(0))
-            except ActionFailure:
-                continue
+            if ref.resource == NODES:
+                with contextlib.suppress(ActionFailure):
+                    uid = (await self.cluster.get(ref))["metadata"]["uid"]
+                    for event in await self.cluster.list(EVENTS, "default", fields=f"involvedObject.uid={uid}"):
+                        await self._take_away(Ref(EVENTS, event["metadata"]["name"], "default"))
+            await self._take_away(ref)
+
+    async def _take_away(self, ref: Ref) -> None:
+        # A Job's pods are not to be orphaned, for which it would wait for a garbage collector.
+        options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
+        with contextlib.suppress(ActionFailure):
+            await self.cluster._call("DELETE", path_of(ref), None, options)
+
+
+def _is_established(definition: Object) -> bool:
+    conditions = (definition.get("status") or {}).get("conditions") or ()
+    return any((one["type"], one["status"]) == ("Established", "True") for one in conditions)
+
+
+def is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
 
 
 @dataclass

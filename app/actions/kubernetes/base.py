@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -17,6 +17,8 @@ from app import ports
 from app.actions.kubernetes import notes
 from app.domain.target import Kind
 from app.errors import (
+    ActionFailure,
+    ClusterRefused,
     ClusterUnavailable,
     ObjectChanged,
     ObjectMissing,
@@ -32,6 +34,9 @@ TELL_EVERY = timedelta(seconds=15)
 """How often the history hears what is waited for."""
 LONGEST_ASKED_FOR = 60.0
 """Seconds that are waited at most because the API server, or a proxy before it, has asked for it."""
+DOUBT = timedelta(seconds=10)
+"""For how long a refusal is doubted. An API server that has just started refuses everybody, until it has
+read its roles and accounts: one of ours was seen to do so for a tenth of a second."""
 GONE = "it is gone: nothing to take back"
 STOPPED = "stopped, because the run was cancelled"
 
@@ -60,9 +65,24 @@ EVENTS = Permission("", "events", ("create",))
 """Every action leaves an Event on the object that it touched."""
 
 
+@dataclass(slots=True)
+class Refusals:
+    """Whether a refusal is to be believed: not before it has stood for `DOUBT`."""
+
+    since: datetime | None = None
+
+    def are_believed(self, error: ActionFailure, now: datetime) -> bool:
+        """False for any other failure, after which a refusal is doubted anew."""
+        if not isinstance(error, ClusterRefused):
+            self.since = None
+            return False
+        self.since = self.since or now
+        return not error.may_pass or now - self.since >= DOUBT
+
+
 class ClusterAction:
     """Base of the actions. One insists: a conflict, an overloaded or failing API server, or one that is
-    away is tried again until the call's deadline."""
+    away is tried again until the call's deadline; one that refuses us, for a moment."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -96,11 +116,14 @@ class ClusterAction:
     async def insist(self, call: ports.Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """What `attempt` returns, tried until the deadline. Where a failure left open whether something
         was changed, the outcome is unknown then."""
-        wait, is_open, tell_at = _FIRST_WAIT, False, self._clock.now() + TELL_EVERY / 3
+        wait, is_open, refusals = _FIRST_WAIT, False, Refusals()
+        tell_at = self._clock.now() + TELL_EVERY / 3
         while True:
             try:
                 return await attempt()
-            except (ClusterUnavailable, ObjectChanged) as error:
+            except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
+                if refusals.are_believed(error, self._clock.now()):
+                    raise
                 is_open = is_open or getattr(error, "may_be_done", False)
                 asked = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR)
                 pause = asked or wait * random.uniform(0.5, 1.0)  # noqa: S311 - to spread out
@@ -108,6 +131,8 @@ class ClusterAction:
                     raise (OutcomeUnknown if is_open else TemporaryFailure)(f"{STOPPED}; last: {error}") from error
                 left = (call.deadline - self._clock.now()).total_seconds()
                 if pause >= left:
+                    if isinstance(error, ClusterRefused):
+                        raise
                     kind = OutcomeUnknown if is_open else TemporaryFailure
                     raise kind(f"not done in time: {error}", error.output) from error
                 if call.tell is not None and self._clock.now() >= tell_at:

@@ -8,7 +8,6 @@ was, also after the server was killed. Which pods are left alone is `sort`, a pu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from app.actions.kubernetes.base import (
     ClusterAction,
     ClusterParams,
     Permission,
+    Refusals,
     because,
     node_of,
     told,
@@ -35,6 +35,7 @@ from app.domain.fields import Duration
 from app.domain.target import Kind
 from app.errors import (
     ActionFailure,
+    ClusterRefused,
     ClusterUnavailable,
     EvictionBlocked,
     ObjectChanged,
@@ -142,8 +143,13 @@ class Drain(ClusterAction):
 
     async def _may_begin(self, call: ports.Call, params: DrainParams) -> None:
         """Before jobs are held up for a checkpoint: raise PermanentFailure where pods forbid the drain."""
-        with contextlib.suppress(ClusterUnavailable, ObjectChanged):  # which the drain itself outlasts
+        try:
             await self._look(call, params, _Progress())
+        except (ClusterUnavailable, ObjectChanged):
+            pass  # which the drain itself outlasts
+        except ClusterRefused as error:
+            if not error.may_pass:
+                raise
 
     async def _unless_stopped(self, call: ports.Call, work: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
         """What `work` returns. Raises TemporaryFailure as soon as the run is cancelled."""
@@ -161,7 +167,7 @@ class Drain(ClusterAction):
             task.cancel()
 
     async def _empty(self, call: ports.Call, params: DrainParams) -> dict[str, Any]:
-        progress, wait = _Progress(), ROUND
+        progress, wait, refusals = _Progress(), ROUND, Refusals()
         left: Sequence[Object] = ()
         while True:
             try:
@@ -172,10 +178,12 @@ class Drain(ClusterAction):
                 if word == "stop":
                     raise TemporaryFailure(f"{STOPPED}: {_unfinished(left, progress)}", progress.output(left))
                 progress.is_held = word == "hold"
-                blocked = progress.is_held or await self._evict_all(left, params, progress)
-                wait = min(wait * 2, _LONGEST_ROUND) if blocked else ROUND
-                progress.trouble = ""
-            except (ClusterUnavailable, ObjectChanged) as error:
+                is_stuck = progress.is_held or await self._evict_all(left, params, progress)
+                wait = min(wait * 2, _LONGEST_ROUND) if is_stuck else ROUND
+                progress.trouble, refusals = "", Refusals()
+            except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
+                if refusals.are_believed(error, self._clock.now()):
+                    raise
                 progress.trouble = str(error)
                 asked = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR)
                 wait = max(min(wait * 2, _LONGEST_ROUND), timedelta(seconds=asked))
@@ -200,7 +208,7 @@ class Drain(ClusterAction):
         return found.ending
 
     async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> bool:
-        """Ask for every pod that does not end yet. Whether any was held back.
+        """Ask for every pod that does not end yet. Whether all that were asked for were held back.
 
         What the API server says of one pod holds up no other, and is told beside its name.
         """
@@ -229,7 +237,7 @@ class Drain(ClusterAction):
             if isinstance(error, PermanentFailure):
                 error.output = progress.output(pods)
                 raise error
-        return bool(failures)
+        return bool(failures) and len(failures) == len(asked)
 
     async def _tell(self, call: ports.Call, left: Sequence[Object], progress: _Progress) -> None:
         now = self._clock.now()
