@@ -212,6 +212,12 @@ class Medic:
             return []
         return hands.carry_out(due) if due else []
 
+    def is_quiet(self, step: int) -> bool:
+        """Whether `commands` would have nothing to do at this step, and need not be called."""
+        self.step = step
+        desk = self._desk
+        return self._reads and self.share is None and not self._hands.handed and desk is not None and not desk.arrived
+
     def unanswered(self) -> list[JobCommand]:
         """The commands that have come and are not answered; in any thread, to be looked at only.
 

@@ -5,8 +5,8 @@ waits for it, the main thread is sent a signal whose handler raises `Interrupted
 what waits in Python, or in a system call that a signal ends: a lock, a sleep, a socket, a queue of a data
 loader. It does not free a thread that is stuck in a library's own loop, such as a CUDA kernel that never ends.
 
-Only the main thread can be interrupted, only inside `Interrupter.armed`, and never in this package's own code.
-Not here: what is a hang (``progress``), what is then done (the integration).
+Only the main thread can be interrupted, only between `Interrupter.arm` and `disarm`, and never in this package's
+own code. Not here: what is a hang (``progress``), what is then done (the integration).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Callable, Iterator, TypeVar
 
 from trainmedic.errors import Interrupted
@@ -62,11 +62,8 @@ class Interrupter:
         self._thread = threading.Thread(target=self._run, name="trainmedic-interrupter", daemon=True)
         self._thread.start()
 
-    def armed(self) -> Armed:
-        """``with interrupter.armed():`` what may be interrupted. It does not nest."""
-        return Armed(self)
-
     def arm(self) -> None:
+        """From here to `disarm` is what may be interrupted. It does not nest."""
         self._armed = True
 
     def disarm(self) -> None:
@@ -78,7 +75,7 @@ class Interrupter:
         self._woken.set()
 
     def interrupt(self) -> None:
-        """Interrupt the main thread now, if it is inside `armed`. From any thread."""
+        """Interrupt the main thread now, if it may be. From any thread."""
         if self.works and self._armed and not self._stopping:
             self._asked = True
             signal.pthread_kill(self._main.ident or 0, SIGNAL)
@@ -117,22 +114,6 @@ class Interrupter:
             return  # it came to a boundary by itself, or is about to
         self._asked = False
         raise Interrupted("the training step hung, and a command waits")
-
-
-class Armed:
-    __slots__ = ("_interrupter",)
-
-    def __init__(self, interrupter: Interrupter) -> None:
-        self._interrupter = interrupter
-
-    def __enter__(self) -> Armed:
-        self._interrupter.arm()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._interrupter.disarm()
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -67,6 +67,7 @@ class Progress:
         "_began",
         "_intervals",
         "_mark",
+        "_noted",
         "_open",
         "checkpoint",
         "expected_learning_rate",
@@ -87,6 +88,7 @@ class Progress:
         self.startup_floor = startup_floor
         self.step: int | None = None
         self.steps = 0
+        self._noted: int | None = None  # the step of the last report that was taken in
         self.loss: Any = None
         self.grad_norm: Any = None
         self.learning_rate: Any = None
@@ -123,10 +125,9 @@ class Progress:
         """
         if step is not None and type(step) is not int:
             step = whole(step)
-        last = self.step
-        done = step - last if step is not None and last is not None and step > last else 1
+        done = self.steps_to(step)
         if step is not None:
-            self.step = step
+            self.step = self._noted = step
         self.steps += done
         looks = now >= self.next_look
         if looks:
@@ -160,6 +161,11 @@ class Progress:
             self.loss = _kept(loss)
         if grad_norm is not None:
             self.grad_norm = _kept(grad_norm)
+
+    def steps_to(self, step: int | None) -> int:
+        """How many steps a report of `step` stands for: those since the last one that was taken in."""
+        last = self._noted
+        return step - last if step is not None and last is not None and step > last else 1
 
     def saved(self, step: int, at: float) -> None:
         """A checkpoint of that step is complete since `at`, in seconds since 1970."""

@@ -127,7 +127,7 @@ class Indexed(Feed):
     def _build(self) -> DataLoader[Any]:
         pattern = self._pattern
         options: dict[str, Any] = {
-            "dataset": _Placed(pattern.dataset, self._seed, self._rank),
+            "dataset": _Placed(pattern.dataset, self._seed, self._rank) if self.workers else pattern.dataset,
             "num_workers": self.workers,
             "collate_fn": pattern.collate_fn,
             "pin_memory": pattern.pin_memory,
@@ -166,6 +166,8 @@ class Indexed(Feed):
 
     def _asked(self, epoch: int, begin: Place, end: Place, entry: Any) -> Any:
         self._ends.append(end)
+        if not self.workers:
+            return entry
         place = (epoch, begin)
         return [place, *entry] if self._order.batches else (place, entry)
 

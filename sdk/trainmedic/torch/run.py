@@ -88,6 +88,7 @@ class Run:
         self._interrupter = Interrupter(
             self._is_worth_interrupting, lambda: medic.stall().is_hang, enabled=medic.world_size == 1
         )
+        self.begin, self.end = self._interrupter.arm, self._interrupter.disarm
         if self._interrupter.works:
             medic.on_arrival = self._interrupter.look
         self._progress = medic.progress
@@ -121,8 +122,11 @@ class Run:
             if epochs is not None and epoch >= epochs:
                 break
             try:
-                with self._interrupter.armed():
+                self.begin()
+                try:
                     batch = feed.next()
+                finally:
+                    self.end()
             except StopIteration:
                 empty = empty + 1 if place == 0 and not feed.left_out.holds(epoch, 0) else 0
                 if empty >= _EMPTY_EPOCHS:
@@ -186,12 +190,6 @@ class Run:
 
     # --- a step's calls ---------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        self._interrupter.arm()
-
-    def end(self) -> None:
-        self._interrupter.disarm()
-
     def report(self, step: Step, loss: Any, grad_norm: Any, samples: float | None, more: Mapping[str, Any]) -> None:
         """Of a step of several batches, the last one reports, with the mean of the losses."""
         if self.accumulation > 1:
@@ -201,17 +199,22 @@ class Run:
                 return
             if self._losses:
                 loss, self._losses = sum(self._losses) / len(self._losses), []
-        progress, now = self._progress, time.perf_counter()
-        if not more and now < progress.next_look:
-            # What a step costs here is what is touched in memory: the step's own work has emptied the caches.
-            progress.note(step.number, loss, grad_norm, None, self._samples if samples is None else samples, now)
-            return
+        progress = self._progress
+        number = progress.step = step.number
+        if (
+            time.perf_counter() < progress.next_look
+            and samples is None
+            and type(loss) is not float
+            and type(grad_norm) is not float
+            and not more
+        ):
+            return  # the next look counts this step as well
         if self.feed is not None and self.feed.batch_size is not None:
             self._samples = self.feed.batch_size * self.accumulation * self.medic.world_size
-        if samples is None:
-            samples = self._samples
+        if samples is None and self._samples is not None:
+            samples = self._samples * progress.steps_to(number)
         more = {"learning_rate": self.rate.present, "expected_learning_rate": self.rate.expected, **more}
-        self.medic.report(step.number, loss, grad_norm, samples=samples, **more)
+        self.medic.report(number, loss, grad_norm, samples=samples, **more)
 
     def complete(self, step: Step) -> None:
         """A batch is done. With the last one of a step comes the boundary."""
@@ -223,7 +226,9 @@ class Run:
         self._newest = None
         if not step.is_reported:
             self.report(step, None, None, None, {})
-        self._boundary()
+        # Nearly every step ends here, and what it costs is what it touches: the step's work has emptied the caches.
+        if not self.medic.is_quiet(step.number) or (self.every is not None and step.number % self.every == 0):
+            self._boundary()
 
     def interrupted(self) -> None:
         """The step hung and was ended; what it had done by then is anybody's guess."""
