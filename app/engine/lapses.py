@@ -44,7 +44,7 @@ HEARD_OUT = timedelta(minutes=5)
 """Alertmanager's group_interval: after so long it has sent again what it could not deliver."""
 
 _BATCH = 200
-"""Renewals that are looked up at a time: deliveries share the store's one writer, and must not wait for thousands."""
+"""Commands that are looked up at a time: deliveries share the store's one writer, and must not wait for thousands."""
 
 LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held", "set_again_done"
 
@@ -107,9 +107,7 @@ class Lapses:
             self._metrics.leases_lost.inc(recorded)
         lapsed = {one.hold.command_id: one.hold for one in renewals if one.has_lapsed}
         # One that a server before this one had begun to bring about again may stand by now.
-        unknown = [one for one in renewals if one.hold.command_id not in self._looked_up]
-        for start in range(0, len(unknown), _BATCH):
-            await self._conclude(unknown[start : start + _BATCH])
+        await self._conclude([one for one in renewals if one.hold.command_id not in self._looked_up])
         by_run: dict[str, list[Hold]] = {}
         for hold in lapsed.values():
             by_run.setdefault(hold.run_id, []).append(hold)
@@ -166,7 +164,7 @@ class Lapses:
         failed = [one for one in renewals if one.outcome != "renewed"]
         if failed:
             log.warning("what had lapsed could not be set again", run_id=run_id, why=failed[0].why)
-            await self._store.transact(lambda tx: self._hold_back(tx, run_id, failed[0].why))
+            await self._store.transact(lambda tx: self._hold_back(tx, run_id, failed[0].why, asked=True))
 
     async def _known(self, run_id: str) -> _Known | None:
         run = await self._store.transact(lambda tx: tx.run(run_id))
@@ -244,7 +242,9 @@ class Lapses:
             return controls.breaker_reason or "the breaker is open"
         if known.fires is None:
             return "nobody has said yet that its alert still fires"
-        return None if known.fires else "none of its alerts fires"
+        # Asked for before it had its turn, so looked at once more.
+        is_over = all(one.is_resolved for one in tx.alerts_of([run.id]).get(run.id, []))
+        return "none of its alerts fires" if is_over or not known.fires else None
 
     def _barred(self, tx: Transaction, run: Run, hold: Hold, guards: Guards) -> str | None:
         """What the playbook's guards have against it; None for nothing."""
@@ -264,24 +264,29 @@ class Lapses:
                 return f"rate_limited: {len(lately)} times in the last {duration.write(guards.max_runs.per)}"
         return None
 
-    def _hold_back(self, tx: Transaction, run_id: str, why: str) -> None:
-        """Put into the history why not, once for each reason and loss."""
-        held = tx.events_of(run_id, HELD)
+    def _hold_back(self, tx: Transaction, run_id: str, why: str, *, asked: bool = False) -> None:
+        """Put into the history why not, once for each reason and loss; of what was `asked` for, and did not come
+        about, the first reason only, for it may be worded anew each time."""
         since = max(map(_seq, tx.events_of(run_id, LOST)), default=0)
-        if held and _seq(held[-1]) > since and held[-1].data["why"] == why:
-            return
-        tx.append([Event(HELD, self._clock.now(), run_id, data={"why": why})])
+        held = [event.data for event in tx.events_of(run_id, HELD) if _seq(event) > since]
+        told = any(data["asked"] for data in held) if asked else bool(held) and held[-1]["why"] == why
+        if not told:
+            tx.append([Event(HELD, self._clock.now(), run_id, data={"why": why, "asked": asked})])
 
     async def _conclude(self, renewals: Sequence[Renewal]) -> None:
         """Note what stands again in all its places."""
         by_command: dict[str, list[Renewal]] = {}
         for one in renewals:
             by_command.setdefault(one.hold.command_id, []).append(one)
-        whole = {one: places for one, places in by_command.items() if all(map(_stands, places))}
-        if not whole:
-            return
-        done = await self._store.transact(lambda tx: [one for one in whole if self._note_done(tx, whole[one])])
-        self._looked_up |= whole.keys()
+        whole = [places for places in by_command.values() if all(map(_stands, places))]
+        for start in range(0, len(whole), _BATCH):
+            await self._note_whole(whole[start : start + _BATCH])
+
+    async def _note_whole(self, whole: Sequence[Sequence[Renewal]]) -> None:
+        done = await self._store.transact(
+            lambda tx: [places[0].hold.command_id for places in whole if self._note_done(tx, places)]
+        )
+        self._looked_up |= {places[0].hold.command_id for places in whole}
         self._told = {pair for pair in self._told if pair[0] not in done}
         self._metrics.leases_set_again.inc(len(done))
 

@@ -138,6 +138,8 @@ async def test_it_is_one_outcome_in_all_its_places(world: MakeWorld) -> None:
     await w.pass_time(THIRD)
     assert await told(w) == ["lease_lost", "set_again_started", "set_again_held"]
     assert await held_because(w) == ["n2 is away"]
+    await w.pass_time(1000)
+    assert await held_because(w) == ["n2 is away"]
     held.away = set()
     await w.pass_time(THIRD)
     assert await told(w) == ["lease_lost", "set_again_started", "set_again_held", "lease_lost", "set_again_done"]
