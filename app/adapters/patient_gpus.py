@@ -1,8 +1,8 @@
 """GPUs of a driver whose calls may never come back: nobody waits for one for long, and one card holds up no other.
 
 A card that is about to die can swallow a call for ever, and the thread that made it with it. So every call is
-made in a thread that can be spared. Whoever asked waits for some seconds; then the card is stuck: he is told
-`GpuStuck`, and so is everybody who asks for that card after him, at once, until the call comes back. Calls to
+made in a thread that can be spared. Whoever asked waits for some seconds; then the card is stuck: they are told
+`GpuStuck`, and so is everybody who asks for that card after them, at once, until the call comes back. Calls to
 the other cards go on meanwhile. What is about no card in particular (who is there?) stands for itself alike.
 
 Threads are made as they are needed and kept for the next call, one or two in ordinary times. A card takes
@@ -29,8 +29,9 @@ T = TypeVar("T")
 
 CARD_SECONDS = 4.0
 """A call to a card takes milliseconds; under a load that starves the agent, tenths of a second."""
-DRIVER_SECONDS = 10.0
-"""Opening the driver wakes every card, which takes a second or two each where persistence mode is off."""
+DRIVER_SECONDS = 20.0
+"""Opening the driver wakes every card, which takes a second or two each where persistence mode is off; a node has
+eight as a rule."""
 _MOST_CALLS = 4
 """To one card at once. So many ask at most: two lanes, the presence and the exporter."""
 _KEPT_IDLE = 2
@@ -155,6 +156,7 @@ class PatientGpus:
         self._inner = inner
         self._calls = calls
         self._last = gpus.Inventory()
+        self._is_open = False
 
     def inventory(self) -> gpus.Inventory:
         """Where the driver does not say who is there, those that were there when it last did."""
@@ -162,22 +164,23 @@ class PatientGpus:
             self._last = self._calls.ask(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
         except GpuStuck as error:
             return gpus.Inventory(self._last.gpus, (*self._last.problems, str(error)), self._last.driver)
+        self._is_open = True
         return self._last
 
     def find(self, name: str) -> gpus.GpuInfo:
         return self._calls.ask(_DRIVER, lambda: self._inner.find(name), DRIVER_SECONDS)
 
     def power(self, uuid: str) -> gpus.PowerLimits:
-        return self._calls.ask(uuid, lambda: self._inner.power(uuid))
+        return self._of_card(uuid, lambda: self._inner.power(uuid))
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
-        self._calls.ask(uuid, lambda: self._inner.set_power_limit(uuid, milliwatts))
+        self._of_card(uuid, lambda: self._inner.set_power_limit(uuid, milliwatts))
 
     def processes(self, uuid: str) -> tuple[int, ...]:
-        return self._calls.ask(uuid, lambda: self._inner.processes(uuid))
+        return self._of_card(uuid, lambda: self._inner.processes(uuid))
 
     def read(self, uuid: str) -> gpus.GpuReading:
-        return self._calls.ask(uuid, lambda: self._inner.read(uuid))
+        return self._of_card(uuid, lambda: self._inner.read(uuid))
 
     def close(self) -> None:
         """Let the driver go, unless a call is under way: to close it under one may crash."""
@@ -189,3 +192,9 @@ class PatientGpus:
         except GpuStuck as error:
             log.warning("NVML was not closed: %s", error)
         self._calls.dismiss()
+
+    def _of_card(self, uuid: str, work: Callable[[], T]) -> T:
+        """The first call opens the driver, which is not the card's time."""
+        if not self._is_open:
+            self.inventory()
+        return self._calls.ask(uuid, work)

@@ -6,7 +6,7 @@ Pure. Not here: finding a target by it (``target``, ``job_names``), keeping it (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,14 +100,6 @@ def gpus_in(node: str, details: Mapping[str, Any]) -> list[Gpu]:
         uids = tuple(uid for uid in pods if isinstance(uid, str)) if isinstance(pods, list) else ()
         found.append(Gpu(node, uuid, number, pci, uids))
     return found
-
-
-def of_job(pods: Sequence[Pod], gpus: Sequence[Gpu], used: Sequence[Rank]) -> tuple[Pod, ...]:
-    """Those of `pods` that have a process on a GPU which a rank of `used` named."""
-    by_key = {gpu_names.key(gpu.uuid): gpu for gpu in gpus}
-    named = [by_key.get(gpu_names.key(rank.gpu, rank.node)) for rank in used if rank.gpu is not None]
-    uids = {uid for gpu in named if gpu is not None for uid in gpu.pods}
-    return tuple(pod for pod in pods if pod.uid in uids)
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:

@@ -78,7 +78,7 @@ class Settings(BaseModel):
     takeover: Annotated[Duration, Option("TRAINMEDIC_TAKEOVER_AFTER", "--takeover-after", "DURATION")] = Field(
         timedelta(seconds=30),
         description="With PostgreSQL: silence of the server that works after which another takes over. One that ends "
-        "is followed within a second; this is for one that hangs. 30 seconds, so that a slow commit is no reason.",
+        "is followed in a second or two; this is for one that hangs. 30 seconds, so that a slow commit is no reason.",
     )
     advertise: Annotated[str | None, Option("TRAINMEDIC_ADVERTISE", "--advertise", "HOST:PORT")] = Field(
         None,

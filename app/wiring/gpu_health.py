@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.adapters.nvml_gpus import NvmlGpus
+from app.adapters.patient_gpus import Calls, PatientGpus
 from app.agent.facts.gpu import all_facts
 
 
@@ -25,7 +26,8 @@ class Health:
 
 def look(expected: int) -> Health:
     """Ask each GPU for everything that it offers; `expected` is how many there must be at least."""
-    with contextlib.closing(NvmlGpus()) as gpus:
+    calls = Calls()
+    with contextlib.closing(PatientGpus(NvmlGpus(apart=calls), calls)) as gpus:
         told = all_facts(gpus)
     found = told.get("gpus") or []
     faults = [*told.get("gpu_problems", ()), *(fault for gpu in found for fault in _faults(gpu))]

@@ -44,6 +44,7 @@ class Changes:
         self._factors: dict[str, dict[str, float]] = {name: {} for name in _SCALED}
         self.workers: int | None = None
         self.left_out: list[list[int]] = []
+        self._is_new = False
 
     def scale(self, name: str) -> float:
         """What all changes that stand multiply by."""
@@ -54,11 +55,15 @@ class Changes:
         return dict(self._factors[name])
 
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
-        """The factors as they would be with one more, or without that of the command that it takes back."""
+        """The factors as they would be with one more, or without that of the command that it takes back.
+
+        One that is not known here counts as a change, for the record of it may be lost; but not where the run began
+        anew: what it takes back was done to a training before this one, of the same name.
+        """
         factors = dict(self._factors[name])
         if undo_of in factors:
             del factors[undo_of]
-        else:
+        elif undo_of is None or not self._is_new:
             factors[command_id] = factor
         return factors
 
@@ -104,7 +109,7 @@ class Changes:
     def forget(self) -> None:
         """A run that begins anew has no changes."""
         self._factors = {name: {} for name in _SCALED}
-        self.workers, self.left_out = None, []
+        self.workers, self.left_out, self._is_new = None, [], True
         if self._file is not None and self._writes:
             try:
                 self._file.unlink(missing_ok=True)

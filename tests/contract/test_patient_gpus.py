@@ -39,6 +39,18 @@ class Hasty(Calls):
         return super().ask(key, work, 0.2 if key in self.keys else 120.0)
 
 
+class Noting(Calls):
+    """Notes who was asked, and how long that was to be waited for; waits as long as it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, float]] = []
+
+    def ask(self, key: str, work: Callable[[], T], patience: float = patient_gpus.CARD_SECONDS) -> T:
+        self.asked.append((key, patience))
+        return super().ask(key, work, 120.0)
+
+
 @pytest.fixture
 def calls() -> Hasty:
     return Hasty()
@@ -178,6 +190,19 @@ def test_a_driver_that_does_not_say_who_is_there_is_told_with_those_that_were(
     assert answers(gpus, FIRST)
     with pytest.raises(GpuStuck):
         gpus.find("0")
+
+
+def test_the_driver_is_opened_in_its_own_time(driver: Driver) -> None:
+    """Whatever is asked first: to wake eight cards takes longer than one of them is waited for."""
+    calls = Noting()
+    gpus = PatientGpus(NvmlGpus(apart=calls), calls)
+    assert gpus.power(FIRST).limit_mw > 0
+    assert calls.asked[0] == ("NVIDIA's driver", patient_gpus.DRIVER_SECONDS)
+    assert calls.asked[-1] == (FIRST, patient_gpus.CARD_SECONDS)
+    asked = len(calls.asked)
+    gpus.power(SECOND)
+    assert calls.asked[asked:] == [(SECOND, patient_gpus.CARD_SECONDS)]
+    gpus.close()
 
 
 def test_a_driver_is_not_closed_under_a_call(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:

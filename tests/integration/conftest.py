@@ -1,4 +1,4 @@
-"""A job of several processes, and the server's bus to it, for the tests that have one."""
+"""A job of several processes, the server's bus to it, and who sends commands by hand, for the tests that have one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from app import telemetry
 from app.adapters.redis_bus import RedisBus
 from app.adapters.system_clock import SystemClock
+from tests.commanding import Commander
 from tests.ranks import KEY, Job
 
 
@@ -27,3 +28,10 @@ async def bus(redis_server: Any) -> AsyncIterator[RedisBus]:
     await made.start()
     yield made
     await made.close()
+
+
+@pytest.fixture
+def commander(redis_url: str) -> Iterator[Commander]:
+    made = Commander(redis_url)
+    yield made
+    made.close()

@@ -103,6 +103,7 @@ def test_a_node_is_healthy_where_every_gpu_can_be_worked_on(driver: Driver) -> N
         ("lost", "Fault: "),
         ("ecc", "has had 2 memory errors that ECC could not mend"),
         ("missing", "GPUs answer, and there must be"),
+        ("hangs", "is stuck: a call to the driver has not come back"),
         ("unloaded", "Fault: "),
     ],
 )
@@ -116,6 +117,8 @@ def test_a_node_with_a_broken_gpu_is_not_healthy(driver: Driver, trouble: str, t
             driver.ecc(0, 0, 2)
         case "missing":
             expected += 1
+        case "hangs":
+            driver.fail("nvmlDeviceGetUUID", gpu=0, hang=True)
         case "unloaded":
             driver.unload()
     done = healthy(driver, f"--gpus={expected}")

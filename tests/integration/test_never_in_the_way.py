@@ -17,13 +17,6 @@ from tests.programs import eventually
 from trainmedic import envelope
 
 
-@pytest.fixture
-def commander(redis_url: str) -> Any:
-    made = Commander(redis_url)
-    yield made
-    made.close()
-
-
 def looking(medic: trainmedic.Medic, step: Any, until: Callable[[], Any], what: str) -> Any:
     """Go on looking for commands at that step, as a loop does."""
 

@@ -283,6 +283,25 @@ async def test_a_server_that_stays_away_ends_the_attempt_in_time(world: World, s
         await world.act(Cordon, node, RUN, timeout=0.5)
 
 
+async def test_a_change_that_may_be_made_and_is_refused_from_then_on_is_unknown(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal says nothing of the try before it: the undo stays owed."""
+    monkeypatch.setattr(base, "TELL_EVERY", timedelta(0))
+    node = await world.node()
+    refusal = Fault(403, times=10**6, resource="nodes")
+
+    async def refuse_from_now_on(what: str) -> None:
+        if refusal not in stand_in.faults:
+            stand_in.faults.append(refusal)
+
+    stand_in.faults.append(Fault(504, verbs=frozenset({"patch"}), resource="nodes", is_done_first=True))
+    with pytest.raises(OutcomeUnknown, match="a change may have been made before this"):
+        await world.act(Cordon, node, RUN, timeout=20, tell=refuse_from_now_on)
+    stand_in.faults.clear()
+    assert await is_cordoned(world, node)
+
+
 async def test_without_permission_the_step_says_which_is_missing(world: World, stand_in: ApiServer) -> None:
     """A 403 that lasts ends the step, and its text is the API server's own."""
     node = await world.node()

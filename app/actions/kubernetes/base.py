@@ -36,7 +36,7 @@ LONGEST_ASKED_FOR = 60.0
 """Seconds that are waited at most because the API server, or a proxy before it, has asked for it."""
 DOUBT = timedelta(seconds=10)
 """For how long a refusal is doubted. An API server that has just started refuses everybody, until it has
-read its roles and accounts: one of ours was seen to do so for a tenth of a second."""
+read its roles and accounts: in a trial for a tenth of a second."""
 GONE = "it is gone: nothing to take back"
 STOPPED = "stopped, because the run was cancelled"
 
@@ -123,6 +123,8 @@ class ClusterAction:
                 return await attempt()
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
                 if refusals.are_believed(error, self._clock.now()):
+                    if is_open:
+                        raise OutcomeUnknown(f"a change may have been made before this: {error}") from error
                     raise
                 is_open = is_open or getattr(error, "may_be_done", False)
                 asked = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR)
@@ -131,7 +133,7 @@ class ClusterAction:
                     raise (OutcomeUnknown if is_open else TemporaryFailure)(f"{STOPPED}; last: {error}") from error
                 left = (call.deadline - self._clock.now()).total_seconds()
                 if pause >= left:
-                    if isinstance(error, ClusterRefused):
+                    if isinstance(error, ClusterRefused) and not is_open:
                         raise
                     kind = OutcomeUnknown if is_open else TemporaryFailure
                     raise kind(f"not done in time: {error}", error.output) from error

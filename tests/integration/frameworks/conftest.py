@@ -24,13 +24,6 @@ def quick_collection() -> Iterator[None]:
 
 
 @pytest.fixture
-def commander(redis_url: str) -> Iterator[Commander]:
-    made = Commander(redis_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def medic(commander: Commander) -> Iterator[trainmedic.Medic]:
     with commander.connect() as connected:
         yield connected

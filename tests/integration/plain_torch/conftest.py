@@ -14,13 +14,6 @@ from tests.integration.plain_torch.training import Training
 
 
 @pytest.fixture
-def commander(redis_url: str) -> Iterator[Commander]:
-    made = Commander(redis_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def medic(commander: Commander) -> Iterator[trainmedic.Medic]:
     with commander.connect() as connected:
         yield connected

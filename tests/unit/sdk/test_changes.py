@@ -29,6 +29,15 @@ def test_an_undo_of_what_is_not_known_is_a_change_like_any_other() -> None:
     assert scaled(Changes(), "b", 2.0, undo_of="a") == 2.0
 
 
+def test_an_undo_of_what_was_done_to_an_earlier_training_changes_nothing() -> None:
+    """The alert resolves when the job has been started anew, under the same name: its own values are right."""
+    changes = Changes()
+    changes.forget()
+    assert scaled(changes, "b", 2.0, undo_of="a") == 1.0
+    assert scaled(changes, "c", 0.5) == 0.5
+    assert scaled(changes, "d", 2.0, undo_of="c") == 1.0
+
+
 def test_changes_survive_a_restart(tmp_path: Path) -> None:
     """Another process recalls them from the file; the undo still fits."""
     changes = Changes(tmp_path)
