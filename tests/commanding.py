@@ -87,6 +87,10 @@ class Sent:
 
         return act
 
+    def undo(self, number: int, action: str, **params: Any) -> Any:
+        """Takes back the command that was sent as number so and so."""
+        return lambda state: self(action, undo_of=self.ids[number], **params)(state)
+
     def replies(self) -> list[envelope.Reply]:
         return [self.commander.final(one) for one in self.ids]
 

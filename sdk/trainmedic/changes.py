@@ -44,7 +44,7 @@ class Changes:
         self._factors: dict[str, dict[str, float]] = {name: {} for name in _SCALED}
         self.workers: int | None = None
         self.left_out: list[list[int]] = []
-        self._is_new = False
+        self._is_new = True
 
     def scale(self, name: str) -> float:
         """What all changes that stand multiply by."""
@@ -57,8 +57,8 @@ class Changes:
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
         """The factors as they would be with one more, or without that of the command that it takes back.
 
-        One that is not known here counts as a change, for the record of it may be lost; but not where the run began
-        anew: what it takes back was done to a training before this one, of the same name.
+        One that is not known here counts as a change where the run was resumed, for the record of it may be lost. In
+        one that began anew it is none: what it takes back was done to a training before this one, of the same name.
         """
         factors = dict(self._factors[name])
         if undo_of in factors:
@@ -87,6 +87,7 @@ class Changes:
 
     def recall(self, otherwise: Mapping[str, Any] | None = None) -> bool:
         """After a restart: as the file says, or where there is none as a checkpoint does. Whether either was there."""
+        self._is_new = False
         state = _read(self._file) or otherwise
         if state is not None:
             self.restore(state)
@@ -105,6 +106,11 @@ class Changes:
             return
         self._factors, self.left_out = factors, left_out
         self.workers = workers if isinstance(workers, int) else None
+
+    def settle(self) -> None:
+        """A run that was not resumed has written a checkpoint: what an earlier one left in the file is not of it."""
+        if self._is_new and self._file is not None and self._file.exists():
+            self.save()
 
     def forget(self) -> None:
         """A run that begins anew has no changes."""

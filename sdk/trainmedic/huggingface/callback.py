@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 
 from trainmedic.client import Medic, connect
 from trainmedic.commands import JobCommand
+from trainmedic.desk import NOTHING_TO_UNDO
 from trainmedic.errors import Rejected
 from trainmedic.huggingface import saved
 from trainmedic.huggingface.health import Health
@@ -182,8 +183,11 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_evaluate = False  # what it holds is to be thrown away
         self._live.pause.end()
 
-    def _scale_batch(self, command: JobCommand) -> None:
+    def _scale_batch(self, command: JobCommand) -> Mapping[str, Any] | None:
+        if self._loop.has_own_batches(command):
+            return NOTHING_TO_UNDO
         self._restart_from_here(lambda here: self._loop.scale_batch(command, here))
+        return None
 
     def _set_workers(self, command: JobCommand) -> None:
         self._restart_from_here(lambda here: self._loop.set_workers(command, here))

@@ -44,6 +44,7 @@ class Loop:
         self._budget = Budget(Path(trainer.args.output_dir), limits.rollbacks, writes=trainer.args.should_save)
         self._left_out = LeftOut(trainer, 0)
         self._left_out_before = 0  # by the checkpoint that the loop went on from
+        self._batches_scaled: set[str] = set()  # by which commands, since the process began
         # What an earlier training has left in the directory, by path and time: nothing goes back to that.
         self._foreign: frozenset[tuple[Any, Any]] = frozenset()
 
@@ -150,10 +151,18 @@ class Loop:
 
     def _finish(self, restart: Restart) -> Mapping[str, Any]:
         """The loop runs again, and `restart` is done."""
-        if restart.command is None or restart.command.action != "job.rollback":
+        command = restart.command
+        if command is not None and command.action == "job.scale_batch":
+            self._batches_scaled ^= {command.undo_of or command.id}
+        if command is None or command.action != "job.rollback":
             return {}
         spent = self._budget.spend(saved.step_of(restart.checkpoint), restart.output["left_step"])
         return {**spent, "skipped_batches": max(self._left_out.done - self._left_out_before, 0)}
+
+    def has_own_batches(self, command: JobCommand) -> bool:
+        """Whether `command` takes back a change that ended with an earlier process: this one has begun with the
+        script's own batches."""
+        return command.undo_of is not None and command.undo_of not in self._batches_scaled
 
     def scale_batch(self, command: JobCommand, here: Path) -> None:
         """``here`` is the checkpoint that is about to be written. Raises Rejected."""

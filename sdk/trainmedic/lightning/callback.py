@@ -18,6 +18,7 @@ import torch
 from trainmedic.changes import whole
 from trainmedic.client import Medic, connect
 from trainmedic.commands import JobCommand
+from trainmedic.desk import NOTHING_TO_UNDO
 from trainmedic.errors import Rejected
 from trainmedic.lightning import saved
 from trainmedic.lightning.frameworks import LightningCallback
@@ -52,6 +53,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._is_at_boundary = False
         self._window: Window | None = None
         self._trainer: Any = None
+        self._accumulated: set[str] = set()  # by which commands, since the process began
         self._accumulation: tuple[JobCommand, int] | None = None
         self._random: Mapping[str, Any] | None = None
         self._register()
@@ -210,16 +212,19 @@ class Callback(LightningCallback):  # type: ignore[misc]
             loop.end()
         self._live.pause.end()
 
-    def _accumulate(self, command: JobCommand) -> None:
+    def _accumulate(self, command: JobCommand) -> Mapping[str, Any] | None:
         """At the step after which the batches of the epoch make whole steps of the new length."""
         assert isinstance(command.parameters, Accumulate)
+        if command.undo_of is not None and command.undo_of not in self._accumulated:
+            return NOTHING_TO_UNDO  # it ended with an earlier process; this one has begun with the script's own
         if self._accumulation is not None:
             command.failed("another change of the accumulation waits for its step")
-            return
+            return None
         own = self._trainer.accumulate_grad_batches
         wanted = whole(own, {command.id: command.parameters.factor}, "the number of accumulated batches")
         self._accumulation = command, wanted
         command.later()
+        return None
 
     def _accumulate_when_it_fits(self, trainer: Any) -> None:
         if self._accumulation is None or trainer.should_stop:
@@ -230,6 +235,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             if self.loop is not None and self.loop.replay is not None:
                 self.loop.replay.group = wanted
             self._accumulation = None
+            self._accumulated ^= {command.undo_of or command.id}
             command.applied(before=before, after=wanted)
 
     # --- reports ----------------------------------------------------------------------------------------

@@ -118,6 +118,7 @@ class Live:
         assert isinstance(command.parameters, ScaleLr)
         if self._changes is None:
             self._changes = Changes()  # the ranks could not agree on those from before
+            self._changes.recall()
         changes = self._changes
         factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
         before = self._rate.values

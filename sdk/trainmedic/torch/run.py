@@ -312,6 +312,7 @@ class Run:
             self.medic.saved(found.step)
             try:
                 if prune:
+                    self.changes.settle()
                     self.storage.prune()
             except OSError as error:
                 log.warning("%s: old checkpoints could not be deleted: %s", self.medic.job, error)

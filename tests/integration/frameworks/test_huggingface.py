@@ -224,6 +224,18 @@ def test_the_micro_batch_is_halved_and_the_global_batch_kept(
     assert reply.output["previous"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
 
 
+def test_a_job_that_was_started_again_keeps_its_own_batches(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """What an earlier process had changed ended with it: to take it back from this one would double its batches."""
+    first = make_trainer(tmp_path / "first", Script(at_5=sent("job.scale_batch", factor=0.5)), max_steps=8)
+    huggingface.train(first, medic=medic, limits=QUICK)
+    again = make_trainer(tmp_path / "again", Script(at_5=sent.undo(0, "job.scale_batch", factor=2.0)), max_steps=8)
+    huggingface.train(again, medic=medic, limits=QUICK)
+    assert (again.args.per_device_train_batch_size, again.args.gradient_accumulation_steps) == (4, 1)
+    assert sent.replies()[1].output["nothing_to_undo"] is True
+
+
 def test_loader_workers_are_changed_and_changed_back(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
     """The answer says what they were, by which the server undoes it."""
     script = Script(at_5=sent("job.dataloader_workers", count=1), at_8=sent("job.dataloader_workers", count=0))

@@ -129,6 +129,19 @@ def test_accumulation_changes_where_whole_steps_begin(tmp_path: Path, medic: tra
     assert (sent.reply().status, sent.reply().output["before"], sent.reply().output["after"]) == ("applied", 1, 2)
 
 
+def test_accumulation_is_taken_back_from_the_process_that_changed_it(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """One that was started since has begun with the script's own."""
+    first = make_trainer(tmp_path / "first", Script(at_3=sent("job.accumulate", factor=2)), max_steps=6)
+    fit(first, medic)
+    undo = sent.undo(0, "job.accumulate", factor=0.5)
+    again = make_trainer(tmp_path / "again", Script(at_3=undo), max_steps=6, accumulate_grad_batches=2)
+    fit(again, medic)
+    assert again.accumulate_grad_batches == 2
+    assert sent.replies()[1].output["nothing_to_undo"] is True
+
+
 def test_a_checkpoint_a_pause_and_a_stop(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
     """By the callback alone. The least number of epochs does not keep it from stopping with the helper."""
     script = Script(at_4=sent("job.checkpoint"), at_5=sent("job.pause", max="50ms"), at_7=sent("job.stop"))

@@ -25,14 +25,19 @@ def test_an_undone_change_leaves_no_trace() -> None:
 
 
 def test_an_undo_of_what_is_not_known_is_a_change_like_any_other() -> None:
-    """Such as after the file was lost."""
-    assert scaled(Changes(), "b", 2.0, undo_of="a") == 2.0
-
-
-def test_an_undo_of_what_was_done_to_an_earlier_training_changes_nothing() -> None:
-    """The alert resolves when the job has been started anew, under the same name: its own values are right."""
+    """Where the run was resumed, and the file is lost."""
     changes = Changes()
-    changes.forget()
+    changes.recall()
+    assert scaled(changes, "b", 2.0, undo_of="a") == 2.0
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_an_undo_of_what_was_done_to_an_earlier_training_changes_nothing(says_so: bool) -> None:
+    """The alert resolves when the job has been started anew, under the same name: its own values are right. Whether
+    its script looks for checkpoints and finds none, or does not look."""
+    changes = Changes()
+    if says_so:
+        changes.forget()
     assert scaled(changes, "b", 2.0, undo_of="a") == 1.0
     assert scaled(changes, "c", 0.5) == 0.5
     assert scaled(changes, "d", 2.0, undo_of="c") == 1.0
@@ -78,6 +83,15 @@ def test_a_run_that_begins_anew_forgets(tmp_path: Path) -> None:
     changes.forget()
     assert changes.scale(LEARNING_RATE) == 1.0
     assert not (tmp_path / FILE).exists()
+
+
+def test_the_first_checkpoint_of_a_run_that_began_anew_ends_what_was_before(tmp_path: Path) -> None:
+    """A script that does not look for checkpoints: whoever resumes from its own later gets its own changes."""
+    scaled(Changes(tmp_path), "a", 0.5)
+    Changes(tmp_path).settle()
+    later = Changes(tmp_path)
+    later.recall()
+    assert later.scale(LEARNING_RATE) == 1.0
 
 
 def test_whole_numbers_stay_whole() -> None:
