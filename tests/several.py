@@ -16,7 +16,7 @@ from typing import Any, Self
 from tests.live import Answer, Server
 from tests.programs import eventually
 
-QUICK = ("--takeover-after", "5s")
+QUICK = ("--takeover-after", "10s")
 """For servers that are to be replaced when they hang; on a busy machine one may lose its place without having hung."""
 
 

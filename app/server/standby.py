@@ -159,6 +159,8 @@ class Standby:
             async for part in response.aiter_raw():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except httpx.TransportError as error:  # what was sent cannot be taken back; the connection ends unfinished
+            log.warning("the server that works has ended in the middle of an answer", error=repr(error))
         finally:
             await response.aclose()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import signal
 import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,12 @@ def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: 
             assert two.ask("/ready").status == 503
             with urllib.request.urlopen(f"http://127.0.0.1:{two.port}/events?after=0", timeout=20) as stream:
                 assert any(stream.readline().startswith(b"event:") for _ in range(8))
-            one.kill()
+                one.kill()
+                with suppress(http.client.IncompleteRead):  # a client sees that it was cut off
+                    stream.read()
+            assert two.program is not None
+            assert "in the middle of an answer" in two.program.tail()
+            assert "Traceback" not in two.program.tail(1000)
             gone = two.ask("/webhook", resolved(fired))
             assert gone.status in (200, 503)
             eventually(lambda: two.ask("/webhook", resolved(fired)).status == 200, 30, "taken over", 0.05)

@@ -178,15 +178,14 @@ class Drain(ClusterAction):
                 if word == "stop":
                     raise TemporaryFailure(f"{STOPPED}: {_unfinished(left, progress)}", progress.output(left))
                 progress.is_held = word == "hold"
-                is_stuck = progress.is_held or await self._evict_all(left, params, progress)
-                wait = min(wait * 2, _LONGEST_ROUND) if is_stuck else ROUND
+                is_stuck, asked = (True, 0.0) if progress.is_held else await self._evict_all(left, params, progress)
+                wait = _longer(wait, asked) if is_stuck else ROUND
                 progress.trouble, refusals = "", Refusals()
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
                 if refusals.are_believed(error, self._clock.now()):
                     raise
                 progress.trouble = str(error)
-                asked = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR)
-                wait = max(min(wait * 2, _LONGEST_ROUND), timedelta(seconds=asked))
+                wait = _longer(wait, getattr(error, "retry_after", None) or 0.0)
             await self._tell(call, left, progress)
             if self._clock.now() + wait >= call.deadline:
                 raise TemporaryFailure(_unfinished(left, progress), progress.output(left))
@@ -207,8 +206,9 @@ class Drain(ClusterAction):
         progress.skipped = found.skipped
         return found.ending
 
-    async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> bool:
-        """Ask for every pod that does not end yet. Whether all that were asked for were held back.
+    async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> tuple[bool, float]:
+        """Ask for every pod that does not end yet. Whether all that were asked for were held back, and how many
+        seconds the API server asks for.
 
         What the API server says of one pod holds up no other, and is told beside its name.
         """
@@ -237,7 +237,8 @@ class Drain(ClusterAction):
             if isinstance(error, PermanentFailure):
                 error.output = progress.output(pods)
                 raise error
-        return bool(failures) and len(failures) == len(asked)
+        pauses = [getattr(error, "retry_after", None) or 0.0 for error in failures]
+        return bool(failures) and len(failures) == len(asked), max(pauses, default=0.0)
 
     async def _tell(self, call: ports.Call, left: Sequence[Object], progress: _Progress) -> None:
         now = self._clock.now()
@@ -252,6 +253,11 @@ class Drain(ClusterAction):
         except ActionFailure:
             return  # the history has it as well
         await self.cluster.record(node, reason, because(call, what), warning)
+
+
+def _longer(wait: timedelta, asked: float) -> timedelta:
+    """The next wait where nothing moves, or the one that the API server asks for."""
+    return max(min(wait * 2, _LONGEST_ROUND), timedelta(seconds=min(asked, LONGEST_ASKED_FOR)))
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> Sorted:
