@@ -31,8 +31,6 @@ class Feed:
 
     batch_size: int | None = None
     workers: int | None = None
-    passes_over = False
-    """Whether `fetch` knows by itself what is left out."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -49,8 +47,6 @@ class Feed:
             except StopIteration:
                 self.epoch, self.place = self.epoch + 1, 0
                 raise
-            if self.passes_over:
-                return batch
             if self._leaving_out:
                 self._leaving_out -= 1
                 self.left_out.add(self.epoch, before, self.place)

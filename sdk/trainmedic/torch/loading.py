@@ -29,8 +29,6 @@ class Indexed(Feed):
     ``place`` counts the entries of the epoch's order: samples, or batches of a custom batch sampler.
     """
 
-    passes_over = True
-
     def __init__(self, loader: DataLoader[Any], seed: int, rank: int) -> None:
         super().__init__()
         self._pattern = loader
@@ -46,12 +44,14 @@ class Indexed(Feed):
 
     # --- a feed's ---------------------------------------------------------------------------------------
 
-    def fetch(self) -> Any:
-        iterator = self._begin() if self._iterator is None else self._iterator
+    def next(self) -> Any:
+        """As `Feed.next`; what is left out is not asked for."""
+        iterator = self._iterator
         try:
-            batch = fetch(iterator)
+            batch = fetch(self._begin() if iterator is None else iterator)
         except StopIteration:
             self._iterator = None
+            self.epoch, self.place = self.epoch + 1, 0
             raise
         self.place = self._ends.popleft()
         return batch
