@@ -123,14 +123,14 @@ def expected_effects(run: dict[str, Any]) -> list[str]:
 
 
 def check_waits(run: dict[str, Any]) -> None:
-    """A wait ended by its time has lasted as long as the playbook says, and hardly longer than a restart takes."""
+    """A wait ended by its time has lasted as long as the playbook says, and not much longer than a takeover takes."""
     at = {
         event["kind"]: datetime.fromisoformat(event["at"])
         for event in run["events"]
         if event["kind"] in ("wait_started", "wait_ended")
     }
     if run["playbook"] == "waits" and run["steps"][1]["status"] == "timed_out":
-        assert 1 <= (at["wait_ended"] - at["wait_started"]).total_seconds() < 8
+        assert 1 <= (at["wait_ended"] - at["wait_started"]).total_seconds() < 40
 
 
 def test_random_kills_change_nothing_of_the_outcome(tmp_path: Path, redis_url: str) -> None:
