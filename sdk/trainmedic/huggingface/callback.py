@@ -160,6 +160,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def _checkpoint(self, command: JobCommand) -> None:
         if self.loop is not None and self.loop.is_ending:
             raise Rejected("the training loop is about to start again; ask once it runs")
+        self._require_room(command)
         self._now.control.should_save = True
         self._saving.append(command)
         command.later()  # until it is written
@@ -172,7 +173,10 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             self.loop.restarts.stop()
         if not command.params.get("checkpoint", True):
             return {"checkpoint": None}
-        self._checkpoint(command)
+        try:
+            self._checkpoint(command)
+        except Rejected as error:  # it stops all the same
+            return {"checkpoint": None, "no_checkpoint": str(error)}
         return None
 
     def _roll_back(self, command: JobCommand) -> None:
@@ -186,13 +190,18 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def _scale_batch(self, command: JobCommand) -> Mapping[str, Any] | None:
         if self._loop.has_own_batches(command):
             return NOTHING_TO_UNDO
-        self._restart_from_here(lambda here: self._loop.scale_batch(command, here))
+        self._restart_from_here(command, lambda here: self._loop.scale_batch(command, here))
         return None
 
     def _set_workers(self, command: JobCommand) -> None:
-        self._restart_from_here(lambda here: self._loop.set_workers(command, here))
+        self._restart_from_here(command, lambda here: self._loop.set_workers(command, here))
 
-    def _restart_from_here(self, ask: Callable[[Path], None]) -> None:
+    def _require_room(self, command: JobCommand) -> None:
+        output_dir = self._now.args.output_dir
+        command.group.choose(lambda: saved.check_room(output_dir))
+
+    def _restart_from_here(self, command: JobCommand, ask: Callable[[Path], None]) -> None:
+        self._require_room(command)
         now = self._now
         ask(saved.path_of(now.args.output_dir, now.state.global_step))
         now.control.should_training_stop = now.control.should_save = True

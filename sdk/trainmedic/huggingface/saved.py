@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from trainmedic import checkpoints
 from trainmedic.checkpoints import Found
+from trainmedic.errors import Rejected
 
 _NAME = re.compile(r"checkpoint-(\d{1,18})\Z")
 _STATE = "trainer_state.json"
@@ -82,6 +84,21 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
         )
     except (OSError, ValueError, struct.error):
         return False
+
+
+def check_room(output_dir: str | Path) -> None:
+    """Raises Rejected where the disk has no room for another checkpoint like the newest: a Trainer that cannot
+    save ends with an error, and the training with it."""
+    complete = [Path(one.path) for one in found(output_dir) if one.complete]
+    if not complete:
+        return
+    size = sum(path.stat().st_size for path in complete[-1].rglob("*") if path.is_file())
+    free = shutil.disk_usage(output_dir).free
+    if free < size:
+        raise Rejected(
+            f"there is no room for a checkpoint: {complete[-1].name} takes {size:,} bytes, and {output_dir} has "
+            f"{free:,} left"
+        )
 
 
 def put_aside(output_dir: str | Path, after: int) -> list[str]:

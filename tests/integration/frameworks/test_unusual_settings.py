@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -23,6 +24,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 
 
 # --- Hugging Face -------------------------------------------------------------------------------------
+
+
+def test_no_checkpoint_is_asked_of_a_trainer_whose_disk_has_no_room_for_it(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end with an error, for a command. A stop stops without one."""
+    script = hf.Script(
+        at_5=sent("job.checkpoint"), at_6=sent("job.scale_batch", factor=0.5), at_8=sent("job.stop", checkpoint=True)
+    )
+    trainer = hf.make_trainer(tmp_path, script, max_steps=10, save_steps=3, save_total_limit=1)
+    monkeypatch.setattr("trainmedic.huggingface.saved.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert huggingface.train(trainer, medic=medic, limits=QUICK).global_step == 8
+    checkpoint, scaled, stopped = sent.replies()
+    assert [checkpoint.status, scaled.status, stopped.status] == ["rejected", "rejected", "applied"]
+    assert "checkpoint-3 takes" in checkpoint.output["reason"]
+    assert stopped.output["checkpoint"] is None
+    assert "1,000 left" in stopped.output["no_checkpoint"]
 
 
 def test_a_trainer_that_saves_the_model_alone_is_not_restarted(
