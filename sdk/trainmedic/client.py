@@ -1,9 +1,8 @@
 """`connect` and what it returns: the training loop's side of Trainmedic.
 
-The training thread only reads and writes plain attributes and queues here. Two background threads of
-rank 0 talk to Redis (``reader``, ``writer``). In a job of several ranks, `trainmedic.distributed.share`
-lets all of them carry out the same commands at the same step (``agreement``); without it the commands are
-rank 0's alone.
+The training thread only reads and writes plain attributes and queues here. Two background threads of rank 0
+talk to Redis (``reader``, ``writer``). In a job of several ranks, `trainmedic.distributed.share` lets all of them
+carry out the same commands at the same step (``agreement``); without it the commands are rank 0's alone.
 """
 
 from __future__ import annotations
@@ -149,13 +148,12 @@ class Medic:
     ) -> None:
         """Say how a step went, once per step or every few. Numbers, or tensors of one element.
 
-        ``samples`` is how many were trained on since the last report, on all ranks.
-        ``expected_learning_rate`` is what the schedule says, times what Trainmedic has scaled it by:
-        a rate that differs is somebody's mistake. ``memory_bytes`` is what an accelerator that is not
-        CUDA's has in use. ``own_seconds`` is the part of the step's time in which this rank worked, and
-        did not wait for others: by it a rank that holds up the rest is found. Costs about a
-        microsecond and waits for nothing: where reports follow each other faster than twenty a second,
-        tensors are looked at that often.
+        ``samples`` is how many were trained on since the last report, on all ranks. ``expected_learning_rate``
+        is what the schedule says, times what Trainmedic has scaled it by: a rate that differs is somebody's
+        mistake. ``memory_bytes`` is what an accelerator that is not CUDA's has in use. ``own_seconds`` is the
+        part of the step's time in which this rank worked, and did not wait for others: by it a rank that holds
+        up the rest is found. Costs about a microsecond and waits for nothing: where reports follow each other
+        faster than twenty a second, tensors are looked at that often.
         """
         self.progress.note(
             step,
@@ -192,9 +190,9 @@ class Medic:
     def commands(self, step: int) -> list[JobCommand]:
         """What the job is told to do now, between two steps: usually nothing, at the cost of a look.
 
-        Commands with a handler are carried out in here, in the calling thread; the others are
-        returned, to be answered by the caller. With `trainmedic.distributed.share` they are the same on
-        every rank, at the same call; without it there are none on ranks other than 0.
+        Commands with a handler are carried out in here, in the calling thread; the others are returned, to be
+        answered by the caller. With `trainmedic.distributed.share` they are the same on every rank, at the same
+        call; without it there are none on ranks other than 0.
         """
         if type(step) is not int:  # as frameworks count: NumPy's, or a tensor
             step = whole(step) or 0
@@ -215,8 +213,8 @@ class Medic:
     def is_quiet(self, step: int) -> bool:
         """Whether `commands` would have nothing to do at this step, and need not be called."""
         self.step = step
-        desk = self._desk
-        return self._reads and self.share is None and not self._hands.handed and desk is not None and not desk.arrived
+        is_alone = self._reads and self.share is None
+        return is_alone and not self._hands.handed and self._desk is not None and not self._desk.arrived
 
     def unanswered(self) -> list[JobCommand]:
         """The commands that have come and are not answered; in any thread, to be looked at only.
@@ -229,10 +227,10 @@ class Medic:
     def on(self, action: str, how: str = LIVE) -> Callable[[Handler], Handler]:
         """Register a handler: ``@medic.on("job.rollback")``.
 
-        It is called by `commands` with the `JobCommand`. Returning means applied, with the dict that
-        it returns as output; raising `Rejected` or `Unsupported` answers that, any other exception
-        ``failed`` (it is logged and does not leave `commands`). ``how`` is told to the server:
-        ``"live"``, or ``"restart"`` where the loop has to start again.
+        It is called by `commands` with the `JobCommand`. Returning means applied, with the dict that it returns
+        as output; raising `Rejected` or `Unsupported` answers that, any other exception ``failed`` (it is logged
+        and does not leave `commands`). ``how`` is told to the server: ``"live"``, or ``"restart"`` where the
+        loop has to start again.
         """
         if how not in (LIVE, RESTART):
             raise ConfigurationError(f"{action}: how is {how!r}; it can be live or restart")

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -122,6 +123,19 @@ def expected_effects(run: dict[str, Any]) -> list[str]:
     return ids
 
 
+def check_effects(jobs: Sequence[Flaky], runs: Sequence[dict[str, Any]]) -> None:
+    """Each effect that a run tells of was had once, and no other; every undo was done."""
+    done = [command_id for job in jobs for command_id, _ in job.effects]
+    assert max(Counter(done).values()) == 1, "no command was applied twice"
+    assert sorted(done) == sorted(command_id for run in runs for command_id in expected_effects(run))
+    for run in runs:
+        assert run["status"] in ("succeeded", "cancelled", "not_started"), run
+        check_waits(run)
+        for step in run["steps"]:
+            if step["undo"] and step["status"] == "succeeded" and step["id"] != "keep":
+                assert step["undo"]["status"] == "done", run
+
+
 def check_waits(run: dict[str, Any]) -> None:
     """A wait ended by its time has lasted as long as the playbook says, and not much longer than a takeover takes."""
     at = {
@@ -159,15 +173,7 @@ def test_random_kills_change_nothing_of_the_outcome(tmp_path: Path, redis_url: s
         assert len(server.runs()) == len(runs), "each alert led to one run"
 
     print(f"{len(runs)} runs:", Counter((run["playbook"], run["status"]) for run in runs))
-    done = [command_id for job in jobs for command_id, _ in job.effects]
-    assert max(Counter(done).values()) == 1, "no command was applied twice"
-    assert sorted(done) == sorted(command_id for run in runs for command_id in expected_effects(run))
-    for run in runs:
-        assert run["status"] in ("succeeded", "cancelled", "not_started"), run
-        check_waits(run)
-        for step in run["steps"]:
-            if step["undo"] and step["status"] == "succeeded" and step["id"] != "keep":
-                assert step["undo"]["status"] == "done", run
+    check_effects(jobs, runs)
 
 
 def test_a_pause_outlives_a_kill(tmp_path: Path, redis_url: str) -> None:
