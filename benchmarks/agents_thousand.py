@@ -130,7 +130,7 @@ def main() -> None:
         directory = Path(name)
         (directory / "playbooks").mkdir()
         (directory / "playbooks" / "question.yaml").write_text(PLAYBOOK)
-        python_path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"}
+        python_path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
         with redis_server(directory) as redis_url:
             settings = ("--mode", "enforce", "--redis", redis_url, "--breaker-min-nodes", str(options.agents + 1))
             environment = {"TRAINMEDIC_SIGNING_KEY": KEY}

@@ -26,8 +26,8 @@ _SETTLES = 0.5
 """Seconds after which what was held is held: its last spell of work is over."""
 _CLEAN = """
 import json, os, sys, threading, time
-from app.agent.disk import pace, reading
-from app.agent.disk.cleaner import Cleaner, Request
+from trainmedic_server.agent.disk import pace, reading
+from trainmedic_server.agent.disk.cleaner import Cleaner, Request
 held = 0.0
 def sleep(seconds):
     global held

@@ -1,6 +1,6 @@
 """First page of the history with 1,000,000 runs, over the same with 1,000.
 
-    PYTHONPATH=.:sdk python benchmarks/history_page.py [--runs 1000000]
+    PYTHONPATH=.:app:sdk python benchmarks/history_page.py [--runs 1000000]
 
 For no filter and for each one it prints the median time of `History.page` (100 items) in both
 stores, and the ratio of the first to the second. The aim is a ratio of 1.5 or less. Both stores
@@ -21,14 +21,14 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from app import ports
-from app.adapters.sql_store import database
-from app.adapters.sql_store.pending import Flush, Pending
-from app.adapters.sql_store.store import SqlStore
-from app.domain.alert import Identity
-from app.domain.playbook import Mode
-from app.domain.run import Decision, Run, Status, StepState, StepStatus
-from app.domain.target import Kind, Target
+from trainmedic_server import ports
+from trainmedic_server.adapters.sql_store import database
+from trainmedic_server.adapters.sql_store.pending import Flush, Pending
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.run import Decision, Run, Status, StepState, StepStatus
+from trainmedic_server.domain.target import Kind, Target
 from trainmedic.envelope import new_id
 
 LIMIT = 100

@@ -18,11 +18,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.adapters.nvml_gpus import NvmlGpus
-from app.agent.exporter import AgentCollector
-from app.agent.facts import gpu as facts
-from app.agent.tally import Tally
-from app.domain.gpu_names import normal_pci
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent.exporter import AgentCollector
+from trainmedic_server.agent.facts import gpu as facts
+from trainmedic_server.agent.tally import Tally
+from trainmedic_server.domain.gpu_names import normal_pci
 
 MIB = 1 << 20
 

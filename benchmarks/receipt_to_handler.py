@@ -81,7 +81,7 @@ def main() -> None:
         (directory / "playbooks" / "latency.yaml").write_text(PLAYBOOK)
         server, url = start_server(directory, "--mode", "enforce", playbooks=directory / "playbooks")
         environment = {
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}",
             "TRAINMEDIC_STATE_DIR": str(directory / "state"),
         }
         argv = [sys.executable, "-m", "benchmarks.waiting_job", JOB, str(options.step_ms / 1000)]

@@ -36,7 +36,7 @@ AS_SERVED = (
     *("--loop", "uvloop", "--http", "httptools", "--ws", "none", "--lifespan", "off"),
     *("--no-access-log", "--no-server-header", "--no-proxy-headers", "--log-level", "warning"),
 )
-"""The settings of ``app.server.listener``."""
+"""The settings of ``trainmedic_server.server.listener``."""
 
 
 def start_empty(directory: Path) -> tuple[Program, str]:

@@ -22,7 +22,7 @@ class GpuNode(Node):
         self.driver = driver
 
     def _entry(self) -> tuple[str | Path, ...]:
-        return "-m", "app"
+        return "-m", "trainmedic_server"
 
     def start(self, *options: str, wait: bool = True, **environment: str) -> None:
         super().start(*options, wait=wait, **{**self.driver.environment, **environment})

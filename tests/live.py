@@ -39,7 +39,7 @@ class Server:
     """``trainmedic serve`` over one state directory: it can be killed, stopped, and started again."""
 
     def __init__(
-        self, directory: Path, playbook: str, *options: str, program: tuple[str | Path, ...] = ("-m", "app")
+        self, directory: Path, playbook: str, *options: str, program: tuple[str | Path, ...] = ("-m", "trainmedic_server")
     ) -> None:
         playbooks = directory / "playbooks"
         playbooks.mkdir(parents=True)
@@ -68,7 +68,7 @@ class Server:
         self.program = Program(
             self._argv,
             self.directory / f"server-{self.starts}.log",
-            {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}", **environment},
+            {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}", **environment},
         )
         if wait:
             self.program.wait_for(f"http://127.0.0.1:{self.port}/health")

@@ -61,7 +61,7 @@ class Node:
             ],
             self.directory / f"agent-{self.starts}.log",
             {
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}",
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}",
                 "TRAINMEDIC_SIGNING_KEY": KEY,
                 **environment,
             },

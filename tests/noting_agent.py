@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from app.agent.journal import Journal
-from app.agent.orders import Failed, Interrupted, Order
-from app.agent.policy import Policy
-from app.agent.tally import Tally
-from app.cli import main
-from app.settings.agent import AgentSettings
-from app.wiring import agent as wiring
+from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.orders import Failed, Interrupted, Order
+from trainmedic_server.agent.policy import Policy
+from trainmedic_server.agent.tally import Tally
+from trainmedic_server.cli import main
+from trainmedic_server.settings.agent import AgentSettings
+from trainmedic_server.wiring import agent as wiring
 
 NOTES = Path(sys.argv[1])
 

@@ -163,11 +163,11 @@ def start_server(
     port = free_port()
     program = Program(
         [
-            *(sys.executable, "-m", "app", "serve", "--port", str(port)),
+            *(sys.executable, "-m", "trainmedic_server", "serve", "--port", str(port)),
             *("--state-dir", str(directory / "state"), "--playbooks", str(playbooks), *options),
         ],
         directory / "server.log",
-        {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}", **(environment or {})},
+        {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}", **(environment or {})},
     )
     url = f"http://127.0.0.1:{port}"
     return program.wait_for(f"{url}/ready"), url

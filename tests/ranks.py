@@ -16,7 +16,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from app.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.redis_bus import RedisBus
 from tests.programs import ROOT, inherited
 from trainmedic import envelope
 
@@ -31,7 +31,7 @@ class Job:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._environment = {
             **inherited(),
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}",
             "TRAINMEDIC_REDIS_URL": redis_url,
             "TRAINMEDIC_SIGNING_KEY": KEY,
             "OMP_NUM_THREADS": "1",

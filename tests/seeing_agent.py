@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from app.agent import pods
-from app.cli import main
+from trainmedic_server.agent import pods
+from trainmedic_server.cli import main
 
 if __name__ == "__main__":
     pods.PROC = Path(os.environ["PROC"])

@@ -18,18 +18,18 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from app import errors
-from app.domain.admission import Admission, Admitted
-from app.domain.alert import AlertRecord, Delivery
-from app.domain.playbook import Mode, Playbook
-from app.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status
-from app.domain.target import Kind, Target
-from app.ports import HistoryFilter, Presence, RunRecord
-from app.server.auth import Authenticator
-from app.server.factory import create_app
-from app.server.limits import ServerLimits
-from app.server.listener import serve
-from app.telemetry import Metrics, configure_logging
+from trainmedic_server import errors
+from trainmedic_server.domain.admission import Admission, Admitted
+from trainmedic_server.domain.alert import AlertRecord, Delivery
+from trainmedic_server.domain.playbook import Mode, Playbook
+from trainmedic_server.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.ports import HistoryFilter, Presence, RunRecord
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.factory import create_app
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.listener import serve
+from trainmedic_server.telemetry import Metrics, configure_logging
 from trainmedic.envelope import new_id
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)

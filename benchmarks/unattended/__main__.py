@@ -96,7 +96,7 @@ def train(directory: Path, arm: str, plan: Plan, port: int = 0, state: Path | No
         argv += ["--medic", "--pace", str(plan.pace), "--metrics-port", str(port)]
         argv += ["--checkpoints", str(directory / "checkpoints"), "--checkpoint-every", str(plan.checkpoint_every)]
         argv += ["--hang-floor", str(60 / plan.faster)]
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"}
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"}
     if state is not None:
         environment["TRAINMEDIC_STATE_DIR"] = str(state)
     with Program(argv, directory / f"{arm}.log", environment) as program:

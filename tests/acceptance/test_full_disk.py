@@ -75,7 +75,7 @@ class SmallDiskNode(Node):
         return "unshare", "-rm", "sh", "-c", script, self._disk
 
     def _entry(self) -> tuple[str | Path, ...]:
-        return "-m", "app"
+        return "-m", "trainmedic_server"
 
     @property
     def disk(self) -> Path:

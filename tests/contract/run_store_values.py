@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.domain.alert import Alert, AlertRecord, AlertStatus, Identity
-from app.domain.playbook import Mode, UndoTrigger
-from app.domain.run import (
+from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.playbook import Mode, UndoTrigger
+from trainmedic_server.domain.run import (
     Attempt,
     Decision,
     Event,
@@ -21,7 +21,7 @@ from app.domain.run import (
     Undo,
     UndoStatus,
 )
-from app.domain.target import Kind, Target
+from trainmedic_server.domain.target import Kind, Target
 from trainmedic.envelope import new_id
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -13,9 +13,9 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
-from app import errors, telemetry
-from app.adapters import redis_bus
-from app.adapters.redis_bus import RedisBus
+from trainmedic_server import errors, telemetry
+from trainmedic_server.adapters import redis_bus
+from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic import envelope
 from trainmedic.envelope import Command, Reply
 

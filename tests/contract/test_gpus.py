@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from app.adapters.nvml_gpus import NvmlGpus
-from app.adapters.patient_gpus import Calls, PatientGpus
-from app.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
-from app.ports.gpus import EccErrors, GpuReading, Gpus
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
+from trainmedic_server.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
+from trainmedic_server.ports.gpus import EccErrors, GpuReading, Gpus
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, Driver, cards
 from tests.programs import ROOT
@@ -306,10 +306,10 @@ def test_without_a_driver_everything_says_so(driver: Driver, gpus: Gpus) -> None
 def test_without_nvml_on_the_machine_everything_says_so(tmp_path) -> None:
     """No driver was ever installed: the library cannot be loaded."""
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
-    program = "from app.adapters.nvml_gpus import NvmlGpus; print(NvmlGpus().inventory().problems)"
+    program = "from trainmedic_server.adapters.nvml_gpus import NvmlGpus; print(NvmlGpus().inventory().problems)"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"},
+        env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"},
         capture_output=True,
         text=True,
         check=True,

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import pytest
 
-from app.adapters import patient_gpus
-from app.adapters.nvml_gpus import NvmlGpus
-from app.adapters.patient_gpus import Calls, PatientGpus
-from app.agent.exporter import AgentCollector
-from app.agent.facts.gpu import all_facts, presence
-from app.agent.tally import Tally
-from app.errors import GpuError, GpuStuck
+from trainmedic_server.adapters import patient_gpus
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
+from trainmedic_server.agent.exporter import AgentCollector
+from trainmedic_server.agent.facts.gpu import all_facts, presence
+from trainmedic_server.agent.tally import Tally
+from trainmedic_server.errors import GpuError, GpuStuck
 from tests.driver.driver import SET_LIMIT, Driver, cards
 from tests.programs import eventually
 from tests.unit.agent.test_exporter import of, scrape

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app import ports
-from app.adapters.memory_store import MemoryStore
-from app.adapters.sql_store.store import SqlStore
-from app.domain.run import Run, StepStatus, UndoStatus
+from trainmedic_server import ports
+from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.run import Run, StepStatus, UndoStatus
 from tests.contract.run_store_values import at, attempt, closed, event, gpu, heard, run, step, undo
 
 Store = MemoryStore | SqlStore

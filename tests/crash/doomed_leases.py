@@ -16,9 +16,9 @@ from pathlib import Path
 
 from doomed_server import watch_commits, watch_sends
 
-from app.actions.nodes import PowerLimit
-from app.cli import main
-from app.engine import lapses, leases
+from trainmedic_server.actions.nodes import PowerLimit
+from trainmedic_server.cli import main
+from trainmedic_server.engine import lapses, leases
 from tests.integration.hasty_server import LEASE
 
 

@@ -104,7 +104,7 @@ class Server:
                 *("--state-dir", self._directory / "state", "--playbooks", self._directory / "playbooks"),
             ],
             self._directory / f"server-{self.deaths}.log",
-            {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"},
+            {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"},
         )
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:

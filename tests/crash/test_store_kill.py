@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from app import ports
-from app.adapters.sql_store.store import SqlStore
-from app.domain.run import Run, Status
+from trainmedic_server import ports
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.run import Run, Status
 from tests.contract.run_store_values import event
 
 ROOT = Path(__file__).parents[2]
@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
 import asyncio, sys
 from dataclasses import replace
-from app.adapters.sql_store.store import SqlStore
-from app.domain.run import Status
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.run import Status
 from tests.contract.run_store_values import at, event, gpu, heard, run
 
 async def client(store, name):
@@ -54,7 +54,7 @@ asyncio.run(main())
 async def test_everything_acknowledged_is_there_after_a_kill(tmp_path: Path, seed: int) -> None:
     """Killed at a random moment, and again: every acknowledged unit is kept, and no unit is there in part."""
     url = f"sqlite:///{tmp_path}/trainmedic.db"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
     chance = random.Random(seed)
     opened: set[str] = set()
     done: set[str] = set()

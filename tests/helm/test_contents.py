@@ -17,19 +17,19 @@ import yaml
 from click.testing import CliRunner
 from prometheus_client.metrics_core import Metric
 
-from app import telemetry
-from app.actions import registry
-from app.actions.kubernetes.jobs import CreateJobParams
-from app.adapters.nvml_gpus import NvmlGpus
-from app.agent import policy
-from app.agent.exporter import AgentCollector
-from app.agent.tally import Tally
-from app.catalog import loader
-from app.cli import main
-from app.domain.target import IdentityLabels
-from app.server import tokens
-from app.settings import agent as agent_settings
-from app.settings import server as server_settings
+from trainmedic_server import telemetry
+from trainmedic_server.actions import registry
+from trainmedic_server.actions.kubernetes.jobs import CreateJobParams
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent import policy
+from trainmedic_server.agent.exporter import AgentCollector
+from trainmedic_server.agent.tally import Tally
+from trainmedic_server.catalog import loader
+from trainmedic_server.cli import main
+from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.server import tokens
+from trainmedic_server.settings import agent as agent_settings
+from trainmedic_server.settings import server as server_settings
 from tests.driver.driver import Driver
 from tests.helm import charts
 from tests.helm.charts import COMBINATIONS

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from app import telemetry
-from app.actions import registry
-from app.actions.kubernetes.base import ClusterAction
-from app.actions.kubernetes.kinds import KNOWN, field_at
-from app.adapters.kubernetes_cluster import KubernetesCluster
-from app.adapters.kubernetes_whereabouts import Whereabouts
-from app.errors import ClusterRefused
-from app.ports.cluster import JOBS, Ref, Resource
+from trainmedic_server import telemetry
+from trainmedic_server.actions import registry
+from trainmedic_server.actions.kubernetes.base import ClusterAction
+from trainmedic_server.actions.kubernetes.kinds import KNOWN, field_at
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
+from trainmedic_server.adapters.kubernetes_whereabouts import Whereabouts
+from trainmedic_server.errors import ClusterRefused
+from trainmedic_server.ports.cluster import JOBS, Ref, Resource
 from tests.helm import charts
 from tests.kubernetes.accounts import client
 from tests.kubernetes.api_server import ApiServer, Rule

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app import telemetry
-from app.adapters.redis_bus import RedisBus
-from app.adapters.system_clock import SystemClock
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.system_clock import SystemClock
 from tests.commanding import Commander
 from tests.ranks import KEY, Job
 

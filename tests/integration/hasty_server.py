@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 
-from app.actions.nodes import PowerLimit
-from app.cli import main
-from app.engine import lapses, leases
+from trainmedic_server.actions.nodes import PowerLimit
+from trainmedic_server.cli import main
+from trainmedic_server.engine import lapses, leases
 
 LEASE = timedelta(seconds=2)
 

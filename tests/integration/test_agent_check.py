@@ -30,8 +30,8 @@ def agent(
     driver: Driver, *options: str | Path, launcher: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*launcher, sys.executable, "-m", "app", "agent", *map(str, options)],
-        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}", **driver.environment, **environment},
+        [*launcher, sys.executable, "-m", "trainmedic_server", "agent", *map(str, options)],
+        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}", **driver.environment, **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -13,8 +13,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from app.server import listener
-from app.server.limits import MIB, ServerLimits
+from trainmedic_server.server import listener
+from trainmedic_server.server.limits import MIB, ServerLimits
 from tests.serving import Address, World, alert, logged, payload
 
 # One server for all of it, as one would have in production.

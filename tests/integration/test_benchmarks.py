@@ -42,7 +42,7 @@ def test_every_benchmark_explains_its_options(name: str) -> None:
     """``--help`` works, so the module at least loads."""
     argv = [sys.executable, "-W", "error", "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(
-        argv, cwd=ROOT, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"}, capture_output=True, check=False
+        argv, cwd=ROOT, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"}, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -55,7 +55,7 @@ def test_a_small_run_gives_a_figure(name: str) -> None:
     done = subprocess.run(
         argv,
         cwd=ROOT,
-        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"},
+        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"},
         capture_output=True,
         text=True,
         check=False,

@@ -19,9 +19,9 @@ import pytest
 from redis.asyncio import Redis
 
 import trainmedic
-from app import telemetry
-from app.adapters.redis_bus import RedisBus
-from app.adapters.system_clock import SystemClock
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic import envelope
 from trainmedic.envelope import Command, Reply
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import history
-from app.domain.run import Decision, Status
+from trainmedic_server.cli import history
+from trainmedic_server.domain.run import Decision, Status
 from tests.programs import ROOT, Program, free_port, inherited, start_server
 
 PLAYBOOKS = """
@@ -55,7 +55,7 @@ class Desk:
 
     def run(self, *arguments: str, **environment: str) -> Ran:
         done = subprocess.run(
-            [sys.executable, "-m", "app", *arguments],
+            [sys.executable, "-m", "trainmedic_server", *arguments],
             env=self.environment(**environment),
             capture_output=True,
             text=True,
@@ -65,7 +65,7 @@ class Desk:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def environment(self, **more: str) -> dict[str, str]:
-        path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}", "COLUMNS": "300"}
+        path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}", "COLUMNS": "300"}
         return {**inherited(), **path, "TRAINMEDIC_URL": self.url, "TRAINMEDIC_TOKEN": self.token, **more}
 
     def alert(self, job: str, **annotations: str) -> str:
@@ -236,7 +236,7 @@ def test_what_an_alert_says_cannot_steer_the_terminal(desk: Desk) -> None:
 def test_following_shows_what_happens(desk: Desk, tmp_path: Path) -> None:
     """First what there is, then each event of the runs that were asked for."""
     log = tmp_path / "followed"
-    arguments = [sys.executable, "-u", "-m", "app", "history", "--follow", "--playbook", "ask-first"]
+    arguments = [sys.executable, "-u", "-m", "trainmedic_server", "history", "--follow", "--playbook", "ask-first"]
     with Program(arguments, log, desk.environment()) as following:
         deadline = time.monotonic() + 20
         while "RUN" not in log.read_text() and time.monotonic() < deadline:
@@ -261,7 +261,7 @@ def test_the_whole_help_can_be_read() -> None:
 def test_the_client_commands_do_not_load_the_server() -> None:
     """They start in a fraction of the time that the server's libraries take."""
     script = (
-        "import sys, app.cli, app.cli.history, app.cli.runs, app.cli.operations, app.cli.completion;"
+        "import sys, trainmedic_server.cli, trainmedic_server.cli.history, trainmedic_server.cli.runs, trainmedic_server.cli.operations, trainmedic_server.cli.completion;"
         "print([name for name in ('fastapi', 'sqlalchemy', 'pydantic', 'redis') if name in sys.modules])"
     )
     done = subprocess.run(

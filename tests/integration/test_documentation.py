@@ -33,12 +33,12 @@ def environment(scratch: Path) -> dict[str, str]:
     commands = scratch / "bin"
     commands.mkdir()
     command = commands / "trainmedic"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m app "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trainmedic_server "$@"\n')
     command.chmod(0o755)
     return {
         **inherited(),
         "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}",
         "HOME": str(scratch),
         "COLUMNS": "200",
         "OMP_NUM_THREADS": "1",  # the models are tiny, and the machine may be busy

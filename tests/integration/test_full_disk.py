@@ -58,7 +58,7 @@ class FullDiskNode(Node):
         return own_disk(self.disk)
 
     def _entry(self) -> tuple[str | Path, ...]:
-        return "-m", "app"
+        return "-m", "trainmedic_server"
 
     @property
     def seen_by_agent(self) -> Path:
@@ -132,7 +132,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "sdk")!r}]
 from datetime import UTC, datetime
-from app.agent.journal import Entry, Journal
+from trainmedic_server.agent.journal import Entry, Journal
 from tests.integration.test_full_disk import fill, free
 disk = Path({str(tmp_path)!r})
 now = datetime.now(UTC)

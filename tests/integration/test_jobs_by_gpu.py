@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 
-from app.adapters.kubernetes_cluster import KubernetesCluster
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 from tests.driver.driver import Driver, cards
 from tests.gpu_node import GpuNode
 from tests.kubernetes.api_server import ApiServer
@@ -103,7 +103,7 @@ def test_the_job_on_a_broken_gpu_saves_and_its_gpus_are_capped(
     """By what the job says of its ranks, and the UUID in the alert alone. The node's other GPU is left alone; a GPU
     of no job is refused; and the power comes back with the end of the alert."""
     driver = make_driver(2)
-    job = {"PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}", "TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_SIGNING_KEY": KEY}
+    job = {"PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}", "TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_SIGNING_KEY": KEY}
     job |= {"TRAINMEDIC_JOB": "llm-1", "TRAINMEDIC_NODE": "n1", "GPU": SECOND}
     program = [sys.executable, Path(__file__).with_name("placed_job.py")]
     with GpuNode(tmp_path / "node", redis_url, driver), Program(program, tmp_path / "job.log", job) as training:

@@ -10,11 +10,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from app.actions import registry
-from app.actions.placement import Ended, merged_output
-from app.catalog import loader
-from app.catalog.book import CompiledBook
-from app.domain.target import IdentityLabels, Kind, Target
+from trainmedic_server.actions import registry
+from trainmedic_server.actions.placement import Ended, merged_output
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.domain.target import IdentityLabels, Kind, Target
 from tests.driver.driver import SET_LIMIT, UNKNOWN, Driver
 from tests.gpu_node import GpuNode
 from tests.programs import ROOT

@@ -34,8 +34,8 @@ def checked(job: dict[str, Any], driver: Driver) -> int:
     (container,) = job["spec"]["template"]["spec"]["containers"]
     environment = {one["name"]: one["value"] for one in container["env"]}
     done = subprocess.run(
-        [sys.executable, "-m", "app", *container["args"]],
-        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}", **driver.environment, **environment},
+        [sys.executable, "-m", "trainmedic_server", *container["args"]],
+        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}", **driver.environment, **environment},
         capture_output=True,
         check=False,
         timeout=60,

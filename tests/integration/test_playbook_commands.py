@@ -34,9 +34,9 @@ tests:
 def playbook(directory: Path, *arguments: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``trainmedic playbook`` in `directory`."""
     return subprocess.run(
-        [sys.executable, "-m", "app", "playbook", *arguments],
+        [sys.executable, "-m", "trainmedic_server", "playbook", *arguments],
         cwd=directory,
-        env={**inherited(), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}", **environment},
+        env={**inherited(), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}", **environment},
         input=given,
         capture_output=True,
         text=True,

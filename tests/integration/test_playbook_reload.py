@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.catalog.library import Library
+from trainmedic_server.catalog.library import Library
 from tests.unit.catalog.actions import PLAYBOOK, config_map, library
 
 

@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 import trainmedic.distributed
-from app.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.redis_bus import RedisBus
 from tests.ranks import KEY, Job, ask, command, until_present
 from trainmedic import envelope
 from trainmedic.memory import Memory

@@ -9,9 +9,9 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from app import telemetry
-from app.adapters.redis_bus import RedisBus
-from app.adapters.system_clock import SystemClock
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic import envelope
 
 ROOT = Path(__file__).parents[2]

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import httpx
 
-from app.settings import server as settings
-from app.wiring.server import Application
+from trainmedic_server.settings import server as settings
+from trainmedic_server.wiring.server import Application
 from tests.programs import ROOT, Program, free_port, inherited, start_server
 
-ENVIRONMENT = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"}
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
 
 
 def serve(directory: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``serve`` where it is to refuse."""
     return subprocess.run(
-        [sys.executable, "-m", "app", "serve", "--state-dir", str(directory / "state"), *options],
+        [sys.executable, "-m", "trainmedic_server", "serve", "--state-dir", str(directory / "state"), *options],
         env={**inherited(), **ENVIRONMENT, **environment},
         capture_output=True,
         text=True,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from app import errors, ports
-from app.adapters.sql_store.store import SqlStore
+from trainmedic_server import errors, ports
+from trainmedic_server.adapters.sql_store.store import SqlStore
 from tests.contract.run_store_values import closed, event
 
 

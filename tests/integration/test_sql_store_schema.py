@@ -17,11 +17,11 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from app import errors, ports
-from app.adapters.sql_store import database, revision, schema
-from app.adapters.sql_store.history import page_statement
-from app.adapters.sql_store.store import SqlStore
-from app.domain.run import Order, OrderKind
+from trainmedic_server import errors, ports
+from trainmedic_server.adapters.sql_store import database, revision, schema
+from trainmedic_server.adapters.sql_store.history import page_statement
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.run import Order, OrderKind
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, heard, run
 
@@ -98,11 +98,11 @@ def test_a_start_with_nothing_to_migrate_does_not_import_alembic(url: str, migra
     """Its import would cost a good part of the second in which the server is to be ready."""
     code = (
         "import sys, asyncio\n"
-        "from app.adapters.sql_store.store import SqlStore\n"
+        "from trainmedic_server.adapters.sql_store.store import SqlStore\n"
         f"asyncio.run(SqlStore.open({url!r}).close())\n"
         "assert 'alembic' not in sys.modules\n"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 

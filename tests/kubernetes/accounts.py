@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from app.adapters.kubernetes_cluster import KubernetesCluster
-from app.ports.cluster import Resource
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
+from trainmedic_server.ports.cluster import Resource
 from tests.kubernetes.api_server import ApiServer, Rule
 from tests.kubernetes.world import SERVICE_ACCOUNTS, World
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.adapters.kubernetes_cluster import KubernetesCluster
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 from tests.helm import charts
 from tests.kubernetes import accounts
 from tests.kubernetes.api_server import ApiServer
@@ -26,7 +26,7 @@ def pytest_report_header() -> str:
 @pytest.fixture(autouse=True)
 def brief_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal is believed sooner, for the sake of the tests of permissions."""
-    monkeypatch.setattr("app.actions.kubernetes.base.DOUBT", timedelta(seconds=0.5))
+    monkeypatch.setattr("trainmedic_server.actions.kubernetes.base.DOUBT", timedelta(seconds=0.5))
 
 
 @pytest.fixture

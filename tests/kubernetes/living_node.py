@@ -9,8 +9,8 @@ import asyncio
 import threading
 from pathlib import Path
 
-from app.adapters.kubernetes_cluster import KubernetesCluster
-from app.ports.cluster import Ref
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
+from trainmedic_server.ports.cluster import Ref
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import Kubelet, World
 

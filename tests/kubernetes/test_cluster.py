@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.adapters.kubernetes_cluster import KubernetesCluster
-from app.errors import (
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
+from trainmedic_server.errors import (
     ClusterRefused,
     ClusterUnavailable,
     ConfigurationError,
@@ -19,7 +19,7 @@ from app.errors import (
     ObjectExists,
     ObjectMissing,
 )
-from app.ports.cluster import NODES, PODS, Ref
+from trainmedic_server.ports.cluster import NODES, PODS, Ref
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import World
 
@@ -114,7 +114,7 @@ async def test_an_event_is_left_on_the_object(world: World) -> None:
 
 async def test_a_long_list_comes_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list in pages is put together."""
-    monkeypatch.setattr("app.adapters.kubernetes_cluster.PAGE", 3)
+    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_cluster.PAGE", 3)
     node = await world.node()
     for number in range(8):
         await world.pod(f"pod-{number}", node)
@@ -126,7 +126,7 @@ async def test_a_list_whose_continuation_expires_begins_again(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the way through a long list the API server forgot where it was."""
-    monkeypatch.setattr("app.adapters.kubernetes_cluster.PAGE", 3)
+    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_cluster.PAGE", 3)
     node = await world.node()
     for number in range(8):
         await world.pod(f"pod-{number}", node)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from app import ports, telemetry
-from app.actions.kubernetes.drain import Drain, DrainParams, sort
-from app.actions.kubernetes.nodes import Cordon, Uncordon
-from app.adapters.redis_bus import RedisBus
-from app.adapters.system_clock import SystemClock
-from app.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from app.ports.cluster import Ref
+from trainmedic_server import ports, telemetry
+from trainmedic_server.actions.kubernetes.drain import Drain, DrainParams, sort
+from trainmedic_server.actions.kubernetes.nodes import Cordon, Uncordon
+from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.cluster import Ref
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import Kubelet, World
 from trainmedic import envelope
@@ -202,7 +202,7 @@ async def test_an_api_server_that_refuses_everybody_for_a_moment_is_outlasted(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does that has just started: once it has read its roles the drain goes on."""
-    monkeypatch.setattr("app.actions.kubernetes.base.DOUBT", timedelta(seconds=10))
+    monkeypatch.setattr("trainmedic_server.actions.kubernetes.base.DOUBT", timedelta(seconds=10))
     node = await world.node()
     await world.pod("worker", node)
     draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30))

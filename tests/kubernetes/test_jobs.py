@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.actions.kubernetes.jobs import CreateJob
-from app.errors import ObjectExists, PermanentFailure, TemporaryFailure
-from app.ports.cluster import JOBS, Ref
+from trainmedic_server.actions.kubernetes.jobs import CreateJob
+from trainmedic_server.errors import ObjectExists, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.cluster import JOBS, Ref
 from tests.kubernetes.api_server import ApiServer, Fault
 from tests.kubernetes.world import IMAGE, MANAGED_BY, World
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.actions.kubernetes import base
-from app.actions.kubernetes.nodes import Cordon, Label, Taint, Uncordon
-from app.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from app.ports.cluster import NODES, Ref
+from trainmedic_server.actions.kubernetes import base
+from trainmedic_server.actions.kubernetes.nodes import Cordon, Label, Taint, Uncordon
+from trainmedic_server.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.cluster import NODES, Ref
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import World
 
@@ -239,7 +239,7 @@ async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_
 
 async def test_a_long_wait_is_told(world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks at the run sees what it waits for, before the step ends."""
-    monkeypatch.setattr("app.actions.kubernetes.base.TELL_EVERY", timedelta(0))
+    monkeypatch.setattr("trainmedic_server.actions.kubernetes.base.TELL_EVERY", timedelta(0))
     node = await world.node()
     told: list[str] = []
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app import telemetry
-from app.adapters.kubernetes_whereabouts import Whereabouts
-from app.ports.cluster import Ref
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.kubernetes_whereabouts import Whereabouts
+from trainmedic_server.ports.cluster import Ref
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
 
@@ -75,7 +75,7 @@ async def test_what_changed_while_nobody_watched_is_known_after(
     world: World, whereabouts: Whereabouts, stand_in: ApiServer, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a broken watch, a version that is too old, and an outage."""
-    monkeypatch.setattr("app.adapters.kubernetes_whereabouts._FIRST_WAIT", 0.05)
+    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_whereabouts._FIRST_WAIT", 0.05)
     node = await world.node()
     await placed(world, node, "before", "192.0.2.40")
     await _until(lambda: "192.0.2.40" in whereabouts.inventory())

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.actions.kubernetes.kinds import KNOWN
-from app.actions.kubernetes.workloads import DeletePod, Restart, Resume, Scale, Suspend
-from app.errors import ObjectMissing, PermanentFailure
-from app.ports.cluster import DEPLOYMENTS, JOBS, PODS, Ref, Resource
+from trainmedic_server.actions.kubernetes.kinds import KNOWN
+from trainmedic_server.actions.kubernetes.workloads import DeletePod, Restart, Resume, Scale, Suspend
+from trainmedic_server.errors import ObjectMissing, PermanentFailure
+from trainmedic_server.ports.cluster import DEPLOYMENTS, JOBS, PODS, Ref, Resource
 from tests.kubernetes.api_server import ApiServer, Fault
 from tests.kubernetes.world import IMAGE, World
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from app import ports
-from app.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster, path_of
-from app.adapters.system_clock import SystemClock
-from app.domain.alert import Alert, AlertStatus
-from app.domain.target import Kind, Target
-from app.errors import ActionFailure, ObjectExists, ObjectMissing
-from app.ports.cluster import NODES, PODS, Object, Ref, Resource
+from trainmedic_server import ports
+from trainmedic_server.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster, path_of
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.errors import ActionFailure, ObjectExists, ObjectMissing
+from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref, Resource
 from trainmedic.envelope import new_id
 
 NAMESPACES = Resource("v1", "namespaces", "Namespace", is_namespaced=False)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.adapters import file_inventory
-from app.errors import ConfigurationError
+from trainmedic_server.adapters import file_inventory
+from trainmedic_server.errors import ConfigurationError
 
 
 def test_addresses_map_to_node_names(tmp_path: Path) -> None:

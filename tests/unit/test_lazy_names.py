@@ -10,7 +10,7 @@ import pytest
 from tests.programs import ROOT, inherited
 
 
-@pytest.mark.parametrize("package", ["trainmedic", "app.ports"])
+@pytest.mark.parametrize("package", ["trainmedic", "trainmedic_server.ports"])
 def test_every_name_is_there(package: str) -> None:
     """In a process that has loaded nothing else; and a name that is not there is an AttributeError."""
     program = f"""
@@ -21,6 +21,6 @@ assert not hasattr(package, "no_such_name")
 """
     subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"},
+        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"},
         check=True,
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.playbook import Mode
-from app.errors import ConfigurationError
-from app.settings import agent
-from app.settings import server as settings
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.settings import agent
+from trainmedic_server.settings import server as settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, timedelta
 
-from app.adapters.system_clock import SystemClock
+from trainmedic_server.adapters.system_clock import SystemClock
 
 
 def test_times_are_aware_and_in_utc() -> None:

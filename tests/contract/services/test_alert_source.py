@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from app.adapters.alertmanager_api import AlertmanagerApi
-from app.domain.alert import Identity
-from app.errors import ConfigurationError, PermanentFailure, TemporaryFailure
+from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
+from trainmedic_server.domain.alert import Identity
+from trainmedic_server.errors import ConfigurationError, PermanentFailure, TemporaryFailure
 
 
 @pytest.fixture

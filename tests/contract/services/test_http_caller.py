@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.adapters.httpx_caller import HttpxCaller
-from app.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.adapters.httpx_caller import HttpxCaller
+from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 
 SOON = timedelta(seconds=5)
 SECRET = "s3cret-token"

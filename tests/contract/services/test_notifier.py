@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from app.adapters.apprise_notifier import AppriseNotifier
-from app.errors import ConfigurationError, PermanentFailure, TemporaryFailure
+from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
+from trainmedic_server.errors import ConfigurationError, PermanentFailure, TemporaryFailure
 
 
 def _json(peer, path):
@@ -78,7 +78,7 @@ async def test_a_url_that_cannot_be_read_is_not_told(caplog, capsys):
 def test_a_server_that_sends_nothing_does_not_load_apprise():
     """Making a notifier costs no start-up time."""
     code = (
-        "import sys; from app.adapters.apprise_notifier import AppriseNotifier; "
+        "import sys; from trainmedic_server.adapters.apprise_notifier import AppriseNotifier; "
         "AppriseNotifier({'a': ['json://h']}); sys.exit('apprise' in sys.modules)"
     )
     environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}

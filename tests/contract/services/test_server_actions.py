@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from app import ports
-from app.actions import registry
-from app.adapters.alertmanager_api import AlertmanagerApi
-from app.adapters.apprise_notifier import AppriseNotifier
-from app.adapters.httpx_caller import HttpxCaller
-from app.domain.alert import Alert, AlertStatus
-from app.domain.target import Kind, Target
-from app.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server import ports
+from trainmedic_server.actions import registry
+from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
+from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
+from trainmedic_server.adapters.httpx_caller import HttpxCaller
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "Spike", "job_name": "llm-1"}, {}, datetime.now(UTC))
 

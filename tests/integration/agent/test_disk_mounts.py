@@ -45,7 +45,7 @@ def in_namespace(base: Path, script: str) -> Any:
     done = subprocess.run(
         [*UNSHARE, sys.executable, "-c", SCRIPT + script, base],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"},
         capture_output=True,
         text=True,
         check=False,

@@ -40,7 +40,7 @@ def stories(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory)
         shared_redis.start()
     directory = tmp_path_factory.mktemp("ranks")
     environment = {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}",
         "TRAINMEDIC_REDIS_URL": shared_redis.url,
         "OMP_NUM_THREADS": "1",
     }

@@ -18,7 +18,7 @@ JOB = Path(__file__).with_name("hanging_job.py")
 def hanging(commander: Commander, directory: Path, *ways: str) -> Iterator[Program]:
     """The job, which ends by itself when its hangs are over."""
     argv = [sys.executable, JOB, commander.url, directory, *ways]
-    with Program(argv, directory / "job.log", {"PYTHONPATH": f"{ROOT / 'sdk'}{os.pathsep}{ROOT}"}) as job:
+    with Program(argv, directory / "job.log", {"PYTHONPATH": f"{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}{os.pathsep}{ROOT}"}) as job:
         yield job
         assert job.process.wait(timeout=30) == 0, job.tail()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.redis_bus import RedisBus
 from tests.ranks import Job, ask, command, until_present
 from trainmedic import envelope
 

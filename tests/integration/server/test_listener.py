@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.errors import ConfigurationError
-from app.server import listener
-from app.server.listener import serve
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.server import listener
+from trainmedic_server.server.listener import serve
 from tests.serving import World, payload
 
 

@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from app.domain.run import Controls
-from app.ports import Presence
+from trainmedic_server.domain.run import Controls
+from trainmedic_server.ports import Presence
 from tests.serving import START, Address, World
 
 CHECKS = [

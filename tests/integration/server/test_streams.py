@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from app.domain.run import Run
-from app.ports import HistoryFilter
-from app.server import listener
-from app.server.limits import ServerLimits
+from trainmedic_server.domain.run import Run
+from trainmedic_server.ports import HistoryFilter
+from trainmedic_server.server import listener
+from trainmedic_server.server.limits import ServerLimits
 from tests.serving import Address, World, payload
 
 

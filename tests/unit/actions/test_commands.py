@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app import ports
-from app.actions import jobs, nodes
-from app.domain.alert import Alert, AlertStatus
-from app.domain.target import Kind, Target
-from app.errors import BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server import ports
+from trainmedic_server.actions import jobs, nodes
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.errors import BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic import envelope
 from trainmedic.envelope import Command, Reply
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from app import ports
-from app.actions.http import HttpParams, HttpRequest
+from trainmedic_server import ports
+from trainmedic_server.actions.http import HttpParams, HttpRequest
 
 
 def _params(**given):

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from app import ports
-from app.actions import nodes, placement, registry
-from app.actions.nodes import Facts, PowerLimit
-from app.catalog import loader
-from app.domain.alert import Alert, AlertStatus
-from app.domain.target import Kind, Target
-from app.errors import (
+from trainmedic_server import ports
+from trainmedic_server.actions import nodes, placement, registry
+from trainmedic_server.actions.nodes import Facts, PowerLimit
+from trainmedic_server.catalog import loader
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.errors import (
     ActionFailure,
     BusUnavailable,
     OutcomeUnknown,

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from app import ports
-from app.actions.nodes import Facts, PowerLimit
-from app.domain.whereabouts import Pod
-from app.errors import ActionFailure, PermanentFailure, TemporaryFailure
+from trainmedic_server import ports
+from trainmedic_server.actions.nodes import Facts, PowerLimit
+from trainmedic_server.domain.whereabouts import Pod
+from trainmedic_server.errors import ActionFailure, PermanentFailure, TemporaryFailure
 from tests.unit.actions.test_commands import NoHttp
 from tests.unit.actions.test_placement import NOW, AgentsBus, call, placed
 

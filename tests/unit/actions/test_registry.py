@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 from pydantic import BaseModel
 
-from app import ports
-from app.actions import messages, registry
-from app.domain.target import Kind
-from app.errors import PermanentFailure
+from trainmedic_server import ports
+from trainmedic_server.actions import messages, registry
+from trainmedic_server.domain.target import Kind
+from trainmedic_server.errors import PermanentFailure
 
 
 class NoParams(BaseModel):

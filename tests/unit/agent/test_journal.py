@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.agent import journal as journals
-from app.agent.journal import Entry, Journal
-from app.agent.reserve import PIECE, PIECES
-from app.errors import ConfigurationError, JournalUnavailable
+from trainmedic_server.agent import journal as journals
+from trainmedic_server.agent.journal import Entry, Journal
+from trainmedic_server.agent.reserve import PIECE, PIECES
+from trainmedic_server.errors import ConfigurationError, JournalUnavailable
 from trainmedic import envelope
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from app.agent import policy as policies
-from app.agent import privileges
-from app.agent.disk.rules import Kind
-from app.settings.agent import SPECS
+from trainmedic_server.agent import policy as policies
+from trainmedic_server.agent import privileges
+from trainmedic_server.agent.disk.rules import Kind
+from trainmedic_server.settings.agent import SPECS
 
 ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "packaging" / "systemd" / "trainmedic-agent.service"

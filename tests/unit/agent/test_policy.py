@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.agent.policy import Policy, load, parse
-from app.errors import ConfigurationError
+from trainmedic_server.agent.policy import Policy, load, parse
+from trainmedic_server.errors import ConfigurationError
 from tests.unit.agent.test_journal import command
 
 WHOLE = """\

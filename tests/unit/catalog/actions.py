@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app import errors, ports
-from app.catalog import loader
-from app.catalog.book import CompiledBook
-from app.catalog.library import Library
-from app.domain.alert import Alert, AlertStatus
-from app.domain.fields import Duration
-from app.domain.target import IdentityLabels, Kind
+from trainmedic_server import errors, ports
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.target import IdentityLabels, Kind
 
 PLAYBOOK = """\
 playbook: spike

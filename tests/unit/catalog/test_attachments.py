@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from app.actions import registry
-from app.catalog import loader
-from app.catalog.library import Library
-from app.domain.target import IdentityLabels
+from trainmedic_server.actions import registry
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.domain.target import IdentityLabels
 
 PLAYBOOK = """\
 playbook: check-node

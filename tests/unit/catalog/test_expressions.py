@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app import errors
-from app.catalog import expressions
-from app.catalog.expressions import Expression, Malformed, Rendering
+from trainmedic_server import errors
+from trainmedic_server.catalog import expressions
+from trainmedic_server.catalog.expressions import Expression, Malformed, Rendering
 
 SCOPE: dict[str, Any] = {
     "labels": {"severity": "warning", "items": "label called items", "evil": "{{ vars.n }}"},

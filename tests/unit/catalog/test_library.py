@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app import errors, ports, telemetry
-from app.catalog.library import Library
+from trainmedic_server import errors, ports, telemetry
+from trainmedic_server.catalog.library import Library
 from tests.unit.catalog.actions import PLAYBOOK, TestActions, config_map, library
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.catalog import matchers, regexes
+from trainmedic_server.catalog import matchers, regexes
 
 ALERT = {"severity": "warning", "team": "", "path": "/data/ckpt", "a b": "1", "note": "first\nsecond"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jsonschema_rs
 import pytest
 
-from app.catalog import yaml_text
-from app.catalog.schema import json_schema
+from trainmedic_server.catalog import yaml_text
+from trainmedic_server.catalog.schema import json_schema
 from tests.unit.catalog.actions import PLAYBOOK, TestActions
 
 

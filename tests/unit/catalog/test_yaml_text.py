@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.catalog import yaml_text
-from app.catalog.problems import Problem
-from app.catalog.yaml_text import Mark
+from trainmedic_server.catalog import yaml_text
+from trainmedic_server.catalog.problems import Problem
+from trainmedic_server.catalog.yaml_text import Mark
 
 
 def test_plain_words_that_older_yaml_read_as_something_else_stay_text() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.actions import registry
-from app.domain import duration
-from app.domain.target import Kind
+from trainmedic_server.actions import registry
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.target import Kind
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "actions.md"
 SECTIONS = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.agent.disk.rules import Cleaning, Rule
-from app.agent.policy import CHANGING, Policy, Power
+from trainmedic_server.agent.disk.rules import Cleaning, Rule
+from trainmedic_server.agent.policy import CHANGING, Policy, Power
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "agent-policy.md").read_text(encoding="utf-8")
 NOT_IN_THE_FILE = {"name", "source", "digest"}

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from app.adapters.nvml_gpus import NvmlGpus
-from app.agent.exporter import AgentCollector
-from app.agent.tally import Tally
-from app.ports.gpus import THROTTLE_REASONS
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent.exporter import AgentCollector
+from trainmedic_server.agent.tally import Tally
+from trainmedic_server.ports.gpus import THROTTLE_REASONS
 from tests.driver.driver import Driver
 
 REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.actions import registry
-from app.catalog import compiler, yaml_text
-from app.catalog.book import CompiledBook
+from trainmedic_server.actions import registry
+from trainmedic_server.catalog import compiler, yaml_text
+from trainmedic_server.catalog.book import CompiledBook
 
 GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "write-a-playbook.md"
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from app.domain import gpu_names, job_names
-from app.domain.target import IdentityLabels, Unresolved
-from app.domain.whereabouts import Known, normal_key
+from trainmedic_server.domain import gpu_names, job_names
+from trainmedic_server.domain.target import IdentityLabels, Unresolved
+from trainmedic_server.domain.whereabouts import Known, normal_key
 
 UUID = "GPU-5f3a2c1e-0d6b-4a52-9d6e-0f2b8d1c7a90"
 POD = {"exported_namespace": "ml", "exported_pod": "llm-1-0", "namespace": "monitoring", "pod": "dcgm-7x"}

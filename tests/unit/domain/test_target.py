@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.target import LONGEST_NAME, Kind, Target, Unresolved, bounded, resolve
+from trainmedic_server.domain.target import LONGEST_NAME, Kind, Target, Unresolved, bounded, resolve
 
 INVENTORY = {"10.0.0.5": "node-5", "fd00::5": "node-5"}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app import ports
-from app.catalog import loader
-from app.catalog.library import Shelf
+from trainmedic_server import ports
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.library import Shelf
 
 CAP = """
 playbook: cap

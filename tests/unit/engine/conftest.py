@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.rehearsal import virtual_time
+from trainmedic_server.rehearsal import virtual_time
 from tests.unit.engine.world import World
 
 

@@ -18,14 +18,14 @@ from typing import Any, Literal, TypeVar
 
 from hypothesis import strategies as st
 
-from app import errors, ports
-from app.adapters.memory_store import MemoryStore
-from app.domain.alert import Alert, Identity
-from app.domain.playbook import UndoTrigger
-from app.domain.run import OrderKind, UndoStatus
-from app.domain.target import Target
-from app.ports import Call
-from app.rehearsal import virtual_time
+from trainmedic_server import errors, ports
+from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.domain.alert import Alert, Identity
+from trainmedic_server.domain.playbook import UndoTrigger
+from trainmedic_server.domain.run import OrderKind, UndoStatus
+from trainmedic_server.domain.target import Target
+from trainmedic_server.ports import Call
+from trainmedic_server.rehearsal import virtual_time
 from tests.unit.engine.world import Scripted, World
 
 ALERTS = ("Hot", "Slow")

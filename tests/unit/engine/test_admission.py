@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 
-from app import errors
-from app.domain.run import Decision, Status
+from trainmedic_server import errors
+from trainmedic_server.domain.run import Decision, Status
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
 from trainmedic.envelope import Reply

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from app import errors
-from app.engine.batching import Batcher
+from trainmedic_server import errors
+from trainmedic_server.engine.batching import Batcher
 
 
 async def test_callers_of_one_moment_share_a_batch_and_each_gets_its_answer() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from app import errors
-from app.domain.run import Decision, OrderKind, Status
+from trainmedic_server import errors
+from trainmedic_server.domain.run import Decision, OrderKind, Status
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
 

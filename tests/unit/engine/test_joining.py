@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from app import ports
-from app.adapters.memory_store import MemoryStore
-from app.domain.run import Decision, Run, Status
+from trainmedic_server import ports
+from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.domain.run import Decision, Run, Status
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from app import errors
-from app.domain.alert import Alert
-from app.domain.playbook import Mode
-from app.domain.run import OrderKind, Status, UndoStatus
-from app.ports import Hold, Renewal
+from trainmedic_server import errors
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.run import OrderKind, Status, UndoStatus
+from trainmedic_server.ports import Hold, Renewal
 from tests.unit.engine.test_lost_playbooks import lose
 from tests.unit.engine.world import Cap, Source, World
 

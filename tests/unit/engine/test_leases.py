@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from app import errors
-from app.domain.run import OrderKind, UndoStatus
-from app.ports import Hold, Renewal
+from trainmedic_server import errors
+from trainmedic_server.domain.run import OrderKind, UndoStatus
+from trainmedic_server.ports import Hold, Renewal
 from tests.unit.engine.world import Cap, World
 
 MakeWorld = Callable[..., World]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.target import Kind, Target
-from app.engine.locks import TargetLocks
-from app.rehearsal import virtual_time
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.engine.locks import TargetLocks
+from trainmedic_server.rehearsal import virtual_time
 
 CLUSTER = Target(Kind.CLUSTER)
 NODE = Target(Kind.NODE, node="n1")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from app import errors
-from app.domain.run import OrderKind, Status, StepStatus, UndoStatus
-from app.ports import Book
+from trainmedic_server import errors
+from trainmedic_server.domain.run import OrderKind, Status, StepStatus, UndoStatus
+from trainmedic_server.ports import Book
 from tests.unit.engine.books import CAP, catalog_of
 from tests.unit.engine.test_runs import RETRYING, TWO_STAGES
 from tests.unit.engine.world import World

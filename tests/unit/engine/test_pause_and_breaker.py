@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from app import errors
-from app.domain.run import Decision, OrderKind, Status, StepStatus, UndoStatus
+from trainmedic_server import errors
+from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus, UndoStatus
 from tests.unit.engine.books import CAP
 from tests.unit.engine.test_runs import RETRYING
 from tests.unit.engine.world import World

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from app import errors
-from app.domain.run import OrderKind, Status, UndoStatus
+from trainmedic_server import errors
+from trainmedic_server.domain.run import OrderKind, Status, UndoStatus
 from tests.unit.engine.books import CAP
 from tests.unit.engine.test_runs import RETRYING
 from tests.unit.engine.world import World

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
 
-from app import telemetry
-from app.domain.whereabouts import Pod
-from app.engine.whereabouts import FORGET_AFTER, REFRESH_EVERY, Whereabouts
-from app.errors import BusUnavailable
-from app.ports import CommandBus, Presence
-from app.rehearsal import virtual_time
-from app.rehearsal.virtual_time import BEGINNING, VirtualClock
+from trainmedic_server import telemetry
+from trainmedic_server.domain.whereabouts import Pod
+from trainmedic_server.engine.whereabouts import FORGET_AFTER, REFRESH_EVERY, Whereabouts
+from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports import CommandBus, Presence
+from trainmedic_server.rehearsal import virtual_time
+from trainmedic_server.rehearsal.virtual_time import BEGINNING, VirtualClock
 
 A, B = "GPU-aaaa0000-0000-0000-0000-000000000000", "GPU-bbbb0000-0000-0000-0000-000000000000"
 

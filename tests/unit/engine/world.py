@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from app import errors, ports, telemetry
-from app.adapters.memory_store import MemoryStore
-from app.domain.admission import Admission
-from app.domain.alert import Alert, AlertStatus, Delivery, Identity
-from app.domain.playbook import Mode
-from app.domain.run import Run
-from app.domain.target import Kind
-from app.engine.service import Engine
-from app.ports import Call, Inverse, Limits, Services
-from app.rehearsal.virtual_time import VirtualClock
+from trainmedic_server import errors, ports, telemetry
+from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.domain.admission import Admission
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.run import Run
+from trainmedic_server.domain.target import Kind
+from trainmedic_server.engine.service import Engine
+from trainmedic_server.ports import Call, Inverse, Limits, Services
+from trainmedic_server.rehearsal.virtual_time import VirtualClock
 from tests.unit.engine.books import catalog_of
 
 

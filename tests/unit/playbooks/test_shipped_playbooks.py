@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from app.actions import registry
-from app.catalog import loader
-from app.domain.target import IdentityLabels
-from app.rehearsal import suite
+from trainmedic_server.actions import registry
+from trainmedic_server.catalog import loader
+from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.rehearsal import suite
 
 PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
 SUITES = sorted(PLAYBOOKS.glob(f"*{loader.TEST_SUFFIX}.yaml"))

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from app import errors, ports
-from app.domain.target import Kind
+from trainmedic_server import errors, ports
+from trainmedic_server.domain.target import Kind
 
 PLAYBOOK = """\
 playbook: cap

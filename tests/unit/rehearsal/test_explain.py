@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from app import errors
-from app.catalog.library import Library
-from app.domain.playbook import Mode
-from app.domain.run import Decision
-from app.ports import Limits
-from app.rehearsal import check, explain, report
-from app.rehearsal.explain import Explanation, Verdict
+from trainmedic_server import errors
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.run import Decision
+from trainmedic_server.ports import Limits
+from trainmedic_server.rehearsal import check, explain, report
+from trainmedic_server.rehearsal.explain import Explanation, Verdict
 from tests.unit.rehearsal.actions import PLAYBOOK, RehearsedActions
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,8 +8,8 @@ from textwrap import indent
 
 import pytest
 
-from app.rehearsal import report, suite
-from app.rehearsal.suite import FileResult
+from trainmedic_server.rehearsal import report, suite
+from trainmedic_server.rehearsal.suite import FileResult
 from tests.unit.rehearsal.actions import PLAYBOOK, RehearsedActions
 
 HOT = "{labels: {alertname: Hot, node: n1, runbook: r}}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import trainmedic
-from app.actions import jobs
+from trainmedic_server.actions import jobs
 from trainmedic import parameters
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.domain.alert import AlertRecord, Identity
-from app.domain.playbook import Mode, UndoTrigger
-from app.domain.run import Attempt, Decision, Run, Status, StepState, StepStatus, Undo
-from app.domain.target import Kind, Target
-from app.ports import RunRecord
-from app.server.payload import delivery
+from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.playbook import Mode, UndoTrigger
+from trainmedic_server.domain.run import Attempt, Decision, Run, Status, StepState, StepStatus, Undo
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.ports import RunRecord
+from trainmedic_server.server.payload import delivery
 from tests.serving import START, World, alert, payload
 
 ITEM = ["run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "mode", "status", "decision"]

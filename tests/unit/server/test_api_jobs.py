@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.domain.whereabouts import Pod
-from app.ports import Presence
-from app.server.jobs import JobView, Picture
+from trainmedic_server.domain.whereabouts import Pod
+from trainmedic_server.ports import Presence
+from trainmedic_server.server.jobs import JobView, Picture
 from tests.serving import START, World
 
 A, B = "GPU-aaaa0000-0000-0000-0000-000000000000", "GPU-bbbb0000-0000-0000-0000-000000000000"

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from app import __version__, errors
-from app.domain.run import Controls
-from app.ports import Presence
-from app.server.auth import Authenticator
-from app.server.tokens import Role, Token
+from trainmedic_server import __version__, errors
+from trainmedic_server.domain.run import Controls
+from trainmedic_server.ports import Presence
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.tokens import Role, Token
 from tests.serving import START, Problem, World, payload
 
 OPERATOR = {"authorization": "Bearer op"}

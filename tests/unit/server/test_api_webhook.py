@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from app import errors
-from app.server.auth import Authenticator
-from app.server.limits import ServerLimits
-from app.server.schemas import WebhookReply
-from app.server.tokens import Role, Token
+from trainmedic_server import errors
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.schemas import WebhookReply
+from trainmedic_server.server.tokens import Role, Token
 from tests.serving import World, alert, logged, payload
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
-from app.errors import ConfigurationError
-from app.server import auth as authentication
-from app.server.auth import Authenticator, check_exposure
-from app.server.problems import Problem
-from app.server.tokens import Role, Token
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.server import auth as authentication
+from trainmedic_server.server.auth import Authenticator, check_exposure
+from trainmedic_server.server.problems import Problem
+from trainmedic_server.server.tokens import Role, Token
 
 
 def token(name: str, secret: str, *roles: Role) -> Token:

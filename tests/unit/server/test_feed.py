@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from app.domain.run import Event
-from app.errors import Saturated, StoreUnavailable
-from app.server import feed as feeds
-from app.server.feed import Feed
-from app.telemetry import Metrics
+from trainmedic_server.domain.run import Event
+from trainmedic_server.errors import Saturated, StoreUnavailable
+from trainmedic_server.server import feed as feeds
+from trainmedic_server.server.feed import Feed
+from trainmedic_server.telemetry import Metrics
 from tests.serving import MemoryHistory
 
 

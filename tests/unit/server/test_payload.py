@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from app.domain.alert import AlertStatus, Delivery
-from app.errors import PayloadError
-from app.server.payload import PROBLEMS_REPORTED, delivery, fingerprint
-from app.server.schemas import PAYLOAD_EXAMPLE, AlertmanagerPayload
+from trainmedic_server.domain.alert import AlertStatus, Delivery
+from trainmedic_server.errors import PayloadError
+from trainmedic_server.server.payload import PROBLEMS_REPORTED, delivery, fingerprint
+from trainmedic_server.server.schemas import PAYLOAD_EXAMPLE, AlertmanagerPayload
 from tests.serving import START, alert, payload
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import ConfigurationError
-from app.server.tokens import Role, parse, read
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.server.tokens import Role, parse, read
 
 HASH = hashlib.sha256(b"secret").hexdigest()
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from app.agent.disk import checkpoints
-from app.agent.disk.cleaner import Cleaner
-from app.agent.disk.space import Measure
-from app.agent.disk.walk import DELETING
+from trainmedic_server.agent.disk import checkpoints
+from trainmedic_server.agent.disk.cleaner import Cleaner
+from trainmedic_server.agent.disk.space import Measure
+from trainmedic_server.agent.disk.walk import DELETING
 from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, filled_by, left, put
 
 
@@ -223,7 +223,7 @@ def test_the_step_is_read_from_the_name(name: str, step: int | None) -> None:
 
 def test_too_many_to_compare_are_all_left(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which are the newest is known only when all have been seen."""
-    monkeypatch.setattr("app.agent.disk.units.MOST", 3)
+    monkeypatch.setattr("trainmedic_server.agent.disk.units.MOST", 3)
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
     assert left(clean(by(run)), "old")["too_many_checkpoints"] == 4
@@ -234,7 +234,7 @@ def test_a_search_that_ends_early_deletes_nothing(run: Path, monkeypatch: pytest
     """It cannot know which are the newest."""
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
-    monkeypatch.setattr("app.agent.disk.walk._CHUNK", 1)
+    monkeypatch.setattr("trainmedic_server.agent.disk.walk._CHUNK", 1)
     asked = iter(range(1000))
     output: Mapping[str, Any] = clean(by(run), stopping=lambda: next(asked) >= 6)
     assert (output["stopped"], output["files"], len(present(run))) == ("agent_stopping", 0, 4)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app.agent.disk.pace import Time
-from app.agent.disk.space import Space
+from trainmedic_server.agent.disk.pace import Time
+from trainmedic_server.agent.disk.space import Space
 from tests.unit.agent.disk.trees import DAY, NEVER, aged, checkpoint, clean, cleaner, filled_by, left, names, put
 
 

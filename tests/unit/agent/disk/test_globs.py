@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.agent.disk.globs import Glob, State
+from trainmedic_server.agent.disk.globs import Glob, State
 
 
 def matches(pattern: str, path: str) -> bool:

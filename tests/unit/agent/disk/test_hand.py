@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from app.agent.disk import pace
-from app.agent.disk.hand import DiskClean
-from app.agent.disk.pace import Time
-from app.agent.orders import Order, Rejected
+from trainmedic_server.agent.disk import pace
+from trainmedic_server.agent.disk.hand import DiskClean
+from trainmedic_server.agent.disk.pace import Time
+from trainmedic_server.agent.orders import Order, Rejected
 from tests.unit.agent.disk.trees import cleaner, names, put
 from trainmedic import envelope
 

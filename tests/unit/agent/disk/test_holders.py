@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.agent.disk import kernel
-from app.agent.disk.holders import Holders
-from app.agent.disk.pace import Pace, Time
-from app.agent.disk.reasons import Reason
+from trainmedic_server.agent.disk import kernel
+from trainmedic_server.agent.disk.holders import Holders
+from trainmedic_server.agent.disk.pace import Pace, Time
+from trainmedic_server.agent.disk.reasons import Reason
 from tests.unit.agent.disk.trees import NEVER, clean, cleaner, left, put
 
 FIRST = 0xEFFFFFFC

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.agent.disk import kernel
-from app.agent.disk.pace import Pace, Time
-from app.agent.disk.reasons import Reason
+from trainmedic_server.agent.disk import kernel
+from trainmedic_server.agent.disk.pace import Pace, Time
+from trainmedic_server.agent.disk.reasons import Reason
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.agent.disk import reading, rules
+from trainmedic_server.agent.disk import reading, rules
 
 LEAST = {"roots": ["/scratch"], "globs": ["**"], "min_age": "7d"}
 

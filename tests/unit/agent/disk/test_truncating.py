@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.agent.disk.holders import Holders
+from trainmedic_server.agent.disk.holders import Holders
 from tests.unit.agent.disk.trees import clean, cleaner, left, put
 
 RULE = {"globs": "*.log", "do": "truncate", "min_age": "0s"}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from app.agent.disk import reading
-from app.agent.disk.cleaner import Cleaner, Request
-from app.agent.disk.pace import Time
-from app.agent.disk.space import Measure, Space
+from trainmedic_server.agent.disk import reading
+from trainmedic_server.agent.disk.cleaner import Cleaner, Request
+from trainmedic_server.agent.disk.pace import Time
+from trainmedic_server.agent.disk.space import Measure, Space
 
 DAY = 86_400
 NEVER = 1e11

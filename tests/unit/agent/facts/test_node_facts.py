@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from app.adapters.nvml_gpus import NvmlGpus
-from app.agent.facts.gpu import presence
-from app.agent.facts.hand import NodeFacts
-from app.agent.orders import Order
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent.facts.gpu import presence
+from trainmedic_server.agent.facts.hand import NodeFacts
+from trainmedic_server.agent.orders import Order
 from tests.driver import driver as standin
 from tests.driver.driver import Driver, cards
 from trainmedic.envelope import Command

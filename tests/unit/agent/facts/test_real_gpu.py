@@ -6,8 +6,8 @@ import ast
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from app.adapters.nvml_gpus import NvmlGpus
-from app.agent.facts.gpu import all_facts
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent.facts.gpu import all_facts
 from benchmarks import real_gpu
 from tests.driver.driver import Driver, cards
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from app.adapters.nvml_gpus import NvmlGpus
-from app.agent import orders
-from app.agent.journal import Journal
-from app.agent.policy import Power
-from app.agent.power.control import PowerControl
-from app.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
-from app.agent.power.ledger import PowerLedger
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent import orders
+from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.policy import Power
+from trainmedic_server.agent.power.control import PowerControl
+from trainmedic_server.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
+from trainmedic_server.agent.power.ledger import PowerLedger
 from tests.driver.driver import Driver
 from trainmedic import envelope
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from app.agent.policy import Power
-from app.agent.power.hands import RenewLease
-from app.errors import Rejected
+from trainmedic_server.agent.policy import Power
+from trainmedic_server.agent.power.hands import RenewLease
+from trainmedic_server.errors import Rejected
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, cards
 from tests.unit.agent.power.conftest import Node

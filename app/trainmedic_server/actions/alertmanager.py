@@ -1,0 +1,146 @@
+"""Silencing an alert: ``alertmanager.silence``, and ``alertmanager.expire_silence`` which takes it back.
+
+A silence carries the id of the command that made it in its comment. That is how an interrupted
+attempt finds the silence that it had made already, and how an undo finds one whose id was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trainmedic_server import ports
+from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.target import Kind
+from trainmedic_server.errors import PermanentFailure
+
+COMMENT_LIMIT = 1000
+"""Characters. What is longer is cut: it may hold text from the alert."""
+
+
+class SilenceParams(BaseModel):
+    """How long, and which of the alert's labels."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    duration: Duration = Field(description="How long the silence lasts, from when the step runs.", gt=timedelta(0))
+    comment: str = Field(
+        "Silenced by Trainmedic", description="The silence's comment; the id of the command is added to it."
+    )
+    labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        None,
+        description="The labels whose values an alert must share to be silenced. By default all of this alert's "
+        "labels, which silences it alone.",
+    )
+
+
+class ExpireParams(BaseModel):
+    """Which silence: by its id, or as an undo by the comment that it was made with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    silence_id: str | None = Field(None, pattern=r"^[0-9A-Za-z-]{1,64}$", description="The silence's id.")
+    comment: str | None = Field(
+        None, description="Where the id is not known, in an undo: the comment it was made with."
+    )
+
+    @model_validator(mode="after")
+    def _names_one(self) -> ExpireParams:
+        if self.silence_id is None and self.comment is None:
+            raise ValueError("silence_id is missing")
+        return self
+
+
+class Silence:
+    """Makes a silence for the run's alert."""
+
+    name: ClassVar[str] = "alertmanager.silence"
+    summary: ClassVar[str] = "Silence this alert in the Alertmanager for a while; undo ends the silence."
+    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    harmful: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
+    Params: ClassVar[type[BaseModel]] = SilenceParams
+
+    def __init__(self, services: ports.Services) -> None:
+        self._clock = services.clock
+        self._alertmanager = services.alertmanager
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(SilenceParams, call.params)
+        alertmanager = _configured(self._alertmanager)
+        matchers = _matchers(call.alert.labels, params.labels)
+        # From when the attempt was first made, so that a resumed one does not lengthen the silence.
+        ends_at = call.issued_at + params.duration
+        if ends_at <= self._clock.now():
+            raise PermanentFailure("the silence would have ended already")
+        silence_id = await alertmanager.silence(matchers, ends_at, _comment(params.comment, call.command_id))
+        return {"silence_id": silence_id, "ends_at": ends_at.isoformat(), "matchers": matchers}
+
+    def settled(self, command_id: str) -> None:
+        """Nothing is held for it."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        if output is not None and isinstance(output.get("silence_id"), str):
+            return ports.Inverse(ExpireSilence.name, {"silence_id": output["silence_id"]})
+        return ports.Inverse(ExpireSilence.name, {"comment": cast(SilenceParams, params).comment})
+
+
+class ExpireSilence:
+    """Ends a silence; one that has ended already is left as it is."""
+
+    name: ClassVar[str] = "alertmanager.expire_silence"
+    summary: ClassVar[str] = "End a silence in the Alertmanager."
+    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    harmful: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
+    Params: ClassVar[type[BaseModel]] = ExpireParams
+
+    def __init__(self, services: ports.Services) -> None:
+        self._alertmanager = services.alertmanager
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(ExpireParams, call.params)
+        alertmanager = _configured(self._alertmanager)
+        silence_id = params.silence_id
+        if silence_id is None:
+            if call.undo_of is None:
+                raise PermanentFailure("silence_id is missing; only an undo can find a silence by its comment")
+            silence_id = await alertmanager.find_silence(_comment(params.comment or "", call.undo_of))
+        if silence_id is None:
+            return {"silence_id": None}
+        await alertmanager.expire_silence(silence_id)
+        return {"silence_id": silence_id}
+
+    def settled(self, command_id: str) -> None:
+        """Nothing is held for it."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        """A silence that was ended is not begun again."""
+
+
+def _configured(alertmanager: ports.AlertSource | None) -> ports.AlertSource:
+    if alertmanager is None:
+        raise PermanentFailure("the Alertmanager's URL is not configured")
+    return alertmanager
+
+
+def _comment(comment: str, command_id: str) -> str:
+    return f"{comment[:COMMENT_LIMIT]} [{command_id}]"
+
+
+def _matchers(labels: Mapping[str, str], chosen: tuple[str, ...] | None) -> dict[str, str]:
+    if chosen is None:
+        return dict(labels)
+    missing = [name for name in chosen if not labels.get(name)]
+    if missing:
+        # Left out, the silence would cover more than was meant.
+        raise PermanentFailure(f"the alert has no label {', '.join(missing)}")
+    return {name: labels[name] for name in chosen}
+
+
+ACTIONS: tuple[type[ports.Action], ...] = (Silence, ExpireSilence)

@@ -1,0 +1,201 @@
+"""Actions that a training job or a node agent carries out: sending the command, judging the answers.
+
+``jobs`` and ``nodes`` derive the single actions from `CommandAction`. Not here: how a command
+travels (`ports.CommandBus`), or what a receiver does with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from trainmedic_server import ports
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic import envelope
+
+WAITED_OUT = timedelta(seconds=1)
+"""The bus waits this long beyond the deadline for replies; when it returns later than that, some are missing."""
+
+_REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
+
+
+class CommandParams(BaseModel):
+    """Base of the parameters; what is not known is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class NoParams(CommandParams):
+    """There is nothing to say."""
+
+
+class Irreversible:
+    """Mixed into a command that nothing takes back; a playbook that asks for its undo is refused."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        return None
+
+
+class CommandAction:
+    """Sends one command and waits for everyone who must answer it.
+
+    Applied by all is success; its output is that of the first rank, with ``ranks`` (how many) and,
+    for more than one, ``by_rank``. Refused by all is a `PermanentFailure`, failed or expired a
+    `TemporaryFailure`. Where a rank is silent, or only some applied it, the outcome is unknown:
+    then its undo stays owed, and a retry uses the same command id, so that nobody does it twice.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    targets: ClassVar[frozenset[Kind]]
+    harmful: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
+    Params: ClassVar[type[BaseModel]] = NoParams
+    waits_for_receiver: ClassVar[bool] = True
+    """Whether a receiver that is not connected may still come: a job that is starting again does."""
+
+    def __init__(self, services: ports.Services) -> None:
+        self._bus = services.bus
+        self._clock = services.clock
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        async def unheard() -> bool:
+            if call.tell is not None:
+                await call.tell(_nobody_connected(call.target))
+            return not self.waits_for_receiver
+
+        replies = await self._bus.request(self._command(call), unheard)
+        presence = None
+        missing = "" if any(reply.is_final for reply in replies) else "nobody answered"
+        if missing or self._clock.now() >= call.deadline:
+            try:
+                presence = await self._presence(call.target)
+                missing = self._missing(call, replies, presence)
+            except BusUnavailable:
+                missing = missing or "nobody knows whether every rank answered"
+                raise OutcomeUnknown(f"{missing}, and Redis is away", _outputs(replies)) from None
+        return judge(_receiver(call.target), replies, missing)
+
+    def settled(self, command_id: str) -> None:
+        self._bus.settle(command_id)
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return None
+
+    def wire_params(self, call: ports.Call) -> Mapping[str, Any]:
+        """The parameters as they are sent."""
+        return call.params.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def _command(self, call: ports.Call) -> envelope.Command:
+        target = call.target
+        if target.job is None and target.node is None:
+            raise PermanentFailure(f"{self.name} works on a job or a node, not on {target.key}")
+        parts = {"kind": str(target.kind), "node": target.node, "gpu": target.gpu, "job": target.job}
+        return envelope.Command(
+            id=call.command_id,
+            action=self.name,
+            target={name: value for name, value in parts.items() if value is not None},
+            params=self.wire_params(call),
+            run_id=call.run_id,
+            playbook=call.playbook,
+            reason=call.reason,
+            issued_at=call.issued_at,
+            expires_at=call.deadline,
+            undo_of=call.undo_of,
+        )
+
+    async def _presence(self, target: Target) -> ports.Presence | None:
+        present = await (self._bus.jobs() if target.job is not None else self._bus.agents())
+        name = target.job if target.job is not None else target.node
+        return next((one for one in present if one.name == name), None)
+
+    def _missing(self, call: ports.Call, replies: Sequence[envelope.Reply], presence: ports.Presence | None) -> str:
+        """Who has not answered, as a sentence without its full stop; empty where everybody has."""
+        finals = {reply.rank for reply in replies if reply.is_final}
+        if presence is None and not replies:
+            return _nobody_connected(call.target)
+        wanted = _ranks(presence)
+        silent = sorted(wanted - finals)
+        if not silent and finals and (wanted or self._clock.now() < call.deadline + WAITED_OUT):
+            return ""
+        begun = {reply.rank for reply in replies} - finals
+        told = f"{_receiver(call.target)} did not answer in time"
+        if silent and call.target.job is not None:
+            told = f"{_numbered(silent)} of {told}"
+        elif finals:
+            told = f"not every rank of {_receiver(call.target)} answered in time"
+        if begun:
+            told += ", but has taken the command up" if len(begun) == 1 else ", but have taken the command up"
+        return told if presence is not None else f"{told}; {_nobody_connected(call.target)}"
+
+
+def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
+    """The output, where every reply is ``applied`` and nobody is missing; else raises the failure."""
+    finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
+    bad = [reply for reply in finals if reply.status != envelope.APPLIED]
+    outputs = _outputs(finals)
+    told = "; ".join([*(_told(receiver, reply) for reply in bad[:4]), *([missing] if missing else [])])
+    if len(bad) > 4:
+        told += f"; and {len(bad) - 4} more ranks alike"
+    if missing or (bad and len(bad) < len(finals)):
+        applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
+        if applied and bad:
+            told = f"{_numbered(applied)} applied it, but {told}"
+        raise OutcomeUnknown(told, outputs)
+    if bad:
+        kind: type[ActionFailure] = TemporaryFailure
+        if any(reply.status in _REFUSED for reply in bad):
+            kind = PermanentFailure
+        raise kind(told, outputs)
+    return outputs
+
+
+def _outputs(replies: Sequence[envelope.Reply]) -> dict[str, Any]:
+    finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
+    if not finals:
+        return {}
+    ranked = [reply for reply in finals if reply.rank is not None]
+    output = dict(finals[0].output)
+    if ranked:
+        output["ranks"] = len(ranked)
+    if len(ranked) > 1:
+        output["by_rank"] = {str(reply.rank): dict(reply.output) for reply in ranked}
+    return output
+
+
+def _told(receiver: str, reply: envelope.Reply) -> str:
+    who = receiver if reply.rank is None else f"rank {reply.rank} of {receiver}"
+    said = {
+        envelope.REJECTED: "rejected the command",
+        envelope.UNSUPPORTED: "does not support the command",
+        envelope.FAILED: "failed",
+        envelope.EXPIRED: "got the command too late",
+    }[reply.status]
+    reason = reply.output.get("reason")
+    return f"{who} {said}: {reason}" if isinstance(reason, str) and reason else f"{who} {said}"
+
+
+def _ranks(presence: ports.Presence | None) -> set[int]:
+    ranks = presence.details.get("ranks") if presence else None
+    return {rank for rank in ranks if isinstance(rank, int)} if isinstance(ranks, list) else set()
+
+
+def _receiver(target: Target) -> str:
+    return f"job {target.job!r}" if target.job is not None else f"the agent on node {target.node!r}"
+
+
+def _nobody_connected(target: Target) -> str:
+    if target.job is not None:
+        return f"no job named {target.job!r} is connected"
+    return f"no agent on node {target.node!r} is connected: start `trainmedic agent --node {target.node}` there"
+
+
+def _numbered(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

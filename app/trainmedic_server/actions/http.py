@@ -1,0 +1,244 @@
+"""One HTTP call: the action ``http.request``.
+
+Values that come from alerts may fill a path segment or a query value, nothing more: where the
+call goes is fixed by the playbook's text (`HttpRequest.check_template`). Secrets are named by a
+playbook, never written in it; the `ports.HttpCaller` looks them up, and they pass through no
+parameter and no output.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar, Literal, cast
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+import jinja2
+from jinja2 import nodes
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+
+from trainmedic_server import ports
+from trainmedic_server.domain.target import Kind
+from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+
+KEPT_HEADERS = ("content-length", "content-type", "date", "etag", "retry-after", "x-request-id")
+"""Reply headers that go into the output; others may carry cookies or signed addresses."""
+
+_SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
+_OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "idempotency-key"})
+_TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
+_STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
+_MAY_PASS = frozenset({408, 425, 429})
+_GATEWAY = frozenset({502, 504})
+"""A gateway's words for a server behind it that may have acted."""
+
+
+def _url(text: str) -> str:
+    """A URL that goes where it says. What is refused is not repeated: it may hold a password."""
+    if re.search(r"[\x00-\x20\x7f\\]", text):
+        raise ValueError("a URL has no spaces, control characters or backslashes")
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("a URL begins with http:// or https://")
+    if "@" in parts.netloc:
+        raise ValueError("a user name or password in a URL would be kept in the history; use bearer_from_env")
+    if not parts.hostname:
+        raise ValueError("the URL names no host")
+    if parts.port == 0:
+        raise ValueError("the URL's port is 0")
+    if "#" in text:
+        raise ValueError("a URL that is called has no fragment (#)")
+    if any(unquote(segment) in (".", "..") for segment in parts.path.split("/")):
+        raise ValueError("the URL's path has a '.' or '..' segment")
+    return text
+
+
+def _header(name: str) -> None:
+    if not _TOKEN.match(name):
+        raise ValueError(f"{name!r} is not a header name")
+    if name.lower() in _SECRET_HEADERS:
+        raise ValueError(f"header {name} would be kept in the history; use bearer_from_env")
+    if name.lower() in _OWN_HEADERS:
+        raise ValueError(f"header {name} is set by Trainmedic")
+
+
+def _headers(given: dict[str, str]) -> dict[str, str]:
+    for name, value in given.items():
+        _header(name)
+        if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value):
+            raise ValueError(f"header {name} has a control character in its value")
+    return given
+
+
+def _as_list(given: Any) -> Any:
+    return [str(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
+
+
+def _statuses(given: tuple[str, ...]) -> tuple[str, ...]:
+    for one in given:
+        found = _STATUSES.match(one)
+        if found is None or (found[3] is not None and found[3] < found[2]):
+            raise ValueError(f"{one!r} is not a status or a range of them; write 204, 2xx or 200-204")
+    return given
+
+
+class HttpParams(BaseModel):
+    """The call, and which answers count as done."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
+
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(description="The HTTP method.")
+    url: Annotated[str, Field(max_length=8192), AfterValidator(_url)] = Field(
+        description="Where it goes. Scheme and host are written out; an expression may only follow the host's '/', "
+        "and ends in `| urlencode`. No user name or password."
+    )
+    query: dict[str, str] = Field(default_factory=dict, description="Query parameters; they are encoded.")
+    headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
+        default_factory=dict, description="Request headers. Not for secrets: those of a playbook are in the history."
+    )
+    json_: JsonValue = Field(None, alias="json", description="A body that is sent as JSON.")
+    body: str | None = Field(None, description="A body that is sent as it is, in UTF-8.")
+    expect: Annotated[
+        tuple[str, ...],
+        Field(min_length=1),
+        BeforeValidator(_as_list, json_schema_input_type=int | str | list[int | str]),
+        AfterValidator(_statuses),
+    ] = Field(("2xx",), description="The statuses that count as done: `204`, `2xx`, `200-204`, or a list of such.")
+    idempotent: bool | None = Field(
+        None,
+        description="Whether the call may be repeated when its outcome is not known, because a repeat changes nothing "
+        "or the service honours `Idempotency-Key`. By default true for GET, HEAD, PUT and DELETE.",
+    )
+    bearer_from_env: Annotated[str, Field(pattern=r"^TRAINMEDIC_HTTP_[A-Z0-9_]+$")] | None = Field(
+        None,
+        description="The server's environment variable whose value is sent as a bearer token. The same name with "
+        "`_FILE` names a file that holds it.",
+    )
+
+    @model_validator(mode="after")
+    def _one_body(self) -> HttpParams:
+        if self.body is not None and self.json_ is not None:
+            raise ValueError("give json or body, not both")
+        return self
+
+    @property
+    def may_repeat(self) -> bool:
+        if self.idempotent is not None:
+            return self.idempotent
+        return self.method in ("GET", "HEAD", "PUT", "DELETE")
+
+    def expects(self, status: int) -> bool:
+        for one in self.expect:
+            low, _, high = one.replace("xx", "00").partition("-")
+            last = int(low) + 99 if one.endswith("xx") else int(high or low)
+            if int(low) <= status <= last:
+                return True
+        return False
+
+    @property
+    def full_url(self) -> str:
+        if not self.query:
+            return self.url
+        return f"{self.url}{'&' if '?' in self.url else '?'}{urlencode(self.query, quote_via=quote)}"
+
+
+class HttpRequest:
+    """Makes one call, and repeats it after a crash only where that is harmless."""
+
+    name: ClassVar[str] = "http.request"
+    summary: ClassVar[str] = "Make one HTTP call."
+    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    harmful: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
+    Params: ClassVar[type[BaseModel]] = HttpParams
+
+    def __init__(self, services: ports.Services) -> None:
+        self._clock = services.clock
+        self._http = services.http
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(HttpParams, call.params)
+        if call.resumed and not params.may_repeat:
+            raise OutcomeUnknown("the call may or may not have been made before, and is not said to be idempotent")
+        left = call.deadline - self._clock.now()
+        if left <= timedelta(0):
+            raise TemporaryFailure("no time was left to make the call")
+        headers = {**params.headers, "Idempotency-Key": call.command_id}
+        body = None if params.body is None else params.body.encode()
+        if params.json_ is not None:
+            body = json.dumps(params.json_).encode()
+            if not any(name.lower() == "content-type" for name in headers):
+                headers["Content-Type"] = "application/json"
+        reply = await self._http.call(params.method, params.full_url, headers, body, left, params.bearer_from_env)
+        return _judged(params, reply)
+
+    def settled(self, command_id: str) -> None:
+        """Nothing is held for it."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        """What would take back a call to some service is not known here."""
+
+    @classmethod
+    def check_template(cls, raw: Mapping[str, Any]) -> None:
+        """Raise ValueError where a value from an alert could change where the call or a secret goes."""
+        for name in ("bearer_from_env", "method"):
+            if "{{" in str(raw.get(name, "")) or "{%" in str(raw.get(name, "")):
+                raise ValueError(f"{name} cannot be a template")
+        headers = raw.get("headers")
+        for name in headers if isinstance(headers, dict) else ():
+            _header(str(name))
+        if isinstance(raw.get("url"), str):
+            _check_url_template(raw["url"])
+
+
+def _check_url_template(text: str) -> None:
+    try:
+        parts = jinja2.Environment(autoescape=True).parse(text).body
+    except jinja2.TemplateSyntaxError:
+        return  # told, with its line, where templates are compiled
+    pieces: list[nodes.Node] = []
+    for part in parts:
+        if not isinstance(part, nodes.Output):
+            raise ValueError("a URL has expressions ({{ … }}), not statements ({% … %})")
+        pieces.extend(part.nodes)
+    if len(pieces) == 1 and isinstance(pieces[0], nodes.TemplateData):
+        _url(text)
+        return
+    first = pieces[0].data if pieces and isinstance(pieces[0], nodes.TemplateData) else ""
+    if not re.match(r"^https?://[^/?#\s\\@]+/", first):
+        raise ValueError(
+            "the scheme and host of a URL are written out, so that no alert can change where the call goes: "
+            "https://host/… before the first {{"
+        )
+    for piece in pieces:
+        encoded = isinstance(piece, nodes.Filter) and piece.name == "urlencode"
+        if not isinstance(piece, nodes.TemplateData) and not encoded:
+            raise ValueError("an expression in a URL ends in '| urlencode', so that a value stays a value")
+
+
+def _judged(params: HttpParams, reply: ports.HttpReply) -> Mapping[str, Any]:
+    """The output, where the status is an expected one; else the failure that it means."""
+    output: dict[str, Any] = {
+        "status": reply.status,
+        "headers": {name: reply.headers[name] for name in KEPT_HEADERS if name in reply.headers},
+        "body": reply.body,
+    }
+    if "json" in reply.headers.get("content-type", ""):
+        try:
+            output["json"] = json.loads(reply.body)
+        except (ValueError, RecursionError):  # cut, or not what its header says
+            output["json"] = None
+    if params.expects(reply.status):
+        return output
+    told = f"{params.method} {urlsplit(params.url).netloc} was answered {reply.status}, not {', '.join(params.expect)}"
+    if reply.status in _GATEWAY and not params.may_repeat:
+        raise OutcomeUnknown(f"{told}; the service behind it may have acted", output)
+    if reply.status >= 500 or reply.status in _MAY_PASS:
+        raise TemporaryFailure(told, output)
+    raise PermanentFailure(told, output)
+
+
+ACTIONS: tuple[type[ports.Action], ...] = (HttpRequest,)

@@ -1,0 +1,184 @@
+"""The commands to a running training job: ``job.*``.
+
+Each class is the name, the parameters and the inverse of one command; `CommandAction` does the
+rest. What a job can carry out, and whether live or by a restart of its loop, is the job's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, ClassVar, cast
+
+from pydantic import AwareDatetime, BaseModel, Field, model_validator
+
+from trainmedic_server import ports
+from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible, NoParams
+from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.target import Kind
+from trainmedic import envelope
+
+_SLOW = timedelta(minutes=10)  # reading or writing a checkpoint of a large model takes minutes
+
+
+class _JobAction(CommandAction):
+    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.JOB})
+
+
+class Checkpoint(Irreversible, _JobAction):
+    name: ClassVar[str] = "job.checkpoint"
+    summary: ClassVar[str] = "Write a checkpoint now."
+    harmful: ClassVar[bool] = False
+    default_timeout: ClassVar[timedelta] = _SLOW
+
+
+class RollbackParams(CommandParams):
+    """Where to go back to: at most one of the first three. Without any, to before the alert began."""
+
+    before: AwareDatetime | None = Field(None, description="The newest complete checkpoint from before this time.")
+    step: int | None = Field(None, ge=0, description="The newest complete checkpoint at or before this step.")
+    steps_back: int | None = Field(None, ge=1, description="The newest one at least this many steps back.")
+    skip_batches: int = Field(
+        0, ge=0, le=1_000_000, description="Batches of data to leave out after the rollback; at most a million."
+    )
+
+    @model_validator(mode="after")
+    def _names_one_place(self) -> RollbackParams:
+        if sum(value is not None for value in (self.before, self.step, self.steps_back)) > 1:
+            raise ValueError("give one of before, step and steps_back")
+        return self
+
+
+class Rollback(Irreversible, _JobAction):
+    name: ClassVar[str] = "job.rollback"
+    summary: ClassVar[str] = "Go back to a checkpoint, by default the newest from before the alert began."
+    default_timeout: ClassVar[timedelta] = _SLOW
+    Params: ClassVar[type[BaseModel]] = RollbackParams
+
+    def wire_params(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(RollbackParams, call.params)
+        wire: dict[str, Any] = {"skip_batches": params.skip_batches}
+        if params.step is not None:
+            wire["step"] = params.step
+        elif params.steps_back is not None:
+            wire["steps_back"] = params.steps_back
+        else:
+            wire["before"] = envelope.write_time(params.before or call.alert.starts_at)
+        return wire
+
+
+class FactorParams(CommandParams):
+    """A factor; the undo uses its reciprocal."""
+
+    factor: int | float = Field(gt=0, le=1000, description="What the present value is multiplied by.")
+
+
+class ScaleLr(_JobAction):
+    name: ClassVar[str] = "job.scale_lr"
+    summary: ClassVar[str] = "Multiply the learning rate."
+    Params: ClassVar[type[BaseModel]] = FactorParams
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse(cls.name, {"factor": 1 / cast(FactorParams, params).factor})
+
+
+class ScaleBatchParams(FactorParams):
+    """The micro-batch is what is scaled."""
+
+    keep_global_batch: bool = Field(True, description="Let gradient accumulation make up for it.")
+
+
+class ScaleBatch(_JobAction):
+    name: ClassVar[str] = "job.scale_batch"
+    summary: ClassVar[str] = "Multiply the micro-batch size, by default keeping the global batch."
+    Params: ClassVar[type[BaseModel]] = ScaleBatchParams
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        given = cast(ScaleBatchParams, params)
+        return ports.Inverse(cls.name, {"factor": 1 / given.factor, "keep_global_batch": given.keep_global_batch})
+
+
+class Accumulate(_JobAction):
+    name: ClassVar[str] = "job.accumulate"
+    summary: ClassVar[str] = "Multiply the number of gradient accumulation steps."
+    Params: ClassVar[type[BaseModel]] = FactorParams
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse(cls.name, {"factor": 1 / cast(FactorParams, params).factor})
+
+
+class DataloaderWorkersParams(CommandParams):
+    count: int = Field(ge=0, le=1024, description="Worker processes of each rank's data loader.")
+
+
+class DataloaderWorkers(_JobAction):
+    name: ClassVar[str] = "job.dataloader_workers"
+    summary: ClassVar[str] = "Set how many workers load data."
+    Params: ClassVar[type[BaseModel]] = DataloaderWorkersParams
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        """Known once the job has said what the count was before."""
+        previous = (output or {}).get("previous")
+        if isinstance(previous, bool) or not isinstance(previous, int) or not 0 <= previous <= 1024:
+            return None
+        return ports.Inverse(cls.name, {"count": previous})
+
+
+class EmptyCache(Irreversible, _JobAction):
+    name: ClassVar[str] = "job.empty_cache"
+    summary: ClassVar[str] = "Give cached GPU memory back to the driver."
+    Params: ClassVar[type[BaseModel]] = NoParams
+
+
+class PauseParams(CommandParams):
+    max: Duration = Field(default="1h", validate_default=True, description="The job goes on by itself after this time.")
+
+    @model_validator(mode="after")
+    def _is_some_time(self) -> PauseParams:
+        if not self.max:
+            raise ValueError("max is the longest pause; it cannot be 0")
+        return self
+
+
+class Pause(_JobAction):
+    name: ClassVar[str] = "job.pause"
+    summary: ClassVar[str] = "Hold the training loop at a step boundary, for a limited time."
+    Params: ClassVar[type[BaseModel]] = PauseParams
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse(Resume.name, {})
+
+
+class Resume(Irreversible, _JobAction):
+    name: ClassVar[str] = "job.resume"
+    summary: ClassVar[str] = "End a pause."
+
+
+class StopParams(CommandParams):
+    checkpoint: bool = Field(True, description="Write a checkpoint first.")
+
+
+class Stop(Irreversible, _JobAction):
+    name: ClassVar[str] = "job.stop"
+    summary: ClassVar[str] = "End the training loop in order, by default after a checkpoint."
+    default_timeout: ClassVar[timedelta] = _SLOW
+    Params: ClassVar[type[BaseModel]] = StopParams
+
+
+ACTIONS: tuple[type[ports.Action], ...] = (
+    Checkpoint,
+    Rollback,
+    ScaleLr,
+    ScaleBatch,
+    Accumulate,
+    DataloaderWorkers,
+    EmptyCache,
+    Pause,
+    Resume,
+    Stop,
+)

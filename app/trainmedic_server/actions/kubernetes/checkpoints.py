@@ -1,0 +1,76 @@
+"""Before a node is drained: have the training jobs on it write a checkpoint.
+
+A job says in its presence where its ranks sit (``placement``); those with a rank on the node are sent
+``job.checkpoint``. Who calls it: ``drain``. What comes of it never stops the drain: a job that cannot
+write a checkpoint loses the work since its last one whether the node is drained now or dies later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from trainmedic_server import ports
+from trainmedic_server.actions.kubernetes.base import node_of
+from trainmedic_server.errors import BusUnavailable
+from trainmedic import envelope
+
+ACTION = "job.checkpoint"
+
+
+async def ask_for(bus: ports.CommandBus, clock: ports.Clock, call: ports.Call, patience: timedelta) -> dict[str, str]:
+    """What became of each job's checkpoint, by job: ``written``, or why not. Returns when all have
+    answered, and at the latest after `patience` counted from when the step began."""
+    until = min(call.issued_at + patience, call.deadline)
+    try:
+        jobs = [job for job in await bus.jobs() if _is_on(job.details, node_of(call))]
+    except BusUnavailable:
+        return {"*": "Redis is away: nobody could be asked"}
+    if clock.now() >= until:
+        return {job.name: "not asked: the time for it was over" for job in jobs}
+    if jobs and call.tell is not None:
+        names = ", ".join(sorted(job.name for job in jobs))
+        await call.tell(f"the drain waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
+    told = await asyncio.gather(*(_one(bus, call, job.name, until) for job in jobs))
+    return {job.name: outcome for job, outcome in zip(jobs, told, strict=True)}
+
+
+async def _one(bus: ports.CommandBus, call: ports.Call, job: str, until: Any) -> str:
+    command = envelope.Command(
+        id=_derived(call.command_id, job),
+        action=ACTION,
+        target={"kind": "job", "job": job},
+        params={},
+        run_id=call.run_id,
+        playbook=call.playbook,
+        reason=f"{node_of(call)} is about to be drained",
+        issued_at=call.issued_at,
+        expires_at=until,
+    )
+    replies = [reply for reply in await bus.request(command) if reply.is_final]
+    bus.settle(command.id)
+    if not replies:
+        return "no answer in time"
+    bad = next((reply for reply in replies if reply.status != envelope.APPLIED), None)
+    return "written" if bad is None else f"{bad.status}: {bad.output.get('reason', '')}".rstrip(": ")
+
+
+def _is_on(details: Mapping[str, Any], node: str) -> bool:
+    placement = details.get("placement")
+    return isinstance(placement, list) and any(
+        isinstance(one, Mapping) and one.get("node") == node for one in placement
+    )
+
+
+def _derived(command_id: str, job: str) -> str:
+    """The id of the command to one job: always the same for the same step's attempt, so that a repeat is
+    one; a UUIDv7 of the same moment."""
+    random_bits = int.from_bytes(hashlib.sha256(f"{command_id}/{job}".encode()).digest()[:16], "big")
+    moment = uuid.UUID(command_id).int & ~((1 << 76) - 1)
+    value = moment | random_bits & ((1 << 76) - 1)
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return str(uuid.UUID(int=value))

@@ -1,0 +1,314 @@
+"""``k8s.drain``: end the pods of a node in order, through the Eviction API.
+
+The node is cordoned first, as ``k8s.cordon`` does it, so that the undo uncordons it. Everything is read
+anew in each round, and evicting twice does no harm; so a drain that was interrupted goes on where it
+was, also after the server was killed. Which pods are left alone is `sort`, a pure function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, cast
+
+from pydantic import BaseModel, Field
+
+from trainmedic_server import ports
+from trainmedic_server.actions.kubernetes import checkpoints, nodes
+from trainmedic_server.actions.kubernetes.base import (
+    EVENTS,
+    LONGEST_ASKED_FOR,
+    STOPPED,
+    TELL_EVERY,
+    ClusterAction,
+    ClusterParams,
+    Permission,
+    Refusals,
+    because,
+    node_of,
+    told,
+)
+from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.target import Kind
+from trainmedic_server.errors import (
+    ActionFailure,
+    ClusterRefused,
+    ClusterUnavailable,
+    EvictionBlocked,
+    ObjectChanged,
+    PermanentFailure,
+    TemporaryFailure,
+)
+from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref
+
+ROUND = timedelta(seconds=1)
+"""Between two looks at the pods that are still there."""
+_LONGEST_ROUND = timedelta(seconds=10)
+_AT_ONCE = 20
+"""Evictions in flight: enough for a node, and no burden to the API server."""
+_SHOWN = 20
+_MIRROR = "kubernetes.io/config.mirror"
+
+
+class DrainParams(ClusterParams):
+    grace_period: Duration | None = Field(
+        None, description="How long each pod may take to end. By default what the pod itself asks for."
+    )
+    checkpoint: Duration | None = Field(
+        None,
+        description="First have the training jobs on the node write a checkpoint, and hold the drain until they have, "
+        "or until this time is over.",
+    )
+    force: bool = Field(False, description="Also end pods without a controller, which nobody makes anew.")
+    delete_emptydir_data: bool = Field(
+        False, description="Also end pods with an emptyDir on disk, whose data is lost. One in memory never counts."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """A node's pods: those to end, those left alone (how many by kind), those that forbid the drain (why)."""
+
+    ending: tuple[Object, ...]
+    skipped: Mapping[str, int]
+    forbidding: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What has been seen so far, by uid."""
+
+    evicted: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    why: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    trouble: str = ""
+    is_held: bool = False
+    told_at: datetime | None = None
+
+    def ends(self, pod: Object) -> None:
+        """It is on its way out, by us or by somebody else."""
+        holders = ", ".join(map(str, pod["metadata"].get("finalizers") or ()))
+        self.evicted.add(uid_of(pod))
+        self.why[uid_of(pod)] = f"ends, and is held by its finalizers: {holders}" if holders else "ends"
+
+    def output(self, left: Sequence[Object]) -> dict[str, Any]:
+        waiting = [{"pod": name_of(pod), "why": self.why.get(uid_of(pod), "ends")} for pod in left[:_SHOWN]]
+        return {
+            "evicted": len(self.evicted),
+            "gone": len(self.gone),
+            "left": waiting,
+            "skipped": dict(self.skipped),
+        }
+
+
+class Drain(ClusterAction):
+    name: ClassVar[str] = "k8s.drain"
+    summary: ClassVar[str] = "Cordon the node and evict its pods, as their disruption budgets allow; undo uncordons."
+    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
+    Params: ClassVar[type[BaseModel]] = DrainParams
+    permissions: ClassVar[tuple[Permission, ...]] = (
+        Permission("", "nodes", ("get", "patch")),
+        Permission("", "pods", ("list",)),
+        Permission("", "pods/eviction", ("create",)),
+        EVENTS,
+    )
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(DrainParams, call.params)
+        before = await nodes.cordon(self, call)
+        output: dict[str, Any] = {"node": before["node"], "before": before["before"]}
+        try:
+            if params.checkpoint is not None:
+                await self._may_begin(call, params)
+                asking = checkpoints.ask_for(self._bus, self._clock, call, params.checkpoint)
+                output["checkpoints"] = await self._unless_stopped(call, asking)
+            output |= await self._empty(call, params)
+        except ActionFailure as failure:
+            failure.output = {**output, **failure.output}
+            failure.is_begun = True  # the node is cordoned, which the undo takes back
+            await self._leave_event(call, "DrainFailed", str(failure), warning=True)
+            raise
+        await self._leave_event(call, "Drained", f"{output['gone']} pods gone")
+        return output
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse(nodes.Uncordon.name, {"restore": True})
+
+    async def _may_begin(self, call: ports.Call, params: DrainParams) -> None:
+        """Before jobs are held up for a checkpoint: raise PermanentFailure where pods forbid the drain."""
+        try:
+            await self._look(call, params, _Progress())
+        except (ClusterUnavailable, ObjectChanged):
+            pass  # which the drain itself outlasts
+        except ClusterRefused as error:
+            if not error.may_pass:
+                raise
+
+    async def _unless_stopped(self, call: ports.Call, work: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
+        """What `work` returns. Raises TemporaryFailure as soon as the run is cancelled."""
+        task = asyncio.ensure_future(work)
+        try:
+            while True:
+                tick = asyncio.ensure_future(self._clock.sleep_until(self._clock.now() + ROUND))
+                await asyncio.wait({task, tick}, return_when=asyncio.FIRST_COMPLETED)
+                tick.cancel()
+                if task.done():
+                    return task.result()
+                if await told(call) == "stop":
+                    raise TemporaryFailure(STOPPED)
+        finally:
+            task.cancel()
+
+    async def _empty(self, call: ports.Call, params: DrainParams) -> dict[str, Any]:
+        progress, wait, refusals = _Progress(), ROUND, Refusals()
+        left: Sequence[Object] = ()
+        while True:
+            try:
+                left = await self._look(call, params, progress)
+                if not left:
+                    return progress.output(())
+                word = await told(call)
+                if word == "stop":
+                    raise TemporaryFailure(f"{STOPPED}: {_unfinished(left, progress)}", progress.output(left))
+                progress.is_held = word == "hold"
+                is_stuck, asked = (True, 0.0) if progress.is_held else await self._evict_all(left, params, progress)
+                wait = _longer(wait, asked) if is_stuck else ROUND
+                progress.trouble, refusals = "", Refusals()
+            except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
+                if refusals.are_believed(error, self._clock.now()):
+                    raise
+                progress.trouble = str(error)
+                wait = _longer(wait, getattr(error, "retry_after", None) or 0.0)
+            await self._tell(call, left, progress)
+            if self._clock.now() + wait >= call.deadline:
+                raise TemporaryFailure(_unfinished(left, progress), progress.output(left))
+            await self._clock.sleep_until(self._clock.now() + wait)
+
+    async def _look(self, call: ports.Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
+        """The pods that are still to end. Raises PermanentFailure where one forbids the drain."""
+        pods = await self.cluster.list(PODS, fields=f"spec.nodeName={node_of(call)}")
+        found = sort(pods, params)
+        if found.forbidding:
+            shown = "; ".join(f"{pod} {why}" for pod, why in list(found.forbidding.items())[:5])
+            more = f"; and {len(found.forbidding) - 5} more" if len(found.forbidding) > 5 else ""
+            begun = "the drain stopped" if progress.evicted else "nothing was evicted"
+            raise PermanentFailure(f"{begun}: {shown}{more}", progress.output(found.ending))
+        present = {uid_of(pod) for pod in found.ending}
+        progress.names |= {uid_of(pod): name_of(pod) for pod in found.ending}
+        progress.gone |= progress.names.keys() - present
+        progress.skipped = found.skipped
+        return found.ending
+
+    async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> tuple[bool, float]:
+        """Ask for every pod that does not end yet. Whether all that were asked for were held back, and how many
+        seconds the API server asks for.
+
+        What the API server says of one pod holds up no other, and is told beside its name.
+        """
+        gate = asyncio.Semaphore(_AT_ONCE)
+        asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        for pod in pods:
+            if pod["metadata"].get("deletionTimestamp"):
+                progress.ends(pod)
+
+        async def ask(pod: Object) -> ActionFailure | None:
+            ref = Ref(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
+            async with gate:
+                try:
+                    await self.cluster.evict(ref, uid_of(pod), params.grace_period)
+                except EvictionBlocked as error:
+                    progress.why[uid_of(pod)] = f"held back by its disruption budget: {error}"
+                    return error
+                except ActionFailure as error:
+                    progress.why[uid_of(pod)] = f"cannot be evicted: {error}"
+                    return error
+            progress.ends(pod)
+            return None
+
+        failures = [error for error in await asyncio.gather(*(ask(pod) for pod in asked)) if error is not None]
+        for error in failures:
+            if isinstance(error, PermanentFailure):
+                error.output = progress.output(pods)
+                raise error
+        pauses = [getattr(error, "retry_after", None) or 0.0 for error in failures]
+        return bool(failures) and len(failures) == len(asked), max(pauses, default=0.0)
+
+    async def _tell(self, call: ports.Call, left: Sequence[Object], progress: _Progress) -> None:
+        now = self._clock.now()
+        if call.tell is None or (progress.told_at is not None and now - progress.told_at < TELL_EVERY):
+            return
+        progress.told_at = now
+        await call.tell(_unfinished(left, progress))
+
+    async def _leave_event(self, call: ports.Call, reason: str, what: str, warning: bool = False) -> None:
+        try:
+            node = await self.cluster.get(Ref(NODES, node_of(call)))
+        except ActionFailure:
+            return  # the history has it as well
+        await self.cluster.record(node, reason, because(call, what), warning)
+
+
+def _longer(wait: timedelta, asked: float) -> timedelta:
+    """The next wait where nothing moves, or the one that the API server asks for."""
+    return max(min(wait * 2, _LONGEST_ROUND), timedelta(seconds=min(asked, LONGEST_ASKED_FOR)))
+
+
+def sort(pods: Sequence[Object], params: DrainParams) -> Sorted:
+    """Which of a node's pods a drain ends, leaves alone, or must not begin because of."""
+    ending: list[Object] = []
+    skipped: Counter[str] = Counter()
+    forbidding: dict[str, str] = {}
+    for pod in pods:
+        owner = _controller(pod)
+        finished = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        if _MIRROR in (pod["metadata"].get("annotations") or {}):
+            skipped["mirror"] += 1
+        elif owner is not None and owner.get("kind") == "DaemonSet":
+            skipped["daemonset"] += 1
+        elif finished:
+            skipped["finished"] += 1
+        elif pod["metadata"].get("deletionTimestamp"):
+            ending.append(pod)  # it ends already; it is only waited for
+        elif owner is None and not params.force:
+            forbidding[name_of(pod)] = "has no controller that would make it anew (force: true ends it)"
+        elif _data_on_disk(pod) and not params.delete_emptydir_data:
+            forbidding[name_of(pod)] = "has an emptyDir on disk (delete_emptydir_data: true ends it)"
+        else:
+            ending.append(pod)
+    return Sorted(tuple(ending), dict(skipped), forbidding)
+
+
+def name_of(pod: Object) -> str:
+    return f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
+
+
+def uid_of(pod: Object) -> str:
+    return str(pod["metadata"]["uid"])
+
+
+def _controller(pod: Object) -> Mapping[str, Any] | None:
+    return next((one for one in pod["metadata"].get("ownerReferences") or () if one.get("controller")), None)
+
+
+def _data_on_disk(pod: Object) -> bool:
+    volumes = (pod.get("spec") or {}).get("volumes") or ()
+    return any("emptyDir" in one and (one["emptyDir"] or {}).get("medium") != "Memory" for one in volumes)
+
+
+def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
+    if progress.trouble:
+        return f"the drain waits for the Kubernetes API: {progress.trouble}"
+    if progress.is_held:
+        return f"no more is evicted while the server is paused; {len(left)} pods are still there"
+    shown = "; ".join(f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left[:3])
+    return f"{len(left)} pods are still there: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
+
+
+ACTIONS: tuple[type[ports.Action], ...] = (Drain,)

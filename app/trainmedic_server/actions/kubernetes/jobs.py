@@ -1,0 +1,138 @@
+"""``k8s.create_job``: run a Job from a manifest that belongs to the playbook, such as a health check."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, ClassVar, cast
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from trainmedic_server import ports
+from trainmedic_server.actions.kubernetes.base import (
+    EVENTS,
+    STOPPED,
+    ClusterAction,
+    ClusterParams,
+    Permission,
+    because,
+    told,
+)
+from trainmedic_server.errors import ObjectExists, ObjectMissing, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.cluster import JOBS, Object, Ref
+
+COMMAND = "trainmedic.io/command"
+"""The annotation by which a repeat finds the Job that it has made."""
+LOOK_EVERY = timedelta(seconds=2)
+_KEPT_SECONDS = 24 * 3600
+_LONGEST_NAME = 50
+_NAMESPACE = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+
+
+class CreateJobParams(ClusterParams):
+    manifest: dict[str, Any] | None = Field(
+        None, description="The Job (batch/v1), as Kubernetes writes it; strings in it may be templates."
+    )
+    template: str | None = Field(
+        None,
+        description="Instead of `manifest`: a file beside the playbook, `<name>_template.yaml`, that holds it. It is "
+        "read when the playbook is loaded. Not a template itself.",
+    )
+    namespace: str | None = Field(None, pattern=_NAMESPACE, description="By default the manifest's own.")
+    wait: bool = Field(True, description="Wait until the Job has succeeded, and fail where it fails.")
+
+    @field_validator("manifest")
+    @classmethod
+    def _is_a_job(cls, manifest: dict[str, Any] | None) -> dict[str, Any] | None:
+        if manifest is not None:
+            if (manifest.get("apiVersion", "batch/v1"), manifest.get("kind", "Job")) != ("batch/v1", "Job"):
+                raise ValueError("must be a Job of batch/v1")
+            if not isinstance(manifest.get("spec"), dict):
+                raise ValueError("has no spec")
+            return {name: _without_none(value) for name, value in manifest.items()}
+        return manifest
+
+    @model_validator(mode="after")
+    def _has_one(self) -> CreateJobParams:
+        if (self.manifest is None) == (self.template is None):
+            raise ValueError("give a template, or a manifest")
+        return self
+
+
+class CreateJob(ClusterAction):
+    name: ClassVar[str] = "k8s.create_job"
+    summary: ClassVar[str] = "Run a Job from a manifest beside the playbook, and wait for its end."
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
+    Params: ClassVar[type[BaseModel]] = CreateJobParams
+    permissions: ClassVar[tuple[Permission, ...]] = (Permission("batch", "jobs", ("create", "get")), EVENTS)
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(CreateJobParams, call.params)
+        body, ref = _job(call, params)
+        made = await self.insist(call, lambda: self._make(call, ref, body))
+        output = {"job": f"{ref.namespace}/{ref.name}", "uid": made["metadata"]["uid"]}
+        if not params.wait:
+            return {**output, "result": "created"}
+        return {**output, **await self._result(call, ref, output)}
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        """A Job that ran has run."""
+
+    async def _make(self, call: ports.Call, ref: Ref, body: Mapping[str, Any]) -> Object:
+        try:
+            made = await self.cluster.create(JOBS, ref.namespace, body)
+        except ObjectExists:
+            found = await self.cluster.get(ref)
+            if (found["metadata"].get("annotations") or {}).get(COMMAND) != call.command_id:
+                raise
+            return found
+        await self.cluster.record(made, "Created", because(call, "Created"))
+        return made
+
+    async def _result(self, call: ports.Call, ref: Ref, output: Mapping[str, Any]) -> dict[str, Any]:
+        while True:
+            try:
+                found = await self.insist(call, lambda: self.cluster.get(ref))
+            except ObjectMissing as error:
+                raise PermanentFailure(f"{ref} was deleted before it had ended", output) from error
+            conditions = (found.get("status") or {}).get("conditions") or ()
+            ended = {one.get("type"): one for one in conditions if one.get("status") == "True"}
+            if "Complete" in ended:
+                return {"result": "succeeded"}
+            if "Failed" in ended:
+                said = ended["Failed"].get("message") or ended["Failed"].get("reason") or "no reason given"
+                raise PermanentFailure(f"{ref} failed: {said}", {**output, "result": "failed"})
+            if await told(call) == "stop":
+                raise TemporaryFailure(f"{STOPPED}; {ref} is left to end by itself", {**output, "result": "running"})
+            if self._clock.now() + LOOK_EVERY >= call.deadline:
+                raise TemporaryFailure(f"{ref} has not ended in time", {**output, "result": "running"})
+            await self._clock.sleep_until(self._clock.now() + LOOK_EVERY)
+
+
+def _without_none(value: Any) -> Any:
+    """A member whose template came to none is left out, as `runtimeClassName: "{{ vars.runtime or none }}"`."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _job(call: ports.Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
+    """The Job of this command, and its name: always the same for the same command."""
+    manifest = params.manifest or {}
+    given = manifest.get("metadata") or {}
+    metadata = dict(given) if isinstance(given, Mapping) else {}
+    namespace = params.namespace or metadata.get("namespace")
+    if not namespace:
+        raise PermanentFailure("the Job has no namespace: give one in the step, or in the manifest's metadata")
+    stem = str(metadata.pop("generateName", None) or metadata.get("name") or "trainmedic").rstrip("-")
+    name = f"{stem[:_LONGEST_NAME].rstrip('-.')}-{hashlib.sha256(call.command_id.encode()).hexdigest()[:10]}"
+    annotations = {**(metadata.get("annotations") or {}), COMMAND: call.command_id, "trainmedic.io/run": call.run_id}
+    metadata |= {"name": name, "namespace": namespace, "annotations": annotations}
+    spec = {"ttlSecondsAfterFinished": _KEPT_SECONDS, **manifest["spec"]}
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    return body, Ref(JOBS, name, str(namespace))
+
+
+ACTIONS: tuple[type[ports.Action], ...] = (CreateJob,)

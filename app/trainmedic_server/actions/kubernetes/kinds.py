@@ -1,0 +1,115 @@
+"""Which kinds of workload the actions know, and how a playbook names one that they do not.
+
+Facts: Kubernetes' API reference (Job ``spec.suspend``), Kubeflow training operator v1
+(``spec.runPolicy.suspend``), Kubeflow Trainer v2, JobSet and KubeRay (``spec.suspend``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from trainmedic_server.actions.kubernetes import notes
+from trainmedic_server.ports.cluster import DAEMON_SETS, DEPLOYMENTS, JOBS, STATEFUL_SETS, Object, Resource
+
+_PATH = r"^[A-Za-z][A-Za-z0-9]*(\.[A-Za-z][A-Za-z0-9]*){0,7}$"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A kind of workload and the paths of what can be set on it; None where it has no such thing."""
+
+    resource: Resource
+    replicas: str | None = None
+    suspend: str | None = None
+    template: str | None = None
+    """The path of the pod template whose change rolls it out anew."""
+
+
+_KUBEFLOW = {
+    "PyTorchJob": "pytorchjobs",
+    "MPIJob": "mpijobs",
+    "TFJob": "tfjobs",
+    "XGBoostJob": "xgboostjobs",
+    "PaddleJob": "paddlejobs",
+    "JAXJob": "jaxjobs",
+}
+
+KNOWN: Mapping[str, Workload] = {
+    "Deployment": Workload(DEPLOYMENTS, replicas="spec.replicas", template="spec.template"),
+    "StatefulSet": Workload(STATEFUL_SETS, replicas="spec.replicas", template="spec.template"),
+    "DaemonSet": Workload(DAEMON_SETS, template="spec.template"),
+    "Job": Workload(JOBS, suspend="spec.suspend"),
+    "JobSet": Workload(Resource("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet"), suspend="spec.suspend"),
+    "TrainJob": Workload(Resource("trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob"), suspend="spec.suspend"),
+    "RayJob": Workload(Resource("ray.io/v1", "rayjobs", "RayJob"), suspend="spec.suspend"),
+    "RayCluster": Workload(Resource("ray.io/v1", "rayclusters", "RayCluster"), suspend="spec.suspend"),
+    **{
+        kind: Workload(Resource("kubeflow.org/v1", plural, kind), suspend="spec.runPolicy.suspend")
+        for kind, plural in _KUBEFLOW.items()
+    },
+}
+
+
+class CustomKind(BaseModel):
+    """A kind that is not known: its API's names, and the paths of what a step sets."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    api_version: str = Field(
+        pattern=r"^([a-z0-9.-]+/)?v[0-9][a-z0-9]*$", description="Its API version, `example.com/v1`."
+    )
+    plural: str = Field(pattern=r"^[a-z0-9]+$", description="Its plural name in paths, `trainings`.")
+    kind: str = Field(pattern=r"^[A-Z][A-Za-z0-9]*$", description="Its kind, `Training`.")
+    replicas: str | None = Field(None, pattern=_PATH, description="Where its number of replicas stands.")
+    suspend: str | None = Field(None, pattern=_PATH, description="Where it is suspended, `spec.suspend`.")
+    template: str | None = Field(None, pattern=_PATH, description="Where its pod template stands, `spec.template`.")
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(Resource(self.api_version, self.plural, self.kind), self.replicas, self.suspend, self.template)
+
+
+class Named(BaseModel):
+    """Parameters that name one workload."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: str | CustomKind = Field(
+        description="A kind that is known (Deployment, StatefulSet, DaemonSet, Job, JobSet, PyTorchJob, …), or a "
+        "mapping that describes another: `api_version`, `plural`, `kind`, and the path of what is set."
+    )
+    namespace: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", description="Its namespace.")
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", description="Its name.")
+
+    @field_validator("kind")
+    @classmethod
+    def _is_known(cls, kind: str | CustomKind) -> str | CustomKind:
+        if isinstance(kind, str) and kind not in KNOWN:
+            raise ValueError(f"{kind} is not known: give one of {', '.join(KNOWN)}, or a mapping that describes it")
+        return kind
+
+    @property
+    def workload(self) -> Workload:
+        return KNOWN[self.kind] if isinstance(self.kind, str) else self.kind.workload
+
+
+def field_at(name: str, path: str) -> notes.Field:
+    """The value at `path`, as a field that can be set and put back."""
+    parts = tuple(path.split("."))
+
+    def read(found: Object) -> Any:
+        value: Any = found
+        for part in parts:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    def write(found: Object, value: Any) -> notes.Change:
+        for part in reversed(parts):
+            value = {part: value}
+        return dict(value)
+
+    return notes.Field(name, read, write, parts)

@@ -1,0 +1,224 @@
+"""Nodes: ``k8s.cordon``, ``k8s.uncordon``, ``k8s.taint``, ``k8s.label``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import BaseModel, Field, model_validator
+
+from trainmedic_server import ports
+from trainmedic_server.actions.kubernetes import notes
+from trainmedic_server.actions.kubernetes.base import EVENTS, GONE, ClusterAction, ClusterParams, Permission, because, node_of
+from trainmedic_server.domain.target import Kind
+from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.cluster import NODES, Object, Ref
+
+# Names of labels and taints, and their values: Kubernetes' own rules.
+_NAME = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
+
+_CHANGES_NODES = (Permission("", "nodes", ("get", "patch")), EVENTS)
+
+
+def _is_ready(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+
+
+def _read_unschedulable(node: Object) -> bool:
+    return bool((node.get("spec") or {}).get("unschedulable"))
+
+
+UNSCHEDULABLE = notes.Field(
+    "unschedulable",
+    _read_unschedulable,
+    lambda node, value: {"spec": {"unschedulable": True if value else None}},
+    ("spec", "unschedulable"),
+)
+
+
+def label_field(key: str) -> notes.Field:
+    """A label of an object; None where it has none of that name."""
+    return notes.Field(
+        f"label/{key}",
+        lambda found: (found["metadata"].get("labels") or {}).get(key),
+        lambda found, value: {"metadata": {"labels": {key: value}}},
+        ("metadata", "labels", key),
+    )
+
+
+def taint_field(key: str, effect: str) -> notes.Field:
+    """A taint's value; None where the node has no such taint. A taint without a value counts as ``""``."""
+
+    def read(node: Object) -> str | None:
+        for taint in (node.get("spec") or {}).get("taints") or ():
+            if (taint.get("key"), taint.get("effect")) == (key, effect):
+                return str(taint.get("value") or "")
+        return None
+
+    def write(node: Object, value: str | None) -> notes.Change:
+        # A merge patch can only replace the whole list. The patch holds for this version of the node alone.
+        taints = [
+            taint
+            for taint in (node.get("spec") or {}).get("taints") or ()
+            if (taint.get("key"), taint.get("effect")) != (key, effect)
+        ]
+        if value is not None:
+            taints.append({"key": key, "effect": effect, **({"value": value} if value else {})})
+        return {"spec": {"taints": taints or None}}
+
+    return notes.Field(f"taint/{key}:{effect}", read, write)
+
+
+class _NodeAction(ClusterAction):
+    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
+    permissions: ClassVar[tuple[Permission, ...]] = _CHANGES_NODES
+
+
+class CordonParams(ClusterParams):
+    unless_ready: bool = Field(
+        False,
+        description="Fail, temporarily, while the node's kubelet reports it Ready to Kubernetes: then the node is "
+        "well, and what says otherwise is not.",
+    )
+
+
+class UncordonParams(ClusterParams):
+    force: bool = Field(False, description="Also where somebody else has cordoned the node.")
+    restore: Literal[True] | None = Field(None, description="As an undo: take this run's own cordon away.")
+
+
+class Cordon(_NodeAction):
+    name: ClassVar[str] = "k8s.cordon"
+    summary: ClassVar[str] = "Let no new pods onto the node; undo lets them, unless somebody else has cordoned it."
+    Params: ClassVar[type[BaseModel]] = CordonParams
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        if cast(CordonParams, call.params).unless_ready:
+            await self._is_not_ready(call)
+        return await cordon(self, call)
+
+    async def _is_not_ready(self, call: ports.Call) -> None:
+        ref = Ref(NODES, node_of(call))
+        node = await self.insist(call, lambda: self.cluster.get(ref))
+        if _is_ready(node) and call.run_id not in notes.notes(node, UNSCHEDULABLE):
+            raise TemporaryFailure(
+                f"node {ref.name} was left as it is: its kubelet reports it Ready to Kubernetes, so it is the "
+                "monitoring or the network that is at fault"
+            )
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse(Uncordon.name, {"restore": True})
+
+
+async def cordon(action: ClusterAction, call: ports.Call) -> dict[str, Any]:
+    """Cordon the call's node for the call's run; the output of ``k8s.cordon``."""
+    ref = Ref(NODES, node_of(call))
+    node, before, is_held = await action.set_field(call, ref, UNSCHEDULABLE, True)
+    if is_held:
+        await action.cluster.record(node, "Cordoned", because(call, "Cordoned"))
+    output = {"node": ref.name, "before": {"cordoned": bool(before)}, "after": {"cordoned": True}}
+    return output if is_held else {**output, "note": "somebody else had cordoned it: the undo leaves it cordoned"}
+
+
+class Uncordon(_NodeAction):
+    name: ClassVar[str] = "k8s.uncordon"
+    summary: ClassVar[str] = "Let pods onto the node again, where it was Trainmedic that had cordoned it."
+    Params: ClassVar[type[BaseModel]] = UncordonParams
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(UncordonParams, call.params)
+        ref = Ref(NODES, node_of(call))
+        if params.force:
+            node, is_cordoned = await self._force(call, ref)
+            return self._output(ref, is_cordoned, node, "forced")
+        try:
+            node, why, is_back = await self.take_back(call, ref, UNSCHEDULABLE, of_all_runs=not params.restore)
+        except ObjectMissing:
+            if not params.restore:
+                raise
+            return {"node": ref.name, "note": GONE}
+        is_cordoned = _read_unschedulable(node)
+        if is_cordoned and not params.restore:
+            raise PermanentFailure(f"node {ref.name} stays cordoned: {why}", self._output(ref, True, node, why))
+        if is_back:
+            await self.cluster.record(node, "Uncordoned", because(call, "Uncordoned"))
+        return self._output(ref, is_back or is_cordoned, node, why)
+
+    async def _force(self, call: ports.Call, ref: Ref) -> tuple[Object, bool]:
+        _, why, _ = await self.take_back(call, ref, UNSCHEDULABLE, of_all_runs=True)
+
+        async def attempt() -> tuple[Object, bool]:
+            node = await self.cluster.get(ref)
+            was = _read_unschedulable(node)
+            if was:
+                node = await self.cluster.patch(ref, UNSCHEDULABLE.write(node, False))
+            return node, was or why == "put back"
+
+        node, was = await self.insist(call, attempt)
+        if was:
+            await self.cluster.record(node, "Uncordoned", because(call, "Uncordoned"))
+        return node, was
+
+    def _output(self, ref: Ref, before: bool, node: Object, why: str) -> dict[str, Any]:
+        after = _read_unschedulable(node)
+        return {"node": ref.name, "before": {"cordoned": before}, "after": {"cordoned": after}, "note": why}
+
+
+class TaintParams(ClusterParams):
+    key: str = Field(pattern=_NAME, description="The taint's key.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
+        "NoSchedule", description="What happens to pods that do not tolerate it. NoExecute ends those that run."
+    )
+    value: str = Field("", pattern=_VALUE, description="The taint's value.")
+    remove: bool = Field(False, description="Take the taint away instead.")
+    restore: Literal[True] | None = Field(None, description="As an undo: what was there before this run.")
+
+
+class Taint(_NodeAction):
+    name: ClassVar[str] = "k8s.taint"
+    summary: ClassVar[str] = "Put a taint on the node, or take one away; undo restores what was."
+    Params: ClassVar[type[BaseModel]] = TaintParams
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(TaintParams, call.params)
+        field = taint_field(params.key, params.effect)
+        return await self.set_or_restore(call, field, None if params.remove else params.value, bool(params.restore))
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        given = cast(TaintParams, params)
+        return ports.Inverse(cls.name, {"key": given.key, "effect": given.effect, "restore": True})
+
+
+class LabelParams(ClusterParams):
+    key: str = Field(pattern=_NAME, description="The label's name.")
+    value: str | None = Field(None, pattern=_VALUE, description="Its value; without one the label is taken away.")
+    restore: Literal[True] | None = Field(None, description="As an undo: what was there before this run.")
+
+    @model_validator(mode="after")
+    def _leaves_ours(self) -> LabelParams:
+        if self.key.startswith(notes.PREFIX.partition("/")[0] + "/"):
+            raise ValueError("labels under trainmedic.io/ are Trainmedic's own")
+        return self
+
+
+class Label(_NodeAction):
+    name: ClassVar[str] = "k8s.label"
+    summary: ClassVar[str] = "Set a label of the node, or take one away; undo restores what was."
+    Params: ClassVar[type[BaseModel]] = LabelParams
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(LabelParams, call.params)
+        return await self.set_or_restore(call, label_field(params.key), params.value, bool(params.restore))
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse(cls.name, {"key": cast(LabelParams, params).key, "restore": True})
+
+
+ACTIONS: tuple[type[ports.Action], ...] = (Cordon, Uncordon, Taint, Label)

@@ -1,0 +1,217 @@
+"""Workloads: ``k8s.restart``, ``k8s.scale``, ``k8s.suspend``, ``k8s.resume``, ``k8s.delete_pod``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, timedelta
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import BaseModel, Field, model_validator
+
+from trainmedic_server import ports
+from trainmedic_server.actions.kubernetes.base import EVENTS, GONE, ClusterAction, ClusterParams, Permission, because
+from trainmedic_server.actions.kubernetes.kinds import KNOWN, Named, Workload, field_at
+from trainmedic_server.domain.fields import Duration
+from trainmedic_server.errors import ObjectMissing, PermanentFailure
+from trainmedic_server.ports.cluster import PODS, Object, Ref
+
+_RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
+"""The annotation by which kubectl restarts a rollout, so that its history shows ours alike."""
+
+
+def _permissions(has: str) -> tuple[Permission, ...]:
+    """To read and patch every known kind that has such a path."""
+    groups: dict[str, list[str]] = {}
+    for workload in KNOWN.values():
+        if getattr(workload, has) is not None:
+            group = workload.resource.api_version.rpartition("/")[0]
+            groups.setdefault(group, []).append(workload.resource.plural)
+    named = [Permission(group, plural, ("get", "patch")) for group, plurals in groups.items() for plural in plurals]
+    return (*named, EVENTS)
+
+
+class _WorkloadAction(ClusterAction):
+    needs: ClassVar[str]
+    """Which path of `Workload` the action works on."""
+
+    def _path(self, params: Named) -> str:
+        path = getattr(params.workload, self.needs)
+        if path is None:
+            kind = params.workload.resource.kind
+            raise PermanentFailure(f"{self.name} does not work on a {kind}: it has no {self.needs} that could be set")
+        return str(path)
+
+    async def _assign(self, call: ports.Call, params: Named, value: Any, said: str) -> dict[str, Any]:
+        ref, field = ref_of(params), field_at(self.needs, self._path(params))
+        found, before, is_held = await self.set_field(call, ref, field, value)
+        if is_held:
+            await self.cluster.record(found, said, because(call, said))
+        return {"object": str(ref), "before": {self.needs: before}, "after": {self.needs: field.read(found)}}
+
+    async def _restore(self, call: ports.Call, params: Named, said: str) -> dict[str, Any]:
+        ref, field = ref_of(params), field_at(self.needs, self._path(params))
+        try:
+            found, why, is_back = await self.take_back(call, ref, field)
+        except ObjectMissing:
+            return {"object": str(ref), "note": GONE}
+        if is_back:
+            await self.cluster.record(found, said, because(call, said))
+        return {"object": str(ref), "after": {self.needs: field.read(found)}, "note": why}
+
+
+class Restart(_WorkloadAction):
+    name: ClassVar[str] = "k8s.restart"
+    summary: ClassVar[str] = "Roll a Deployment, StatefulSet or DaemonSet out anew, as `kubectl rollout restart` does."
+    Params: ClassVar[type[BaseModel]] = Named
+    permissions: ClassVar[tuple[Permission, ...]] = _permissions("template")
+    needs: ClassVar[str] = "template"
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(Named, call.params)
+        ref, path = ref_of(params), self._path(params)
+        # The moment of the command, so that a repeat of the same command rolls out nothing more.
+        moment = call.issued_at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        field = field_at("restartedAt", path)
+
+        async def attempt() -> tuple[Object, Any]:
+            found = await self.cluster.get(ref)
+            annotations = (((field.read(found) or {}).get("metadata") or {}).get("annotations")) or {}
+            before = annotations.get(_RESTARTED_AT)
+            if before == moment:
+                return found, None
+            version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+            change = field.write(found, {"metadata": {"annotations": {_RESTARTED_AT: moment}}})
+            return await self.cluster.patch(ref, {**change, "metadata": version}), before
+
+        found, before = await self.insist(call, attempt)
+        await self.cluster.record(found, "Restarted", because(call, "Restarted"))
+        return {"object": str(ref), "before": {"restarted_at": before}, "after": {"restarted_at": moment}}
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        """What was restarted is not restarted back."""
+
+
+class ScaleParams(Named):
+    replicas: int | None = Field(None, ge=0, le=100_000, description="How many there shall be.")
+    restore: Literal[True] | None = Field(None, description="As an undo: as many as there were before this run.")
+
+    @model_validator(mode="after")
+    def _says_how_many(self) -> ScaleParams:
+        if (self.replicas is None) == (self.restore is None):
+            raise ValueError("replicas is missing")
+        return self
+
+
+class Scale(_WorkloadAction):
+    name: ClassVar[str] = "k8s.scale"
+    summary: ClassVar[str] = "Set the number of replicas; undo restores what it was, unless it was changed meanwhile."
+    Params: ClassVar[type[BaseModel]] = ScaleParams
+    permissions: ClassVar[tuple[Permission, ...]] = _permissions("replicas")
+    needs: ClassVar[str] = "replicas"
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(ScaleParams, call.params)
+        if params.restore:
+            return await self._restore(call, params, "Scaled back")
+        return await self._assign(call, params, params.replicas, "Scaled")
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse(cls.name, _naming(cast(Named, params)))
+
+
+class SuspendParams(Named):
+    restore: Literal[True] | None = Field(None, description="As an undo: as it was before this run.")
+
+
+class _SetsSuspend(_WorkloadAction):
+    Params: ClassVar[type[BaseModel]] = SuspendParams
+    permissions: ClassVar[tuple[Permission, ...]] = _permissions("suspend")
+    needs: ClassVar[str] = "suspend"
+    value: ClassVar[bool]
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(SuspendParams, call.params)
+        if params.restore:
+            return await self._restore(call, params, "Resumed" if self.value else "Suspended")
+        return await self._assign(call, params, self.value, "Suspended" if self.value else "Resumed")
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        return ports.Inverse(cls.name, _naming(cast(Named, params)))
+
+
+class Suspend(_SetsSuspend):
+    name: ClassVar[str] = "k8s.suspend"
+    summary: ClassVar[str] = "Suspend a Job, JobSet or training job: its pods end, and start again when it is resumed."
+    value: ClassVar[bool] = True
+
+
+class Resume(_SetsSuspend):
+    name: ClassVar[str] = "k8s.resume"
+    summary: ClassVar[str] = "Let a suspended Job, JobSet or training job go on."
+    value: ClassVar[bool] = False
+
+
+class DeletePodParams(ClusterParams):
+    namespace: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", description="The pod's namespace.")
+    pod: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", description="The pod's name.")
+    grace_period: Duration | None = Field(None, description="How long it may take to end; by default as it asks for.")
+
+
+class DeletePod(ClusterAction):
+    """Sound when repeated: what was there when the command was issued is deleted, never its successor."""
+
+    name: ClassVar[str] = "k8s.delete_pod"
+    summary: ClassVar[str] = "Delete one pod, so that its controller makes it anew."
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
+    Params: ClassVar[type[BaseModel]] = DeletePodParams
+    permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "pods", ("get", "delete")), EVENTS)
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        params = cast(DeletePodParams, call.params)
+        ref = Ref(PODS, params.pod, params.namespace)
+        issued = call.issued_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+        seen: Object | None = None
+
+        async def attempt() -> tuple[Object | None, str]:
+            nonlocal seen
+            try:
+                found = await self.cluster.get(ref)
+            except ObjectMissing:
+                if seen is None and not call.resumed:
+                    raise
+                return seen, "deleted" if seen else "it is gone"
+            metadata = found["metadata"]
+            is_another = seen is not None and seen["metadata"]["uid"] != metadata["uid"]
+            if is_another or (call.resumed and str(metadata.get("creationTimestamp", "")) > issued):
+                return seen, "deleted" if seen else "another has taken its place already"
+            seen = found
+            if not metadata.get("deletionTimestamp"):
+                await self.cluster.delete(ref, str(metadata["uid"]), params.grace_period)
+            return found, "deleted"
+
+        found, why = await self.insist(call, attempt)
+        if found is not None and why == "deleted":
+            await self.cluster.record(found, "Deleted", because(call, "Deleted"))
+        before = None if found is None else {"uid": found["metadata"]["uid"], "node": found["spec"].get("nodeName")}
+        return {"pod": str(ref), "before": before, "note": why}
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        """A pod that was deleted is not made again by us."""
+
+
+def ref_of(params: Named) -> Ref:
+    workload: Workload = params.workload
+    return Ref(workload.resource, params.name, params.namespace)
+
+
+def _naming(params: Named) -> dict[str, Any]:
+    named = params.model_dump(mode="json", include={"kind", "namespace", "name"}, exclude_none=True)
+    return {**named, "restore": True}
+
+
+ACTIONS: tuple[type[ports.Action], ...] = (Restart, Scale, Suspend, Resume, DeletePod)

@@ -1,0 +1,166 @@
+"""The commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``.
+
+The agent's own policy limits what even a valid command may do: the floor of a power limit, the
+cleaning rules that exist, the actions that are allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from trainmedic_server import ports
+from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible
+from trainmedic_server.actions.placement import PlacedAction, PlacedParams, id_at
+from trainmedic_server.domain.target import Kind
+from trainmedic import envelope
+
+LEASE = timedelta(minutes=5)
+"""How long a power cap outlives the last word from the server. Long enough for a restart of the server or of
+Redis; short enough that a GPU whose repair nobody minds any more is not slow for long."""
+RENEW = "gpu.renew_lease"
+
+
+class PowerLimitParams(PlacedParams):
+    """Exactly one of the three."""
+
+    watts: float | None = Field(None, gt=0, le=10_000, description="The limit, in watts.")
+    percent: float | None = Field(None, gt=0, le=100, description="The limit, in percent of the card's default.")
+    restore: Literal[True] | None = Field(None, description="Back to the limit from before the cap.")
+
+    @model_validator(mode="after")
+    def _says_one_limit(self) -> PowerLimitParams:
+        if sum(value is not None for value in (self.watts, self.percent, self.restore)) != 1:
+            raise ValueError("give exactly one of watts and percent")
+        return self
+
+
+class PowerLimit(PlacedAction):
+    name: ClassVar[str] = "gpu.power_limit"
+    summary: ClassVar[str] = "Limit the power of a GPU, or of all GPUs of a job, within the agents' policies."
+    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.GPU, Kind.JOB})
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
+    Params: ClassVar[type[BaseModel]] = PowerLimitParams
+    per_gpu: ClassVar[bool] = True
+    lease: ClassVar[timedelta] = LEASE
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+        """The agent knows what the cap replaced, and what other caps stand."""
+        assert isinstance(params, PowerLimitParams)
+        if params.restore:
+            return None
+        nodes = {"nodes": params.model_dump(mode="json")["nodes"]} if params.nodes is not None else {}
+        return ports.Inverse(cls.name, {"restore": True, **nodes})
+
+    def wire_params(self, call: ports.Call) -> Mapping[str, Any]:
+        wire = dict(super().wire_params(call))
+        return wire if "restore" in wire else {**wire, "lease_seconds": self.lease.total_seconds()}
+
+    @classmethod
+    def granted(cls, output: Mapping[str, Any]) -> timedelta:
+        lowest = output.get("lowest")
+        told = (lowest if isinstance(lowest, Mapping) else output).get("lease_seconds")
+        if isinstance(told, int | float) and 0 < told < cls.lease.total_seconds():
+            return timedelta(seconds=told)
+        return cls.lease
+
+    async def renew(self, holds: Sequence[ports.Hold], until: datetime) -> Sequence[ports.Renewal]:
+        """One command to each node, for all that is held there."""
+        by_node: dict[str, dict[str, ports.Hold]] = {}
+        for hold in holds:
+            if hold.params.get("restore"):
+                continue
+            if hold.target.kind is Kind.JOB:
+                for place in self.places(hold.params):
+                    by_node.setdefault(place.node or "", {})[id_at(hold.command_id, place)] = hold
+            else:
+                by_node.setdefault(hold.target.node or "", {})[hold.command_id] = hold
+        told = await asyncio.gather(*(self._renew_on(node, held, until) for node, held in by_node.items()))
+        return [renewal for of_node in told for renewal in of_node]
+
+    async def _renew_on(self, node: str, held: Mapping[str, ports.Hold], until: datetime) -> list[ports.Renewal]:
+        now = self._clock.now()
+        command = envelope.Command(
+            id=envelope.new_id(int(now.timestamp() * 1000)),
+            action=RENEW,
+            target={"kind": str(Kind.NODE), "node": node},
+            params=_renewal_params(held, self.lease),
+            run_id="",
+            playbook="",
+            reason="these power limits are still wanted",
+            issued_at=now,
+            expires_at=until,
+        )
+        replies = await self._bus.request(command, _is_enough)
+        self._bus.settle(command.id)
+        reply = next((reply for reply in replies if reply.is_final), None)
+        if reply is None:
+            return [
+                ports.Renewal(hold, node, "unanswered", f"the agent on {node} did not answer") for hold in held.values()
+            ]
+        if reply.status != envelope.APPLIED:
+            why = f"the agent on {node} answered {reply.status}: {reply.output.get('reason', 'no reason given')}"
+            return [ports.Renewal(hold, node, "refused", why) for hold in held.values()]
+        return [_renewal_of(one, hold, node, reply.output) for one, hold in held.items()]
+
+
+def _renewal_params(held: Mapping[str, ports.Hold], lease: timedelta) -> Mapping[str, Any]:
+    again = [one for one, hold in held.items() if hold.again]
+    return {"holds": list(held), "lease_seconds": lease.total_seconds(), **({"again": again} if again else {})}
+
+
+def _renewal_of(one: str, hold: ports.Hold, node: str, output: Mapping[str, Any]) -> ports.Renewal:
+    """What an agent's answer says of one hold. Agents of another version leave out what they do not know."""
+    unknown, lapsed = output.get("unknown"), output.get("lapsed")
+    ended, again = output.get("ended"), output.get("again")
+    if not isinstance(unknown, list) or one not in unknown:
+        told = again.get(one) if isinstance(again, Mapping) else None
+        return ports.Renewal(hold, node, "renewed", output={"gpus": told} if told else {})
+    why = ended.get(one) if isinstance(ended, Mapping) else None
+    return ports.Renewal(
+        hold,
+        node,
+        "lost",
+        f"the agent on {node} holds it no more: {why or 'no such cap stands there'}",
+        has_lapsed=isinstance(lapsed, list) and one in lapsed,
+    )
+
+
+async def _is_enough() -> bool:
+    """An agent that is not there is asked again when the next renewal is due."""
+    return True
+
+
+class CleanParams(CommandParams):
+    rules: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
+        min_length=1, description="Names of cleaning rules in the agent's policy, in this order."
+    )
+    until_free_percent: float | None = Field(None, gt=0, lt=100, description="Stop once this much is free.")
+    dry_run: bool = Field(False, description="Only say what would be deleted.")
+
+
+class Clean(Irreversible, CommandAction):
+    name: ClassVar[str] = "disk.clean"
+    summary: ClassVar[str] = "Free disk space by the named rules of the agent's policy."
+    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
+    Params: ClassVar[type[BaseModel]] = CleanParams
+    waits_for_receiver: ClassVar[bool] = False
+
+
+class Facts(Irreversible, PlacedAction):
+    name: ClassVar[str] = "node.facts"
+    summary: ClassVar[str] = (
+        "Read CPU, memory, disk and GPUs of a node, or of all nodes of a job, as the step's output."
+    )
+    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU, Kind.JOB})
+    harmful: ClassVar[bool] = False
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=15)
+
+
+ACTIONS: tuple[type[ports.Action], ...] = (PowerLimit, Clean, Facts)

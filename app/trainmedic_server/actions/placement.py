@@ -1,0 +1,237 @@
+"""Node actions on a job: a command for each place where the job runs, and one judgement of all the answers.
+
+Where a job runs is what its presence says (``placement``); where it says nothing, what the cluster and the
+agents know of its pods (``pods``). It is looked up once per step and put on record before anything is sent,
+so that a restarted server goes on with the same places, and an undo finds them when the job has long gone.
+The id of each place's command follows from the attempt's, so that a command which is sent again is known
+where it was applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
+
+from trainmedic_server import ports
+from trainmedic_server.actions import pods
+from trainmedic_server.actions.commands import CommandAction, CommandParams
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+
+Nodes = Mapping[str, tuple[str, ...]]
+"""The GPUs of a job by the node that they are in."""
+
+_SHOWN = 4
+_DROPPED: Any = object()
+
+
+class PlacedParams(CommandParams):
+    """Parameters of an action that works on every node of a job."""
+
+    nodes: Annotated[
+        SkipJsonSchema[Nodes | None],
+        Field(description="Put in by the server: the nodes of the job, and its GPUs there."),
+    ] = None
+
+    def of_command(self) -> dict[str, Any]:
+        """Those that a receiver is told."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"nodes"})
+
+
+class PlacedAction(CommandAction):
+    """A command to a node's agent; where the target is a job, to each of its nodes, or GPUs (``per_gpu``).
+
+    Applied everywhere is success. The output has, for each number, the highest of all places; the
+    lowest under ``lowest``; and each place's own under ``by_node``. Done nowhere is a failure. Done
+    here and not there, or perhaps, is unknown, as with the ranks of a job. An undo that failed in
+    some places only has failed: it is tried again, for taking back twice changes nothing.
+    """
+
+    Params: ClassVar[type[BaseModel]] = PlacedParams
+    per_gpu: ClassVar[bool] = False
+    waits_for_receiver: ClassVar[bool] = False
+    """The agent is a service of its node. Where it is away somebody has to look, so that is told soon."""
+
+    def __init__(self, services: ports.Services) -> None:
+        super().__init__(services)
+        self._pods = services.pods
+        self._sent: dict[str, list[str]] = {}
+
+    @classmethod
+    def check_template(cls, raw: Mapping[str, Any]) -> None:
+        if "nodes" in raw:
+            raise ValueError("nodes is put in by the server; the nodes are those on which the target job runs")
+
+    async def locate(self, call: ports.Call) -> BaseModel:
+        params = call.params
+        if call.target.kind is not Kind.JOB or not isinstance(params, PlacedParams) or params.nodes is not None:
+            return params
+        try:
+            nodes = await self._located(call.target)
+        except BusUnavailable as error:
+            raise TemporaryFailure("nobody knows where the job runs while Redis is away") from error
+        return params.model_copy(update={"nodes": nodes})
+
+    async def _located(self, job: Target) -> Nodes:
+        """By what the job says; by its pods where it says nothing. Raises BusUnavailable, and as `locate` does."""
+        presence = await self._presence(job)
+        has_said = presence is not None and presence.details.get("placement")
+        of_job = self._pods.pods_of(job.job or "") if self._pods is not None and not has_said else ()
+        if not of_job:
+            return placement_of(job, presence, with_gpus=self.per_gpu)
+        if not self.per_gpu:
+            return dict.fromkeys(pods.nodes_of(job.job or "", of_job), ())
+        return pods.gpus_of(job.job or "", of_job, await self._bus.agents())
+
+    @classmethod
+    def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
+        nodes: Nodes = (params.get("nodes") if isinstance(params, Mapping) else getattr(params, "nodes", None)) or {}
+        if not cls.per_gpu:
+            return [Target(Kind.NODE, node=node) for node in nodes]
+        return [Target(Kind.GPU, node=node, gpu=gpu) for node, gpus in nodes.items() for gpu in gpus]
+
+    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+        if call.target.kind is not Kind.JOB:
+            return await super().perform(call)
+        parts = [part_of(call, place) for place in self.places(call.params)]
+        self._sent[call.command_id] = [part.command_id for part in parts]
+        ended = await asyncio.gather(*(self._part(part) for part in parts))
+        return combine(ended, is_undo=call.undo_of is not None)
+
+    def settled(self, command_id: str) -> None:
+        for sent in self._sent.pop(command_id, [command_id]):
+            super().settled(sent)
+
+    def wire_params(self, call: ports.Call) -> Mapping[str, Any]:
+        assert isinstance(call.params, PlacedParams)
+        return call.params.of_command()
+
+    async def _part(self, part: ports.Call) -> Ended:
+        try:
+            return Ended(part.target, await super().perform(part))
+        except ActionFailure as failure:
+            return Ended(part.target, failure.output, failure)
+
+
+class Ended:
+    """What became of the command to one place."""
+
+    def __init__(self, place: Target, output: Mapping[str, Any], failure: ActionFailure | None = None) -> None:
+        self.place = place
+        self.output = output
+        self.failure = failure
+
+
+def placement_of(job: Target, presence: ports.Presence | None, *, with_gpus: bool) -> Nodes:
+    """The nodes on which every rank of the job runs. Raises TemporaryFailure or PermanentFailure."""
+    if presence is None:
+        raise TemporaryFailure(f"no job named {job.job!r} is connected, so nobody knows where it runs")
+    said = presence.details.get("placement")
+    entries = [entry for entry in said if isinstance(entry, Mapping)] if isinstance(said, list) else []
+    nodes: dict[str, set[str]] = {}
+    placed, without_gpu = set(), []
+    for entry in entries:
+        node, gpu = entry.get("node"), entry.get("gpu")
+        if not isinstance(node, str) or not node:
+            continue
+        placed.add(entry.get("rank"))
+        of_node = nodes.setdefault(node, set())
+        if isinstance(gpu, str) and gpu:
+            of_node.add(gpu)
+        else:
+            without_gpu.append(entry.get("rank"))
+    if not nodes:
+        raise PermanentFailure(
+            f"job {job.job!r} does not say on which nodes it runs: its presence has no placement, which "
+            "trainmedic.distributed.share announces"
+        )
+    ranks = presence.details.get("ranks")
+    missing = sorted(set(ranks) - placed) if isinstance(ranks, list) else []
+    if missing:
+        raise PermanentFailure(f"job {job.job!r} does not say where {_named(missing)} of it runs")
+    if with_gpus and without_gpu:
+        raise PermanentFailure(f"{_named(without_gpu)} of job {job.job!r} names no GPU")
+    return {node: tuple(sorted(nodes[node])) for node in sorted(nodes)}
+
+
+def derived_id(command_id: str, *parts: str) -> str:
+    """A UUIDv7 that follows from another and some text: of the same moment, the rest from a hash."""
+    digest = hashlib.sha256("\0".join((command_id, *parts)).encode()).digest()
+    moment = uuid.UUID(command_id).int >> 80
+    value = moment << 80 | int.from_bytes(digest[:10], "big")
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return str(uuid.UUID(int=value))
+
+
+def id_at(command_id: str, place: Target) -> str:
+    """The id of the command to one place, of an attempt with this id."""
+    return derived_id(command_id, place.node or "", place.gpu or "")
+
+
+def part_of(call: ports.Call, place: Target) -> ports.Call:
+    """The call for one place of a job."""
+    undo_of = id_at(call.undo_of, place) if call.undo_of is not None else None
+    return replace(call, command_id=id_at(call.command_id, place), target=place, undo_of=undo_of, tell=None)
+
+
+def combine(ended: Sequence[Ended], *, is_undo: bool) -> Mapping[str, Any]:
+    """The output of all places, where each has applied the command; else raises the failure of the whole."""
+    failures = [one.failure for one in ended if one.failure is not None]
+    output = merged_output(ended)
+    if not failures:
+        return output
+    told = "; ".join(str(failure) for failure in failures[:_SHOWN])
+    if len(failures) > _SHOWN:
+        told += f"; and {len(failures) - _SHOWN} more alike"
+    applied = len(ended) - len(failures)
+    if applied:
+        told = f"applied in {applied} of {len(ended)} places, but {told}"
+    if any(isinstance(failure, OutcomeUnknown) for failure in failures) or (applied and not is_undo):
+        raise OutcomeUnknown(told, output)
+    refused = [failure for failure in failures if isinstance(failure, PermanentFailure)]
+    if refused and (not is_undo or len(refused) == len(failures)):
+        raise PermanentFailure(told, output)
+    raise TemporaryFailure(told, output)
+
+
+def merged_output(ended: Iterable[Ended]) -> dict[str, Any]:
+    """The highest of each number, ``lowest``, and each place's own output."""
+    by_node: dict[str, Any] = {}
+    for one in ended:
+        if not one.output:
+            continue
+        if one.place.gpu is None:
+            by_node[one.place.node or ""] = dict(one.output)
+        else:
+            by_node.setdefault(one.place.node or "", {})[one.place.gpu] = dict(one.output)
+    outputs = [one.output for one in ended if one.output and one.failure is None]
+    highest, lowest = _merged(outputs, max), _merged(outputs, min)
+    return {**(highest or {}), "lowest": lowest or {}, "nodes": len(by_node), "by_node": by_node}
+
+
+def _merged(values: Collection[Any], pick: Callable[[Iterable[Any]], Any]) -> Any:
+    """Values of the same meaning as one: numbers by `pick`, mappings member by member, others where all agree."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    if all(isinstance(value, Mapping) for value in present):
+        names = dict.fromkeys(name for value in present for name in value)
+        members = {name: _merged([value.get(name) for value in present], pick) for name in names}
+        return {name: member for name, member in members.items() if member is not _DROPPED}
+    if all(isinstance(value, int | float) for value in present):
+        return pick(present)
+    return present[0] if all(value == present[0] for value in present) else _DROPPED
+
+
+def _named(ranks: Sequence[Any]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:_SHOWN])
+    more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

@@ -1,0 +1,168 @@
+"""The registry of actions: the built-in ones, and those that other packages add by an entry point.
+
+Wiring calls `build`, with services, for acting; the offline commands call `specs_only`, for
+checking playbooks. Another package adds an action by naming its class in its own metadata::
+
+    [project.entry-points."trainmedic.actions"]
+    "acme.page" = "acme_trainmedic.pages:Page"
+
+An entry point that cannot be used is left out, told in `Registry.problems` and in the log, and
+takes nothing else down. An action of another package never replaces one that is there already.
+
+Not here: the actions (each module of this package lists its own in ``ACTIONS``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from importlib import metadata
+from typing import cast
+
+from pydantic import BaseModel
+
+from trainmedic_server import ports, telemetry
+from trainmedic_server.actions import alertmanager, http, jobs, messages, nodes
+from trainmedic_server.actions.kubernetes import drain, workloads
+from trainmedic_server.actions.kubernetes import jobs as cluster_jobs
+from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
+from trainmedic_server.domain.target import Kind
+from trainmedic_server.errors import PermanentFailure
+
+GROUP = "trainmedic.actions"
+NAME = re.compile(r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")
+
+BUILT_IN: tuple[type[ports.Action], ...] = (
+    *jobs.ACTIONS,
+    *nodes.ACTIONS,
+    *messages.ACTIONS,
+    *http.ACTIONS,
+    *alertmanager.ACTIONS,
+    *cluster_nodes.ACTIONS,
+    *drain.ACTIONS,
+    *workloads.ACTIONS,
+    *cluster_jobs.ACTIONS,
+)
+
+log = telemetry.logger(__name__)
+
+
+class Registry:
+    """Actions by name; implements `ports.Actions`.
+
+    ``problems`` says, one sentence each, which entry points were left out and why.
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, type[ports.Action]],
+        services: ports.Services | None = None,
+        problems: Sequence[str] = (),
+    ) -> None:
+        self._specs = dict(specs)
+        self._instances: dict[str, ports.Action] = {}
+        self.problems = list(problems)
+        if services is not None:
+            self._make(services)
+        for problem in self.problems:
+            log.warning("action_left_out", problem=problem)
+
+    def _make(self, services: ports.Services) -> None:
+        for name, spec in self._specs.items():
+            try:
+                self._instances[name] = spec(services)
+            except Exception as error:  # the class may be another package's, and one must not take down the rest
+                self.problems.append(f"action {name} cannot be made: {_told(error)}")
+
+    def names(self) -> Sequence[str]:
+        return sorted(self._specs)
+
+    def spec(self, name: str) -> type[ports.Action] | None:
+        return self._specs.get(name)
+
+    def get(self, name: str) -> ports.Action:
+        instance = self._instances.get(name)
+        if instance is not None:
+            return instance
+        if name in self._specs:
+            raise PermanentFailure(f"action {name} can be checked here, not carried out")
+        raise PermanentFailure(f"there is no action {name}")
+
+
+def specs_only() -> Registry:
+    """The registry for checking: every class, no instances."""
+    specs, problems = _collect()
+    return Registry(specs, None, problems)
+
+
+def build(services: ports.Services) -> Registry:
+    """The registry for acting."""
+    specs, problems = _collect()
+    return Registry(specs, services, problems)
+
+
+def _collect() -> tuple[dict[str, type[ports.Action]], list[str]]:
+    points = sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
+    return combine(BUILT_IN, points)
+
+
+def combine(
+    built_in: Iterable[type[ports.Action]], points: Iterable[metadata.EntryPoint]
+) -> tuple[dict[str, type[ports.Action]], list[str]]:
+    """The classes by action name, and a sentence for each entry point that was left out."""
+    specs = {spec.name: spec for spec in built_in}
+    problems: list[str] = []
+    for point in points:
+        try:
+            loaded = point.load()
+        except Exception as error:  # whatever another package raises while it is imported
+            problems.append(f"entry point {_named(point)} cannot be loaded: {_told(error)}")
+            continue
+        fault = _fault(loaded)
+        if fault is not None:
+            problems.append(f"entry point {_named(point)} is not an action: {fault}")
+            continue
+        spec = cast(type[ports.Action], loaded)
+        if spec.name in specs:
+            problems.append(f"entry point {_named(point)} is refused: there is an action {spec.name} already")
+            continue
+        specs[spec.name] = spec
+    return specs, problems
+
+
+def _fault(loaded: object) -> str | None:
+    """What keeps an object from being an action class; None where nothing does."""
+    if not isinstance(loaded, type):
+        return "it is not a class"
+    name = getattr(loaded, "name", None)
+    if not isinstance(name, str) or not NAME.match(name):
+        return f"its name is {name!r}; a name is lower-case words with dots between them"
+    if not isinstance(getattr(loaded, "summary", None), str):
+        return "it has no summary"
+    targets = getattr(loaded, "targets", None)
+    if not isinstance(targets, frozenset) or not targets or not all(isinstance(kind, Kind) for kind in targets):
+        return "its targets are not a frozenset of Kind"
+    if not isinstance(getattr(loaded, "harmful", None), bool):
+        return "it does not say whether it is harmful"
+    if not isinstance(getattr(loaded, "default_timeout", None), timedelta):
+        return "its default_timeout is not a timedelta"
+    params = getattr(loaded, "Params", None)
+    if not (isinstance(params, type) and issubclass(params, BaseModel)):
+        return "its Params is not a pydantic model"
+    for method in ("perform", "settled", "inverse"):
+        if not callable(getattr(loaded, method, None)):
+            return f"it has no method {method}"
+    if not inspect.iscoroutinefunction(getattr(loaded, "perform", None)):
+        return "its method perform is not async"
+    return None
+
+
+def _named(point: metadata.EntryPoint) -> str:
+    owner = point.dist.name if point.dist is not None else "an unknown package"
+    return f"{point.name} = {point.value} (of {owner})"
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

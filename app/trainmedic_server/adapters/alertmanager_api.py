@@ -1,0 +1,191 @@
+"""The Alertmanager's own API (version 2); implements `ports.AlertSource`.
+
+Authentication: a user name and password in the URL are sent as Basic, the content of a token file
+as Bearer. The file is read for each call, so that it may be renewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
+from trainmedic_server.domain.alert import Identity
+from trainmedic_server.errors import ActionFailure, ConfigurationError, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports import Clock, HttpReply
+
+TIMEOUT = timedelta(seconds=5)
+ANSWER_SERVES_FOR = timedelta(seconds=1)
+SETTLES_AFTER = timedelta(minutes=5)
+"""An Alertmanager forgets its alerts when it restarts. Prometheus sends each one again after a minute
+(``--rules.alert.resend-delay``), to which come its evaluation interval and its own restart."""
+BODY_LIMIT = 64 * 1024 * 1024
+"""An alert is about 1 KB, so this is some 60,000 alerts."""
+
+# A webhook tells an alert's beginning to the nanosecond, the API to the millisecond.
+_PRECISION = timedelta(milliseconds=1)
+
+
+class AlertmanagerApi:
+    """One Alertmanager, or any member of a cluster of them (they share alerts and silences)."""
+
+    def __init__(
+        self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
+    ) -> None:
+        """`settles_after`: one that has been up for less is not believed that an alert has ended.
+
+        Raises ConfigurationError.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError("the Alertmanager's URL is not one: write http://host:9093")
+        user, _, host = parts.netloc.rpartition("@")
+        self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
+        self._token_file = token_file
+        self._clock = clock
+        self._settles_after = settles_after
+        self._http = HttpxCaller(body_limit=BODY_LIMIT)
+        self._asking = asyncio.Lock()
+        self._firing: Mapping[str, list[datetime]] = {}
+        self._is_settled = False
+        self._answered_at: float | None = None
+
+    async def is_firing(self, identity: Identity) -> bool:
+        beginnings = (await self._all_firing()).get(identity.fingerprint, ())
+        # An earlier beginning is the same alert, two overlapping reports of which were merged; a
+        # later one is another: the asked one has ended.
+        if any(began <= identity.starts_at + _PRECISION for began in beginnings):
+            return True
+        if not beginnings and not self._is_settled:
+            raise TemporaryFailure("the Alertmanager has just started, and may not have been told again what fires")
+        return False
+
+    async def _all_firing(self) -> Mapping[str, list[datetime]]:
+        """The beginnings of what fires, by fingerprint. The API has no question about one alert, so
+        one answer serves all who ask within a second of it."""
+        async with self._asking:
+            now = asyncio.get_running_loop().time()
+            if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
+                self._firing = await self._ask_for_firing()
+                self._is_settled = await self._ask_whether_settled()
+                self._answered_at = asyncio.get_running_loop().time()
+            return self._firing
+
+    async def _ask_for_firing(self) -> Mapping[str, list[datetime]]:
+        firing: dict[str, list[datetime]] = {}
+        try:
+            for alert in _listed(await self._call("GET", "/alerts?active=true&silenced=true&inhibited=true")):
+                firing.setdefault(alert["fingerprint"], []).append(
+                    datetime.fromisoformat(alert["startsAt"]).astimezone(UTC)
+                )
+        except (KeyError, TypeError, ValueError) as error:
+            raise TemporaryFailure("the Alertmanager's list of alerts cannot be read") from error
+        except ActionFailure as error:
+            raise TemporaryFailure(str(error)) from error
+        return firing
+
+    async def _ask_whether_settled(self) -> bool:
+        if not self._settles_after:
+            return True
+        try:
+            reply = await self._call("GET", "/status")
+            _require_success(reply, "the Alertmanager did not tell its status")
+            started_at = datetime.fromisoformat(json.loads(reply.body)["uptime"]).astimezone(UTC)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TemporaryFailure("the Alertmanager's status cannot be read") from error
+        except ActionFailure as error:
+            raise TemporaryFailure(str(error)) from error
+        return self._clock.now() - started_at >= self._settles_after
+
+    async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
+        found = await self.find_silence(comment)
+        if found is not None:
+            return found
+        reply = await self._call(
+            "POST",
+            "/silences",
+            {
+                "matchers": [
+                    {"name": name, "value": value, "isRegex": False, "isEqual": True}
+                    for name, value in matchers.items()
+                ],
+                "startsAt": _written(self._clock.now()),
+                "endsAt": _written(ends_at),
+                "createdBy": "trainmedic",
+                "comment": comment,
+            },
+        )
+        _require_success(reply, "the silence was not made")
+        try:
+            return str(json.loads(reply.body)["silenceID"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise OutcomeUnknown("the Alertmanager did not say which silence it made") from error
+
+    async def find_silence(self, comment: str) -> str | None:
+        silences = _listed(await self._call("GET", "/silences"))
+        try:
+            for silence in silences:
+                if silence["comment"] == comment and silence["status"]["state"] != "expired":
+                    return str(silence["id"])
+        except (KeyError, TypeError) as error:
+            raise TemporaryFailure("the Alertmanager's list of silences cannot be read") from error
+        return None
+
+    async def expire_silence(self, silence_id: str) -> None:
+        path = f"/silence/{quote(silence_id, safe='')}"
+        reply = await self._call("DELETE", path)
+        if 200 <= reply.status < 300:
+            return
+        # Releases differ in how they refuse to end a silence that has ended; so look whether it has.
+        found = await self._call("GET", path)
+        if found.status == 404 or '"state":"expired"' in found.body.replace(" ", ""):
+            return
+        _require_success(reply, "the silence was not ended")
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _call(self, method: str, path: str, document: Any = None) -> HttpReply:
+        headers = {}
+        if self._token_file is not None:
+            token = await read_secret(self._token_file, "the Alertmanager's token")
+            headers["Authorization"] = f"Bearer {token}"
+        elif self._basic is not None:
+            headers["Authorization"] = f"Basic {self._basic}"
+        body = None
+        if document is not None:
+            body = json.dumps(document).encode()
+            headers["Content-Type"] = "application/json"
+        return await self._http.call(method, f"{self._base}/api/v2{path}", headers, body, TIMEOUT)
+
+
+def _listed(reply: HttpReply) -> list[dict[str, Any]]:
+    """The list in a reply to a question, which may always be asked again."""
+    _require_success(reply, "the Alertmanager did not answer the question")
+    try:
+        listed = json.loads(reply.body)
+    except ValueError as error:
+        raise TemporaryFailure("the Alertmanager's answer is not JSON") from error
+    if not isinstance(listed, list):
+        raise TemporaryFailure("the Alertmanager's answer is not a list")
+    return listed
+
+
+def _require_success(reply: HttpReply, told: str) -> None:
+    if 200 <= reply.status < 300:
+        return
+    said = f"{told}: status {reply.status}: {reply.body.strip()[:200]}"
+    if reply.status >= 500 or reply.status == 429:
+        raise TemporaryFailure(said)
+    raise PermanentFailure(said)
+
+
+def _written(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

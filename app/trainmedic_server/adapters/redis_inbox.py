@@ -1,0 +1,127 @@
+"""The one reader of ``trainmedic:replies``.
+
+It reads as a member of a consumer group. What was delivered to it and not acknowledged before it
+was killed, or before its connection broke, it reads again first. Who calls it: ``redis_bus``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.redis_connection import FAULTS, Outage
+from trainmedic_server.adapters.redis_outbox import GROUP
+from trainmedic_server.adapters.redis_replies import Replies
+from trainmedic_server.ports import Clock
+from trainmedic import envelope
+
+log = telemetry.logger(__name__)
+
+BLOCK_SECONDS = 2.0
+LOOK_AGAIN_SECONDS = 3 * BLOCK_SECONDS
+"""By then a server that worked before and hangs has been given the last that it ever will be, in its name and ours."""
+LARGEST_REPLY = 256 * 1024
+_COUNT = 500
+
+LateReply = Callable[[envelope.Reply], Awaitable[None]]
+
+
+class Inbox:
+    """Reads replies and hands them to the routing table."""
+
+    def __init__(
+        self,
+        client: Redis,
+        consumer: str,
+        replies: Replies,
+        acknowledge: Callable[[list[bytes]], None],
+        clock: Clock,
+        metrics: telemetry.Metrics,
+        outage: Outage,
+        on_late_reply: LateReply | None,
+        fence: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._client = client
+        self._consumer = consumer
+        self._replies = replies
+        self._acknowledge = acknowledge
+        self._clock = clock
+        self._metrics = metrics
+        self._outage = outage
+        self._on_late_reply = on_late_reply
+        self._fence = fence
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self._follow()
+            except FAULTS as error:
+                await asyncio.sleep(self._outage.begin(error))
+            except Exception:
+                self._metrics.loop_errors.labels(loop="replies").inc()
+                log.exception("reply_reader_failed")
+                await asyncio.sleep(1)
+
+    async def _follow(self) -> None:
+        await self._make_group()
+        cursor = "0"  # what was delivered before and not acknowledged, from its beginning
+        clock = asyncio.get_running_loop().time
+        look_again: float | None = clock() + LOOK_AGAIN_SECONDS
+        while True:
+            entries = await self._read(cursor)
+            if self._outage.is_on:
+                self._outage.end()
+                # What Redis had not written down when it died is gone; receivers know what they have had.
+                self._replies.send_again()
+            for entry, fields in entries:
+                self._take(entry, fields)
+            if cursor != ">":
+                cursor = entries[-1][0].decode() if entries else ">"
+            elif look_again is not None and clock() > look_again:
+                cursor, look_again = "0", None
+            await self._hand_on_late_ones()
+
+    async def _make_group(self) -> None:
+        try:
+            await self._client.xgroup_create(envelope.REPLIES, GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def _read(self, cursor: str) -> list[tuple[bytes, dict[bytes, bytes] | None]]:
+        self._fence()
+        answer: Any = await self._client.xreadgroup(
+            GROUP, self._consumer, {envelope.REPLIES: cursor}, count=_COUNT, block=int(BLOCK_SECONDS * 1000)
+        )
+        return list(answer[0][1]) if answer else []
+
+    def _take(self, entry: bytes, fields: dict[bytes, bytes] | None) -> None:
+        fields = fields or {}
+        try:
+            if sum(map(len, fields.values())) > LARGEST_REPLY:
+                raise envelope.EnvelopeError("the reply is too large")
+            reply = envelope.Reply.of_entry(fields)
+        except envelope.EnvelopeError as error:
+            self._metrics.refused_messages.labels(reason="unreadable").inc()
+            log.warning("reply_unreadable", entry=entry.decode(), why=str(error)[:200])
+            self._acknowledge([entry])
+            return
+        self._replies.take(entry, reply, self._clock.now())
+
+    async def _hand_on_late_ones(self) -> None:
+        for entry, reply in self._replies.late(self._clock.now()):
+            self._metrics.refused_messages.labels(reason="unmatched").inc()
+            log.warning("reply_unmatched", command_id=reply.command_id, sender=reply.sender[:200], status=reply.status)
+            if self._on_late_reply is not None:
+                try:
+                    await self._on_late_reply(reply)
+                except Exception:  # a reply that nobody can note is not worth stopping the others
+                    self._metrics.loop_errors.labels(loop="late replies").inc()
+                    log.exception("late_reply_not_noted")
+            self._acknowledge([entry])

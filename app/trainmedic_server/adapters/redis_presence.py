@@ -1,0 +1,95 @@
+"""Who is connected: the expiring keys by which agents and jobs say so.
+
+Presence is advice, written by the receivers themselves. It tells who must answer and what to show
+to a person; whether a command is sent never depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime
+from typing import Any
+
+from redis.asyncio import Redis
+
+from trainmedic_server.adapters.redis_connection import FAULTS, unavailable
+from trainmedic_server.ports import Clock, Presence
+from trainmedic import envelope
+
+_SCAN = 1000
+LARGEST_PRESENCE = 1024 * 1024
+"""A job of 8,192 ranks says where each of them is in some 800 KB."""
+
+
+class Directory:
+    """Lists what is present under a prefix. Calls that come while a listing is under way share it:
+    when a storm of commands meets a dead cluster, all of them ask at the same moment."""
+
+    def __init__(self, client: Redis, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._listing: dict[str, asyncio.Task[list[Presence]]] = {}
+
+    async def listed(self, prefix: str) -> list[Presence]:
+        """Raises BusUnavailable."""
+        task = self._listing.get(prefix)
+        if task is None:
+            task = self._listing[prefix] = asyncio.create_task(self._list(prefix))
+            task.add_done_callback(lambda _: self._listing.pop(prefix, None))
+        return await asyncio.shield(task)
+
+    async def read(self, key: str) -> bytes | None:
+        """Raises BusUnavailable."""
+        try:
+            value: Any = await self._client.get(key)
+        except FAULTS as error:
+            raise unavailable(error) from error
+        return value if isinstance(value, bytes) else None
+
+    async def _list(self, prefix: str) -> list[Presence]:
+        found: list[Presence] = []
+        try:
+            names: set[bytes] = set()
+            async for key in self._client.scan_iter(match=f"{prefix}*", count=_SCAN):
+                names.add(key)
+            keys = sorted(names)
+            for start in range(0, len(keys), _SCAN):
+                part = keys[start : start + _SCAN]
+                for key, value in zip(part, await self._client.mget(part), strict=True):
+                    if isinstance(value, bytes):
+                        name = key.decode(errors="replace").removeprefix(prefix)
+                        found.append(_presence(name, value, self._clock.now()))
+        except FAULTS as error:
+            raise unavailable(error) from error
+        return found
+
+
+def ranks_of(value: bytes | None) -> frozenset[int] | None:
+    """The ranks that answer each command, as a presence says; None where it does not."""
+    ranks = (_details(value) or {}).get("ranks")
+    if not isinstance(ranks, list) or not ranks:
+        return None
+    if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
+        return None
+    return frozenset(ranks)
+
+
+def _presence(name: str, value: bytes, now: datetime) -> Presence:
+    """The key itself says that somebody is there, whatever is in it; without a time in it, at this moment."""
+    details = _details(value) or {}
+    try:
+        seen = envelope.read_time(str(details.get("at")))
+    except envelope.EnvelopeError:
+        seen = now
+    return Presence(name=name, last_seen=seen, details=details)
+
+
+def _details(value: Any) -> dict[str, Any] | None:
+    if not isinstance(value, bytes) or len(value) > LARGEST_PRESENCE:
+        return None
+    try:
+        details = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return details if isinstance(details, dict) else None

@@ -1,0 +1,156 @@
+"""Connections to the database, who may own it, and which of its errors mean what.
+
+Here is all that only SQLite needs: its pragmas, its transactions, and the lock that keeps a second
+server off the same file. What only PostgreSQL needs is in ``postgresql``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc, pool
+
+from trainmedic_server import errors
+
+READERS = 4
+"""Connections, and threads, that read the history at a time."""
+
+_REFUSED = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
+_REFUSING_STATES = ("22", "23", "54")
+"""Of PostgreSQL's SQLSTATEs, those about values: wrong ones, ones that break a rule, ones that are too large."""
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the database failed, rather than refused what it was given."""
+    if not isinstance(error, exc.DBAPIError):
+        return isinstance(error, exc.TimeoutError)
+    state = getattr(error.orig, "sqlstate", None)
+    if state is not None:
+        return not str(state).startswith(_REFUSING_STATES)
+    return not isinstance(error, _REFUSED)
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Errors of the database within mean that the store is unavailable."""
+    try:
+        yield
+    except exc.SQLAlchemyError as error:
+        raise unavailable(what, error) from error
+
+
+def unavailable(what: str, error: BaseException) -> errors.StoreUnavailable:
+    """The error to raise for `error`; its text has the database's words, but not the statement and its values."""
+    cause = getattr(error, "orig", None) or error
+    return errors.StoreUnavailable(f"{what}: {' '.join(str(cause).split())}")
+
+
+_FORMS = "write sqlite:////path/to/file or postgresql://user:password@host/database"
+
+
+def parse(url: str) -> sa.URL:
+    """The SQLite file that `url` names. Raises ConfigurationError."""
+    try:
+        parsed = sa.make_url(url)
+    except (exc.ArgumentError, ValueError) as error:
+        raise errors.ConfigurationError(f"the database URL cannot be read; {_FORMS}") from error
+    backend = parsed.get_backend_name()
+    if backend != "sqlite":
+        raise errors.ConfigurationError(f"the run store has no support for {backend!r} databases; {_FORMS}")
+    if not parsed.database or parsed.database == ":memory:" or "mode" in parsed.query:
+        raise errors.ConfigurationError("the database URL names no file; write sqlite:////path/to/file")
+    return parsed
+
+
+def file_of(url: sa.URL) -> Path:
+    return Path(str(url.database))
+
+
+def make_directory(url: sa.URL) -> None:
+    """The directory of the database's file, readable by its owner only where it is made here."""
+    directory = file_of(url).absolute().parent
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.ConfigurationError(f"cannot make the directory {directory}: {error.strerror}") from error
+
+
+class OwnerLock:
+    """Held by the one server that may write an SQLite file, in ``<file>.lock``; ends with the process.
+
+    SQLite itself would let two servers take turns, and both would carry out the same runs.
+    """
+
+    def __init__(self, url: sa.URL) -> None:
+        path = file_of(url).absolute()
+        self._path = path.with_name(path.name + ".lock")
+        try:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise errors.ConfigurationError(f"cannot write {self._path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(self._file, 20, 0).decode(errors="replace").strip()
+            os.close(self._file)
+            who = f"the server with process id {holder}" if holder else "another server"
+            raise errors.ConfigurationError(
+                f"{path} is in use by {who}; stop it, or give this one a state directory of its own"
+            ) from error
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let go. The file stays: removing it would let two servers hold two locks of one name."""
+        os.close(self._file)
+
+
+def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
+    """For the one connection that writes; each time it is closed it is really closed."""
+    engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
+    _prepare(engine, begin="BEGIN IMMEDIATE", pragmas=("cache_size = -32768", "journal_size_limit = 67108864"))
+    return engine
+
+
+def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
+    """For reading; what it reads is one moment's state, and no writer waits for it, nor it for one."""
+    engine = sa.create_engine(
+        url, poolclass=pool.QueuePool, pool_size=READERS, max_overflow=0, connect_args=_connect_args(busy_timeout)
+    )
+    _prepare(engine, begin="BEGIN", pragmas=("query_only = ON",))
+    return engine
+
+
+def _connect_args(busy_timeout: timedelta) -> dict[str, Any]:
+    return {
+        "timeout": busy_timeout.total_seconds(),
+        "check_same_thread": False,
+        "cached_statements": 512,
+        "isolation_level": None,
+    }
+
+
+def _prepare(engine: sa.Engine, begin: str, pragmas: tuple[str, ...]) -> None:
+    """Have transactions begin where we say so, and every connection set up for durable writes."""
+
+    def on_connect(connection: Any, record: object) -> None:
+        cursor = connection.cursor()
+        # FULL: what is acknowledged survives a power cut, not only a crash of this process
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "temp_store = MEMORY"):
+            cursor.execute(f"PRAGMA {pragma}")
+        for pragma in pragmas:
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    def on_begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)

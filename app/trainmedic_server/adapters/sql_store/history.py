@@ -1,0 +1,143 @@
+"""Reading what was done: `ports.History`, on read-only connections in a few threads of their own.
+
+No read waits for the writer, and none lasts longer than one page, so none keeps the write-ahead
+log from being taken back into the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from trainmedic_server import errors, ports
+from trainmedic_server.adapters import history_cursor
+from trainmedic_server.adapters.sql_store import database, mapping, queries
+from trainmedic_server.adapters.sql_store.schema import Moment, events, runs
+from trainmedic_server.domain.run import Event, Run
+
+T = TypeVar("T")
+
+_STREAMED = 500
+"""Runs that a stream reads at a time."""
+
+_EVENTS_OF = sa.select(events).where(events.c.run_id == sa.bindparam("run")).order_by(events.c.seq)
+_EVENTS_AFTER = (
+    sa.select(events).where(events.c.seq > sa.bindparam("after")).order_by(events.c.seq).limit(sa.bindparam("limit"))
+)
+_LAST_SEQ = sa.select(sa.func.max(events.c.seq))
+_COUNTS = sa.select(runs.c.playbook, runs.c.status, sa.func.count().label("runs")).group_by(
+    runs.c.playbook, runs.c.status
+)
+
+
+class SqlHistory(ports.History):
+    """The history, read by threads that only read."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(database.READERS, thread_name_prefix="run-store-reader")
+        self._closed = False
+
+    async def page(self, wanted: ports.HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+        before = history_cursor.decode(cursor) if cursor is not None else None
+        found = await self._read(lambda connection: _page(connection, wanted, limit + 1, before))
+        if len(found) <= limit:
+            return found, None
+        last = found[limit - 1]
+        return found[:limit], history_cursor.encode(last.created_at, last.id)
+
+    async def stream(self, wanted: ports.HistoryFilter) -> AsyncIterator[Run]:
+        before: tuple[datetime, str] | None = None
+        while True:
+            found = await self._read(partial(_page, wanted=wanted, limit=_STREAMED, before=before))
+            for run in found:
+                yield run
+            if len(found) < _STREAMED:
+                return
+            before = (found[-1].created_at, found[-1].id)
+
+    async def record(self, run_id: str) -> ports.RunRecord | None:
+        return await self._read(lambda connection: _record(connection, run_id))
+
+    async def events_after(self, seq: int, limit: int) -> list[Event]:
+        def read(connection: sa.Connection) -> list[Event]:
+            found = connection.execute(_EVENTS_AFTER, {"after": seq, "limit": limit})
+            return [mapping.event_of(row) for row in found]
+
+        return await self._read(read)
+
+    async def last_seq(self) -> int:
+        return await self._read(lambda connection: connection.execute(_LAST_SEQ).scalar() or 0)
+
+    async def playbook_counts(self) -> dict[str, dict[str, int]]:
+        counts: dict[str, dict[str, int]] = {}
+        for row in await self._read(lambda connection: connection.execute(_COUNTS).all()):
+            counts.setdefault(row.playbook, {})[row.status] = row.runs
+        return counts
+
+    def close(self) -> None:
+        """Let the reads that run end, then close the connections. Blocks until then."""
+        self._closed = True
+        self._threads.shutdown()
+        self._engine.dispose()
+
+    async def _read(self, work: Callable[[sa.Connection], T]) -> T:
+        if self._closed:
+            raise errors.StoreUnavailable("the run store is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, work)
+
+    def _answer(self, work: Callable[[sa.Connection], T]) -> T:
+        with database.translated("the history could not be read"), self._engine.begin() as connection:
+            return work(connection)
+
+
+def page_statement(
+    wanted: ports.HistoryFilter, limit: int, before: tuple[datetime, str] | None = None
+) -> sa.Select[Any]:
+    """The runs of one page, newest first; `before` is where the page above ended."""
+    statement = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+    equal = (
+        (runs.c.alert_name, wanted.alertname),
+        (runs.c.playbook, wanted.playbook),
+        (runs.c.status, wanted.status),
+        (runs.c.decision, wanted.decision),
+        (runs.c.node, wanted.node),
+        (runs.c.gpu, wanted.gpu),
+        (runs.c.job, wanted.job),
+    )
+    for column, value in equal:
+        if value is not None:
+            statement = statement.where(column == value)
+    if wanted.since is not None:
+        statement = statement.where(runs.c.created_at >= wanted.since)
+    if wanted.until is not None:
+        statement = statement.where(runs.c.created_at < wanted.until)
+    if before is not None:
+        created_at, run_id = before
+        last = sa.tuple_(sa.literal(created_at, Moment), sa.literal(run_id))
+        statement = statement.where(sa.tuple_(runs.c.created_at, runs.c.id) < last)
+    return statement
+
+
+def _page(
+    connection: sa.Connection, wanted: ports.HistoryFilter, limit: int, before: tuple[datetime, str] | None
+) -> list[Run]:
+    return queries.with_steps(connection, connection.execute(page_statement(wanted, limit, before)).all())
+
+
+def _record(connection: sa.Connection, run_id: str) -> ports.RunRecord | None:
+    found = queries.runs(connection, [run_id])
+    if not found:
+        return None
+    return ports.RunRecord(
+        run=found[0],
+        alerts=tuple(queries.alerts_of(connection, [run_id]).get(run_id, ())),
+        events=tuple(mapping.event_of(row) for row in connection.execute(_EVENTS_OF, {"run": run_id})),
+        orders=tuple(queries.orders_of(connection, [run_id]).get(run_id, ())),
+    )

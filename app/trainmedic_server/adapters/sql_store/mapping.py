@@ -1,0 +1,270 @@
+"""Values of the domain as rows, and rows as values of the domain.
+
+A row is a tuple in the order of its table's columns; the schema's types see to times and JSON.
+Rows are taken apart by place and not by name: a storm takes apart many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainmedic_server.adapters.sql_store import schema
+from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.playbook import Mode, UndoTrigger
+from trainmedic_server.domain.run import (
+    Attempt,
+    Controls,
+    Decision,
+    Event,
+    Order,
+    OrderKind,
+    Run,
+    Status,
+    StepState,
+    StepStatus,
+    Undo,
+    UndoStatus,
+)
+from trainmedic_server.domain.target import Kind, Target
+
+Row = Sequence[Any]
+"""The columns of a table, decoded, in the table's order."""
+
+_PHASES = ("approval", "steps", "on_failure")
+_NO_UNDO = (None,) * 11
+
+
+def target_key(run: Run) -> str:
+    """The key of a run's target; empty where it has none."""
+    return run.target.key if run.target else ""
+
+
+def alert_row(record: AlertRecord) -> tuple[Any, ...]:
+    alert = record.alert
+    return (
+        alert.fingerprint,
+        alert.starts_at,
+        alert.status.value,
+        dict(alert.labels),
+        dict(alert.annotations),
+        alert.ends_at,
+        alert.generator_url,
+        record.first_heard_at,
+        record.last_heard_at,
+        record.count,
+        record.resolved_at,
+        record.resolved_because,
+    )
+
+
+def alert_of(row: Row) -> AlertRecord:
+    fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, *heard = row
+    alert = Alert(fingerprint, AlertStatus(status), labels, annotations, starts_at, ends_at, generator_url)
+    return AlertRecord(alert, *heard)
+
+
+def run_row(run: Run) -> tuple[Any, ...]:
+    target = run.target
+    return (
+        run.id,
+        run.playbook,
+        run.version,
+        target.kind.value if target else None,
+        target.node if target else None,
+        target.gpu if target else None,
+        target.job if target else None,
+        target_key(run),
+        run.mode.value,
+        run.status.value,
+        run.decision.value,
+        run.alert.fingerprint,
+        run.alert.starts_at,
+        run.alert_name,
+        dict(run.alert_labels),
+        run.created_at,
+        run.ended_at,
+        run.acted_at,
+        run.waiting_on,
+        run.message,
+        run.is_open or run.owes_undo,
+    )
+
+
+def run_of(row: Row, steps: Sequence[StepState]) -> Run:
+    run_id, playbook, version, kind, node, gpu, job, _, mode, status, decision, *rest = row
+    fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, waiting_on, message, _ = rest
+    return Run(
+        id=run_id,
+        playbook=playbook,
+        version=version,
+        target=Target(Kind(kind), node, gpu, job) if kind else None,
+        mode=Mode(mode),
+        status=Status(status),
+        decision=Decision(decision),
+        alert=Identity(fingerprint, starts_at),
+        alert_name=alert_name,
+        alert_labels=alert_labels,
+        created_at=created_at,
+        steps=tuple(steps) if len(steps) < 2 else tuple(sorted(steps, key=_place)),
+        ended_at=ended_at,
+        acted_at=acted_at,
+        waiting_on=waiting_on,
+        message=message,
+    )
+
+
+def _place(step: StepState) -> tuple[int, int]:
+    """In the order in which they run."""
+    return (_PHASES.index(step.phase), step.index)
+
+
+def step_row(run_id: str, step: StepState) -> tuple[Any, ...]:
+    return (
+        run_id,
+        step.phase,
+        step.index,
+        step.id,
+        step.kind,
+        step.action,
+        step.status.value,
+        dict(step.params),
+        _attempts_document(step.attempts),
+        dict(step.output),
+        step.error,
+        step.message,
+        step.started_at,
+        step.ended_at,
+        step.deadline,
+        step.retry_at,
+        step.attempts[-1].command_id if step.attempts else None,
+        *(_undo_columns(step.undo) if step.undo else _NO_UNDO),
+    )
+
+
+def step_of(row: Row) -> StepState:
+    _, phase, index, step_id, kind, action, status, params, attempts, output, *rest = row
+    error, message, started_at, ended_at, deadline, retry_at, _, *undo = rest
+    return StepState(
+        phase=phase,
+        index=index,
+        id=step_id,
+        kind=kind,
+        action=action,
+        status=StepStatus(status),
+        params=params,
+        attempts=_attempts_of(attempts),
+        output=output,
+        error=error,
+        message=message,
+        started_at=started_at,
+        ended_at=ended_at,
+        deadline=deadline,
+        retry_at=retry_at,
+        undo=_undo_of(undo),
+    )
+
+
+def _undo_columns(undo: Undo) -> tuple[Any, ...]:
+    return (
+        undo.trigger.value,
+        undo.action,
+        dict(undo.params),
+        undo.undo_of,
+        undo.status.value,
+        undo.because,
+        _attempts_document(undo.attempts),
+        dict(undo.output),
+        undo.error,
+        undo.retry_at,
+        undo.attempts[-1].command_id if undo.attempts else None,
+    )
+
+
+def _undo_of(columns: Row) -> Undo | None:
+    trigger, action, params, undo_of, status, because, attempts, output, error, retry_at, _ = columns
+    if status is None:
+        return None
+    return Undo(
+        trigger=UndoTrigger(trigger),
+        action=action,
+        params=params,
+        undo_of=undo_of,
+        status=UndoStatus(status),
+        because=because,
+        attempts=_attempts_of(attempts),
+        output=output,
+        error=error,
+        retry_at=retry_at,
+    )
+
+
+def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    return [
+        {
+            "number": attempt.number,
+            "command_id": attempt.command_id,
+            "started_at": schema.micros(attempt.started_at),
+            "deadline": schema.micros(attempt.deadline),
+            "status": attempt.status,
+            "ended_at": None if attempt.ended_at is None else schema.micros(attempt.ended_at),
+            "error": attempt.error,
+            "order": attempt.order,
+            "in_part": attempt.in_part,
+        }
+        for attempt in attempts
+    ]
+
+
+def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
+    return tuple(
+        Attempt(
+            number=one["number"],
+            command_id=one["command_id"],
+            started_at=schema.moment(one["started_at"]),
+            deadline=schema.moment(one["deadline"]),
+            status=one["status"],
+            ended_at=None if one["ended_at"] is None else schema.moment(one["ended_at"]),
+            error=one["error"],
+            order=one.get("order"),
+            in_part=bool(one.get("in_part")),
+        )
+        for one in document
+    )
+
+
+def order_row(order: Order) -> tuple[Any, ...]:
+    """Without ``seq``, which the database gives."""
+    return (order.id, order.run_id, order.kind.value, order.actor, order.at, order.note, order.step)
+
+
+def order_of(row: Row) -> Order:
+    _, order_id, run_id, kind, actor, at, note, step = row
+    return Order(order_id, run_id, OrderKind(kind), actor, at, note, step)
+
+
+def event_row(event: Event) -> tuple[Any, ...]:
+    """Without ``seq``, which the database gives."""
+    return (event.run_id, event.kind, event.at, event.actor, dict(event.data))
+
+
+def event_of(row: Row) -> Event:
+    seq, run_id, kind, at, actor, data = row
+    return Event(kind, at, run_id, actor, data, seq)
+
+
+def controls_row(controls: Controls) -> tuple[Any, ...]:
+    return (
+        1,
+        controls.paused,
+        controls.paused_by,
+        controls.paused_at,
+        controls.breaker_open,
+        controls.breaker_opened_at,
+        controls.breaker_reason,
+        controls.alive_at,
+    )
+
+
+def controls_of(row: Row) -> Controls:
+    return Controls(*row[1:])

@@ -1,0 +1,90 @@
+"""What the writer remembers between transactions, so that a storm does not ask for it anew each time.
+
+Open runs, nodes acted on of late and known nodes are asked for by every admission, and the answers
+grow with the storm itself. Where the writer is the only one (SQLite), it follows its own writes
+instead. It forgets whenever a write may not have become true, and where others write too it
+forgets before each transaction; then the tables are asked.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from trainmedic_server.adapters.sql_store.mapping import target_key
+from trainmedic_server.domain.run import Decision, Run
+
+_SEEN_AGAIN = timedelta(hours=1)
+"""A node's last sight is written anew only after this, not with each alert; retention is in days."""
+
+
+class Memo:
+    """Each part is None until it was asked for; `transaction` fills it from the tables."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._open: dict[tuple[str, str], str] | None = None
+        self._open_ids: dict[str, set[str]] = {}
+        self._acted_since: datetime | None = None
+        self._acted: dict[str, datetime] = {}
+        self._acted_first: datetime | None = None
+        self.nodes: dict[str, datetime] | None = None
+        self.playbooks: set[tuple[str, str]] = set()
+
+    @property
+    def open_runs(self) -> dict[tuple[str, str], str] | None:
+        """The open run's id by (playbook, target key)."""
+        return self._open
+
+    def learn_open_runs(self, found: dict[tuple[str, str], str]) -> None:
+        self._open = found
+        self._open_ids = {}
+        for (playbook, _), run_id in found.items():
+            self._open_ids.setdefault(playbook, set()).add(run_id)
+
+    def count_open(self, playbook: str) -> int:
+        return len(self._open_ids.get(playbook, ()))
+
+    def acted_since(self, since: datetime) -> set[str] | None:
+        """The nodes acted on after `since`, or None where that goes further back than is remembered."""
+        if self._acted_since is None or since < self._acted_since:
+            return None
+        if self._acted_first is not None and self._acted_first > since:
+            return set(self._acted)
+        return {node for node, at in self._acted.items() if at > since}
+
+    def learn_acted(self, since: datetime, latest: dict[str, datetime]) -> None:
+        self._acted_since, self._acted = since, latest
+        self._acted_first = min(latest.values(), default=None)
+
+    def unseen(self, node: str, at: datetime) -> bool:
+        """Whether the sight of `node` is worth writing; it then counts as written."""
+        if self.nodes is None:
+            return True
+        seen = self.nodes.get(node)
+        if seen is not None and at - seen < _SEEN_AGAIN:
+            return False
+        self.nodes[node] = at
+        return True
+
+    def follow(self, run: Run) -> None:
+        """Take note of a run that was added or saved."""
+        if self._open is not None:
+            key = (run.playbook, target_key(run))
+            ids = self._open_ids.setdefault(run.playbook, set())
+            if run.is_open:
+                self._open[key] = run.id
+                ids.add(run.id)
+            else:
+                ids.discard(run.id)
+                if self._open.get(key) == run.id:
+                    del self._open[key]
+        if self._acted_since is not None and run.target and run.target.node:
+            node, latest = run.target.node, self._acted.get(run.target.node)
+            if run.decision is Decision.STARTED:
+                self._acted[node] = run.created_at if latest is None else max(latest, run.created_at)
+                first = self._acted_first
+                self._acted_first = run.created_at if first is None else min(first, run.created_at)
+            elif latest == run.created_at:
+                self._acted_since = None  # this run may be the one that counted, and counts no more

@@ -1,0 +1,149 @@
+"""What units of work have written and the database has not been told yet.
+
+Units that share a transaction put their writes together, so that a storm costs a few long
+statements in place of many short ones. Who reads what may be pending has it flushed first
+(``transaction``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store import mapping, schema
+from trainmedic_server.adapters.sql_store.bulk import BulkInsert
+from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.run import Controls, Event, Order, Run, StepState
+
+_CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished")
+"""The columns of a run that change; what it was admitted with does not, and is in most indexes."""
+
+
+class Pending:
+    """Writes in waiting. A later one of the same key replaces an earlier one."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.alerts: dict[Identity, AlertRecord] = {}
+        self.added: dict[str, Run] = {}
+        self.saved: dict[str, Run] = {}
+        self.steps: dict[tuple[str, str, int], StepState] = {}
+        self.links: dict[tuple[str, Identity], None] = {}
+        self.orders: list[Order] = []
+        self.events: list[Event] = []
+        self.nodes: dict[str, datetime] = {}
+        self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
+        self.controls: Controls | None = None
+        self.fingerprints: set[str] = set()
+        """Of the alerts here, and of those in links."""
+        self.targets: set[tuple[str, str]] = set()
+        """The playbook and target key of each run here."""
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.events
+            or self.saved
+            or self.alerts
+            or self.added
+            or self.steps
+            or self.links
+            or self.orders
+            or self.nodes
+            or self.playbooks
+            or self.controls
+        )
+
+    def save_alerts(self, records: Iterable[AlertRecord]) -> None:
+        for record in records:
+            self.alerts[record.identity] = record
+            self.fingerprints.add(record.alert.fingerprint)
+
+    def link(self, links: Iterable[tuple[str, Identity]]) -> None:
+        for link in links:
+            self.links[link] = None
+            self.fingerprints.add(link[1].fingerprint)
+
+    def has_run(self, run_id: str) -> bool:
+        return run_id in self.saved or run_id in self.added
+
+    def add_run(self, run: Run) -> None:
+        if run.id in self.added:
+            raise errors.Conflict(f"there is a run {run.id} already")
+        self.added[run.id] = run
+        self.targets.add((run.playbook, mapping.target_key(run)))
+        for step in run.steps:
+            self.steps[run.id, step.phase, step.index] = step
+
+    def save_run(self, run: Run, before: Run | None) -> None:
+        (self.added if run.id in self.added else self.saved)[run.id] = run
+        self.targets.add((run.playbook, mapping.target_key(run)))
+        known: Mapping[tuple[str, int], StepState] = {step.key: step for step in before.steps} if before else {}
+        for step in run.steps:
+            kept = known.get(step.key)
+            if kept is not step and kept != step:
+                self.steps[run.id, step.phase, step.index] = step
+
+    def absorb(self, other: Pending) -> None:
+        """Take over what a later unit has written. Raises Conflict, having taken nothing."""
+        if other.added:
+            for run_id in other.added.keys() & self.added.keys():
+                raise errors.Conflict(f"there is a run {run_id} already")
+        self.alerts.update(other.alerts)
+        self.added.update(other.added)
+        for run_id, run in other.saved.items():
+            (self.added if run_id in self.added else self.saved)[run_id] = run
+        self.steps.update(other.steps)
+        self.links.update(other.links)
+        self.orders += other.orders
+        self.events += other.events
+        self.nodes.update(other.nodes)
+        self.playbooks.update({key: kept for key, kept in other.playbooks.items() if key not in self.playbooks})
+        self.controls = other.controls or self.controls
+        self.fingerprints |= other.fingerprints
+        self.targets |= other.targets
+
+
+class Flush:
+    """Sends what is pending to the database. One per dialect; holds the compiled statements."""
+
+    def __init__(self, dialect: sa.Dialect) -> None:
+        self._alerts = BulkInsert(dialect, schema.alerts, "update")
+        self._added = BulkInsert(dialect, schema.runs)
+        self._saved = BulkInsert(dialect, schema.runs, "update", _CHANGING)
+        self._steps = BulkInsert(dialect, schema.steps, "update")
+        self._links = BulkInsert(dialect, schema.run_alerts, "ignore")
+        self._orders = BulkInsert(dialect, schema.orders)
+        self._events = BulkInsert(dialect, schema.events)
+        self._nodes = BulkInsert(dialect, schema.nodes, "update")
+        self._playbooks = BulkInsert(dialect, schema.playbook_versions, "ignore")
+        self._controls = BulkInsert(dialect, schema.controls, "update")
+
+    def __call__(self, connection: sa.Connection, pending: Pending) -> None:
+        """What refers comes after what it refers to, and what closes a run before what opens the next."""
+        if pending.playbooks:
+            rows = [(*key, text, at) for key, (text, at) in pending.playbooks.items()]
+            self._playbooks.run(connection, rows)
+        if pending.alerts:
+            self._alerts.run(connection, map(mapping.alert_row, pending.alerts.values()))
+        if pending.nodes:
+            self._nodes.run(connection, pending.nodes.items())
+        if pending.saved:
+            self._saved.run(connection, map(mapping.run_row, pending.saved.values()))
+        if pending.added:
+            self._added.run(connection, map(mapping.run_row, pending.added.values()))
+        if pending.steps:
+            steps = pending.steps.items()
+            self._steps.run(connection, [mapping.step_row(key[0], step) for key, step in steps])
+        if pending.links:
+            self._links.run(connection, [(run_id, *identity) for run_id, identity in pending.links])
+        if pending.orders:
+            self._orders.run(connection, map(mapping.order_row, pending.orders))
+        if pending.controls is not None:
+            self._controls.run(connection, [mapping.controls_row(pending.controls)])
+        if pending.events:
+            self._events.run(connection, map(mapping.event_row, pending.events))

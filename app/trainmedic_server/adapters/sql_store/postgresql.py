@@ -1,0 +1,238 @@
+"""One session with PostgreSQL, and the lock of the one server that works.
+
+The lock is an advisory lock of the session that writes, and a session is never opened again under
+the same object. So a server whose session has ended can write nothing more, whoever has taken over.
+PostgreSQL itself ends a session that is silent for too long, so that a server which hangs does not
+keep the others waiting for ever.
+
+Here is all that only PostgreSQL needs, waiting aside (``turn``) and knowing how long the session
+can be relied on (``tenure``). Who calls it: those two, and ``store``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy import pool
+
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store import database
+from trainmedic_server.adapters.sql_store.tenure import Tenure, now
+
+if TYPE_CHECKING:
+    import psycopg
+
+TAKEOVER = timedelta(seconds=30)
+"""How long a session may be silent before PostgreSQL ends it."""
+OLDEST = 14
+"""The first version that ends sessions which are silent."""
+
+_CONNECT_SECONDS = 5
+_READ_SECONDS = 30
+_NAME_BYTES = 63
+_NAME_PREFIX = "trainmedic@"
+_SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
+# A login or a database that does not exist, or may not be used: another try would fail alike.
+_HOPELESS = re.compile(r"password authentication failed|no password supplied|no pg_hba.conf entry|does not exist")
+# What is acknowledged survives a crash of PostgreSQL, whatever the database's default; more is left as it is.
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+MINE = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
+"""Whether the session that answers has a lock; if something changes sessions in between it has not."""
+
+_HOLDER = """
+    SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND database = (
+        SELECT oid FROM pg_database WHERE datname = current_database()
+    ) AND ((classid::bigint << 32) | objid::bigint) = %s
+"""
+
+
+def is_meant(url: str) -> bool:
+    """Whether `url` names a PostgreSQL database."""
+    return _SCHEME.match(url) is not None
+
+
+def conninfo(url: str) -> str:
+    """What libpq is told: the URL, which it reads itself, several hosts and all. Raises ConfigurationError."""
+    try:
+        import psycopg.conninfo
+    except ImportError:
+        raise errors.ConfigurationError(
+            "the database URL names PostgreSQL, which needs an extra: pip install 'trainmedic-server[postgresql]'"
+        ) from None
+    scheme, rest = url.split(":", 1)
+    if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise errors.ConfigurationError(f"the database URL begins with {scheme}://; write postgresql://")
+    try:
+        ports = psycopg.conninfo.conninfo_to_dict(f"postgresql:{rest}").get("port") or ""
+        if not all(port.isdigit() for port in str(ports).split(",") if port):
+            raise ValueError
+    except (psycopg.ProgrammingError, ValueError):  # its text shows parts of the URL, and the password may be one
+        raise errors.ConfigurationError(
+            "the database URL cannot be read; it looks like postgresql://user:password@host:5432/database, "
+            "with %XX for special characters in the password"
+        ) from None
+    return f"postgresql:{rest}"
+
+
+class Session:
+    """A connection that writes once it has the lock. Made by `open`; when it is over, it is over.
+
+    Its methods block.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], url: str, takeover: timedelta) -> None:
+        self._connection = connection
+        self.url = url
+        self.takeover = takeover
+        self._key = _key_of(connection)
+        once = iter([connection])
+
+        def only_this() -> Any:
+            for found in once:
+                return found
+            raise errors.StoreUnavailable("the session with PostgreSQL is over")
+
+        self.engine = _engine(only_this, poolclass=pool.StaticPool)
+
+    @classmethod
+    def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> Session:
+        """A session with the database; `address` is where others reach this server.
+
+        Raises StoreUnavailable where PostgreSQL does not answer, ConfigurationError where the URL, the
+        login or the version is of no use.
+        """
+        seconds = takeover.total_seconds()
+        connection = _connect(
+            url,
+            {
+                "idle_session_timeout": seconds,
+                "idle_in_transaction_session_timeout": seconds,
+                "statement_timeout": seconds / 2,
+                "lock_timeout": seconds / 6,
+                "tcp_user_timeout": seconds,
+            },
+            application_name=(_NAME_PREFIX + address)[:_NAME_BYTES],
+            target_session_attrs="read-write",
+        )
+        try:
+            return cls(connection, url, takeover)
+        except BaseException:
+            connection.close()
+            raise
+
+    def take_lock(self) -> bool:
+        """Whether this session has the lock now."""
+        return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
+
+    def holder(self) -> str:
+        """Where the server that has the lock can be reached, as it said itself; empty where unknown."""
+        name = str(self._ask(_HOLDER, self._key) or "")
+        return name.removeprefix(_NAME_PREFIX) if name.startswith(_NAME_PREFIX) else ""
+
+    def tenure(self, on_lost: Callable[[str], object]) -> Tenure:
+        """Begin to count how long the server may act. The session must have the lock."""
+        asked = now()
+        if not self._ask(MINE):
+            raise errors.StoreUnavailable("the lock is not this session's; does something between pool connections?")
+        return Tenure(self._connection.fileno(), self.takeover, asked, on_lost)
+
+    def close(self) -> None:
+        """End the session; the lock is free then."""
+        self.engine.dispose()
+        self._connection.close()
+
+    def _ask(self, question: str, *values: Any) -> Any:
+        import psycopg
+
+        try:
+            with self._connection.transaction():
+                row = self._connection.execute(question, values).fetchone()
+        except psycopg.Error as error:
+            raise database.unavailable("PostgreSQL does not answer", error) from error
+        return row[0] if row else None
+
+
+def reader_engine(url: str) -> sa.Engine:
+    """For reading; each transaction sees one moment's state, and no writer waits for it, nor it for one."""
+
+    def connect() -> Any:
+        limits = {"statement_timeout": _READ_SECONDS, "idle_in_transaction_session_timeout": _READ_SECONDS}
+        connection = _connect(url, limits, application_name="trainmedic history")
+        connection.read_only = True
+        return connection
+
+    return _engine(
+        connect,
+        poolclass=pool.QueuePool,
+        pool_size=database.READERS,
+        max_overflow=0,
+        pool_pre_ping=True,
+        isolation_level="REPEATABLE READ",
+    )
+
+
+def take_time(connection: sa.Connection) -> None:
+    """Let the transaction that `connection` is in take its time."""
+    connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+    connection.exec_driver_sql("SET LOCAL lock_timeout = '1min'")
+
+
+def _engine(creator: Callable[[], Any], **options: Any) -> sa.Engine:
+    # "format", because the store writes out some statements by itself, with values by their place
+    return sa.create_engine(
+        "postgresql+psycopg://", creator=creator, paramstyle="format", use_native_hstore=False, **options
+    )
+
+
+def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Connection[Any]:
+    import psycopg
+
+    given = psycopg.conninfo.conninfo_to_dict(conninfo(url))
+    wanted = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000, **more}
+    # What the URL says itself wins, the name aside, by which servers find each other.
+    chosen = {name: value for name, value in wanted.items() if name == "application_name" or name not in given}
+    try:
+        connection = psycopg.connect(conninfo(url), **chosen)
+    except psycopg.Error as error:
+        if _HOPELESS.search(str(error)):
+            raise errors.ConfigurationError(f"the database URL is of no use: {error}") from error
+        raise database.unavailable("PostgreSQL does not answer", error) from error
+    try:
+        if connection.info.server_version < OLDEST * 10_000:
+            raise errors.ConfigurationError(
+                f"PostgreSQL {OLDEST} or newer is needed; the database is {connection.info.server_version // 10_000}"
+            )
+        for name, seconds in limits.items():
+            connection.execute("SELECT set_config(%s, %s, false)", (name, f"{int(seconds * 1000)}"))
+        connection.execute(_DURABLE)
+        connection.commit()
+    except psycopg.Error as error:
+        with suppress(psycopg.Error):
+            connection.close()
+        raise database.unavailable("PostgreSQL does not answer", error) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _key_of(connection: psycopg.Connection[Any]) -> int:
+    """The lock's number: locks are a database's, and each schema in it can hold a store of its own."""
+    import psycopg
+
+    try:
+        row = connection.execute("SELECT current_schema()").fetchone()
+        connection.commit()
+    except psycopg.Error as error:
+        raise database.unavailable("PostgreSQL does not answer", error) from error
+    if row is None or row[0] is None:
+        raise errors.ConfigurationError("the database's search_path names no schema that exists; make one")
+    digest = hashlib.sha256(f"trainmedic:{row[0]}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

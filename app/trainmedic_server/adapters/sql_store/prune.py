@@ -1,0 +1,87 @@
+"""Deleting what is older than it need be kept, a little at a time.
+
+Each function deletes one batch as a unit of work and says how many rows that were; the writer
+serves others between batches. Who calls it: ``store``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store import schema
+from trainmedic_server.adapters.sql_store.schema import alerts, events, nodes, orders, run_alerts, runs, steps
+from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
+
+BATCH = 200
+
+_BEFORE = sa.bindparam("before", type_=schema.Moment)
+_RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
+_FINGERPRINTS: sa.BindParameter[Any] = sa.bindparam("fingerprints", expanding=True)
+
+_OLD_RUNS = (
+    sa.select(runs.c.id)
+    .where(runs.c.created_at < _BEFORE, sa.not_(runs.c.unfinished))
+    .order_by(runs.c.created_at, runs.c.id)
+    .limit(BATCH)
+)
+_OF_RUNS = (
+    sa.delete(events).where(events.c.run_id.in_(_RUN_IDS)),
+    sa.delete(orders).where(orders.c.run_id.in_(_RUN_IDS)),
+    sa.delete(steps).where(steps.c.run_id.in_(_RUN_IDS)),
+    sa.delete(run_alerts).where(run_alerts.c.run_id.in_(_RUN_IDS)),
+    sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
+)
+_IS_TIED = sa.exists().where(
+    run_alerts.c.fingerprint == alerts.c.fingerprint, run_alerts.c.starts_at == alerts.c.starts_at
+)
+_OLD_ALERTS = (
+    sa.select(alerts.c.fingerprint)
+    .where(alerts.c.last_heard_at < _BEFORE, ~_IS_TIED)
+    .order_by(alerts.c.last_heard_at)
+    .limit(BATCH)
+)
+_THE_ALERTS = sa.delete(alerts).where(
+    alerts.c.fingerprint.in_(_FINGERPRINTS), alerts.c.last_heard_at < _BEFORE, ~_IS_TIED
+)
+_OLD_EVENTS = sa.delete(events).where(
+    events.c.seq.in_(
+        sa.select(events.c.seq)
+        .where(events.c.run_id.is_(None), events.c.at < _BEFORE)
+        .order_by(events.c.at)
+        .limit(BATCH)
+    )
+)
+_OLD_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
+
+
+def runs_before(transaction: SqlTransaction, before: datetime) -> int:
+    """Closed runs that owe no undo, with all that belongs to them."""
+    connection = transaction.settle()
+    found = [row.id for row in connection.execute(_OLD_RUNS, {"before": before})]
+    if found:
+        for statement in _OF_RUNS:
+            connection.execute(statement, {"runs": found})
+    return len(found)
+
+
+def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
+    """Alerts that no remaining run is tied to, last heard of before."""
+    connection = transaction.settle()
+    found = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
+    if found:
+        connection.execute(_THE_ALERTS, {"fingerprints": found, "before": before})
+    return len(found)
+
+
+def events_before(transaction: SqlTransaction, before: datetime) -> int:
+    """Events that concern no run."""
+    return transaction.settle().execute(_OLD_EVENTS, {"before": before}).rowcount
+
+
+def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
+    """Nodes not seen since: they no longer count as part of the cluster."""
+    transaction.settle().execute(_OLD_NODES, {"before": before})
+    return 0

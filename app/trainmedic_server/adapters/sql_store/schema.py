@@ -1,0 +1,283 @@
+"""The tables of the run store, and how values are written in their columns.
+
+The tables come into being through ``migrations``; a test holds the two together. Every index
+says which question it answers; one that answers none costs each webhook a write.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from pydantic_core import PydanticSerializationError, to_json
+from sqlalchemy.types import TypeDecorator
+
+from trainmedic_server.domain.run import OPEN, Status
+
+HEAD = "0001"
+"""The revision of the schema that this code reads and writes."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_PLAIN = {type(None): None, dict: "{}", list: "[]"}
+
+
+def _encode(value: Any) -> str:
+    try:
+        return to_json(value, inf_nan_mode="constants").decode()
+    except PydanticSerializationError as error:
+        raise TypeError(str(error)) from error
+
+
+def micros(moment: datetime) -> int:
+    """Microseconds since 1970; exact, unlike a float timestamp."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def moment(count: int) -> datetime:
+    """The aware UTC time that `count` microseconds since 1970 mean."""
+    return EPOCH + timedelta(microseconds=count)
+
+
+class Moment(TypeDecorator[datetime]):
+    """An aware time, as whole microseconds since 1970: sorts, compares and ports without time zones."""
+
+    impl = sa.BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> int | None:
+        return None if value is None else micros(value)
+
+    def process_result_value(self, value: int | None, dialect: sa.Dialect) -> datetime | None:
+        return None if value is None else moment(value)
+
+
+Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+"""Sorted by its bytes everywhere. PostgreSQL's other orders change with the operating system, and break indexes."""
+
+
+class Document(TypeDecorator[Any]):
+    """A JSON value as text. Nothing in the store looks inside one."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
+        if not value:
+            return _PLAIN.get(type(value)) or _encode(value)
+        return _encode(value)
+
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
+        if value == "{}":
+            return {}
+        return None if value is None else json.loads(value)
+
+
+Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+"""A number that the database gives; SQLite does so only for a column of exactly INTEGER."""
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+alerts = sa.Table(
+    "alerts",
+    metadata,
+    sa.Column("fingerprint", Text, primary_key=True),
+    sa.Column("starts_at", Moment, primary_key=True),
+    sa.Column("status", Text, nullable=False),
+    sa.Column("labels", Document, nullable=False),
+    sa.Column("annotations", Document, nullable=False),
+    sa.Column("ends_at", Moment),
+    sa.Column("generator_url", Text, nullable=False),
+    sa.Column("first_heard_at", Moment, nullable=False),
+    sa.Column("last_heard_at", Moment, nullable=False),
+    sa.Column("times_heard", sa.BigInteger, nullable=False),
+    sa.Column("resolved_at", Moment),
+    sa.Column("resolved_because", Text),
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("playbook", Text, nullable=False),
+    sa.Column("version", Text, nullable=False),
+    sa.Column("target_kind", Text),
+    sa.Column("node", Text),
+    sa.Column("gpu", Text),
+    sa.Column("job", Text),
+    sa.Column("target_key", Text, nullable=False),
+    sa.Column("mode", Text, nullable=False),
+    sa.Column("status", Text, nullable=False),
+    sa.Column("decision", Text, nullable=False),
+    sa.Column("alert_fingerprint", Text, nullable=False),
+    sa.Column("alert_starts_at", Moment, nullable=False),
+    sa.Column("alert_name", Text, nullable=False),
+    sa.Column("alert_labels", Document, nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Column("ended_at", Moment),
+    sa.Column("acted_at", Moment),
+    sa.Column("waiting_on", Text),
+    sa.Column("message", Text, nullable=False),
+    sa.Column("unfinished", sa.Boolean, nullable=False),
+)
+"""``unfinished``: open, or closed and owing an undo."""
+
+run_alerts = sa.Table(
+    "run_alerts",
+    metadata,
+    sa.Column("seq", Serial, primary_key=True),
+    sa.Column("run_id", Text, sa.ForeignKey("runs.id"), nullable=False),
+    sa.Column("fingerprint", Text, nullable=False),
+    sa.Column("starts_at", Moment, nullable=False),
+    sa.ForeignKeyConstraint(["fingerprint", "starts_at"], ["alerts.fingerprint", "alerts.starts_at"]),
+    sa.UniqueConstraint("run_id", "fingerprint", "starts_at"),
+)
+"""Which alerts led to a run; ``seq`` is the order of tying."""
+
+steps = sa.Table(
+    "steps",
+    metadata,
+    sa.Column("run_id", Text, sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("phase", Text, primary_key=True),
+    sa.Column("position", sa.Integer, primary_key=True),
+    sa.Column("id", Text, nullable=False),
+    sa.Column("kind", Text, nullable=False),
+    sa.Column("action", Text),
+    sa.Column("status", Text, nullable=False),
+    sa.Column("params", Document, nullable=False),
+    sa.Column("attempts", Document, nullable=False),
+    sa.Column("output", Document, nullable=False),
+    sa.Column("error", Text),
+    sa.Column("message", Text),
+    sa.Column("started_at", Moment),
+    sa.Column("ended_at", Moment),
+    sa.Column("deadline", Moment),
+    sa.Column("retry_at", Moment),
+    sa.Column("command_id", Text),
+    sa.Column("undo_trigger", Text),
+    sa.Column("undo_action", Text),
+    sa.Column("undo_params", Document),
+    sa.Column("undo_of", Text),
+    sa.Column("undo_status", Text),
+    sa.Column("undo_because", Text),
+    sa.Column("undo_attempts", Document),
+    sa.Column("undo_output", Document),
+    sa.Column("undo_error", Text),
+    sa.Column("undo_retry_at", Moment),
+    sa.Column("undo_command_id", Text),
+    sqlite_with_rowid=False,
+)
+"""``command_id`` is that of the last attempt. ``undo_status`` is null where there is nothing to undo."""
+
+orders = sa.Table(
+    "orders",
+    metadata,
+    sa.Column("seq", Serial, primary_key=True),
+    sa.Column("id", Text, nullable=False, unique=True),
+    sa.Column("run_id", Text, sa.ForeignKey("runs.id"), nullable=False),
+    sa.Column("kind", Text, nullable=False),
+    sa.Column("actor", Text, nullable=False),
+    sa.Column("at", Moment, nullable=False),
+    sa.Column("note", Text, nullable=False),
+    sa.Column("step", Text),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("seq", Serial, primary_key=True),
+    sa.Column("run_id", Text),
+    sa.Column("kind", Text, nullable=False),
+    sa.Column("at", Moment, nullable=False),
+    sa.Column("actor", Text, nullable=False),
+    sa.Column("data", Document, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""A ``seq`` is never used again, also after the last event was pruned: readers resume after one."""
+
+controls = sa.Table(
+    "controls",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("paused", sa.Boolean, nullable=False),
+    sa.Column("paused_by", Text),
+    sa.Column("paused_at", Moment),
+    sa.Column("breaker_open", sa.Boolean, nullable=False),
+    sa.Column("breaker_opened_at", Moment),
+    sa.Column("breaker_reason", Text),
+    sa.Column("alive_at", Moment),
+)
+"""One row, with id 1."""
+
+nodes = sa.Table(
+    "nodes",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("seen_at", Moment, nullable=False),
+)
+
+playbook_versions = sa.Table(
+    "playbook_versions",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("version", Text, primary_key=True),
+    sa.Column("text", Text, nullable=False),
+    sa.Column("kept_at", Moment, nullable=False),
+)
+
+OPEN_STATUSES = tuple(status.value for status in Status if status in OPEN)
+_IS_OPEN = "status IN ({})".format(", ".join(f"'{status}'" for status in OPEN_STATUSES))
+_WAS_STARTED = f"status <> '{Status.NOT_STARTED.value}'"
+
+is_open = sa.text(_IS_OPEN)
+was_started = sa.text(_WAS_STARTED)
+"""Conditions in the very words of the partial indexes, as a database needs them to use those."""
+
+
+def _partial(name: str, *columns: Any, where: str, postgresql: str | None = None, unique: bool = False) -> None:
+    sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where), postgresql_where=sa.text(postgresql or where))
+
+
+# a run for an alert that fires again; an alert that lost its end
+_partial("ix_alerts_firing", alerts.c.fingerprint, alerts.c.starts_at, where="resolved_at IS NULL")
+# pruning
+sa.Index("ix_alerts_last_heard", alerts.c.last_heard_at)
+sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at)
+
+# one page of the history, for each filter: equality first, then the order of the pages
+sa.Index("ix_runs_created", runs.c.created_at, runs.c.id)
+sa.Index("ix_runs_alert_name", runs.c.alert_name, runs.c.created_at, runs.c.id)
+# status last, so that counting runs by playbook and status reads this index alone
+sa.Index("ix_runs_playbook", runs.c.playbook, runs.c.created_at, runs.c.id, runs.c.status)
+sa.Index("ix_runs_status", runs.c.status, runs.c.created_at, runs.c.id)
+sa.Index("ix_runs_decision", runs.c.decision, runs.c.created_at, runs.c.id)
+_partial("ix_runs_node", runs.c.node, runs.c.created_at, runs.c.id, where="node IS NOT NULL")
+_partial("ix_runs_gpu", runs.c.gpu, runs.c.created_at, runs.c.id, where="gpu IS NOT NULL")
+_partial("ix_runs_job", runs.c.job, runs.c.created_at, runs.c.id, where="job IS NOT NULL")
+
+# guards: the cooldown of a target; how many were started of late. With the status, though the
+# condition implies it, since SQLite reads an index alone only where that has all it compares
+_partial("ix_runs_cooldown", runs.c.playbook, runs.c.target_key, runs.c.ended_at, runs.c.status, where=_WAS_STARTED)
+_partial("ix_runs_started", runs.c.playbook, runs.c.created_at, runs.c.status, where=_WAS_STARTED)
+# at most one run is open per playbook and target, whoever writes
+_partial("uq_runs_open", runs.c.playbook, runs.c.target_key, where=_IS_OPEN, unique=True)
+# what a new start has to go on with
+_partial("ix_runs_unfinished", runs.c.created_at, runs.c.id, where="unfinished = 1", postgresql="unfinished")
+
+# whose reply this is
+_partial("ix_steps_command", steps.c.command_id, where="command_id IS NOT NULL")
+_partial("ix_steps_undo_command", steps.c.undo_command_id, where="undo_command_id IS NOT NULL")
+
+sa.Index("ix_orders_run", orders.c.run_id)
+sa.Index("ix_events_run", events.c.run_id, events.c.seq)
+# pruning
+_partial("ix_events_of_no_run", events.c.at, where="run_id IS NULL")

@@ -1,0 +1,203 @@
+"""The run store as wiring sees it: opened by URL, one object for writing and for reading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Protocol, TypeVar
+
+import sqlalchemy as sa
+
+from trainmedic_server import errors, ports
+from trainmedic_server.adapters.sql_store import database, postgresql, prune, revision, schema, tenure
+from trainmedic_server.adapters.sql_store.history import SqlHistory
+from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
+from trainmedic_server.adapters.sql_store.writer import Writer
+from trainmedic_server.domain.run import Event, Run
+
+T = TypeVar("T")
+
+
+class Owned(Protocol):
+    """What keeps other servers away, until it is released."""
+
+    def release(self) -> None: ...
+
+
+class SqlStore(ports.RunStore, ports.History):
+    """`ports.RunStore` and `ports.History` on a database. Made by `open`."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        history: SqlHistory,
+        lock: Owned,
+        on_error: Callable[[], object],
+        fence: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._writer = writer
+        self._history = history
+        self._lock = lock
+        self._fence = fence
+        self._on_error = on_error
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        on_error: Callable[[], object] = lambda: None,
+        busy_timeout: timedelta = timedelta(seconds=5),
+    ) -> SqlStore:
+        """The store at `url`, with its schema brought up to date. Blocks.
+
+        `url` is ``sqlite:////path/to/file``, or ``postgresql://…`` where no other server works; to wait
+        for that, see ``turn`` and `of_session`.
+
+        `on_error` is called, on the event loop, for each call that fails because the database does.
+        `busy_timeout` is how long a transaction waits for another program that holds the file.
+        Raises ConfigurationError where the URL, its directory or the schema is of no use or another
+        server owns the file, and StoreUnavailable where the database cannot be read or written.
+        """
+        if postgresql.is_meant(url):
+            return cls._at_once(url, on_error)
+        parsed = database.parse(url)
+        database.make_directory(parsed)
+        lock = database.OwnerLock(parsed)
+        try:
+            engine = database.writer_engine(parsed, busy_timeout)
+            with database.translated(f"the run store at {database.file_of(parsed)} could not be opened"):
+                _migrate(engine)
+            writer = Writer(engine, exclusive=True)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(writer, SqlHistory(database.reader_engine(parsed, busy_timeout)), lock, on_error)
+
+    @classmethod
+    def _at_once(cls, url: str, on_error: Callable[[], object]) -> SqlStore:
+        session = postgresql.Session.open(url)
+        try:
+            if not session.take_lock():
+                raise errors.ConfigurationError("the database is in use by another server; stop it first")
+        except BaseException:
+            session.close()
+            raise
+        return cls.of_session(session, on_error=on_error)
+
+    @classmethod
+    def of_session(
+        cls,
+        session: postgresql.Session,
+        *,
+        on_error: Callable[[], object] = lambda: None,
+        on_lost: Callable[[str], object] = tenure.end_process,
+    ) -> SqlStore:
+        """The store in the database where `session` has the lock, with its schema brought up to date. Blocks.
+
+        `on_lost` is called, on some thread, when the session is over or cannot be relied on any more; by
+        default the process ends. Raises ConfigurationError and StoreUnavailable, as `open`.
+        """
+        try:
+            with database.translated("the run store in PostgreSQL could not be opened"):
+                _migrate(session.engine)
+            lease = session.tenure(on_lost)
+        except BaseException:
+            session.close()
+            raise
+        writer = Writer(session.engine, exclusive=True, tenure=lease)
+        history = SqlHistory(postgresql.reader_engine(session.url))
+        return cls(writer, history, _Held(session, lease), on_error, lease.require)
+
+    def fence(self) -> None:
+        """Return if this server may act: it is the one that works. Else it ends, or raises StoreUnavailable."""
+        self._fence()
+
+    async def transact(self, work: Callable[[ports.Transaction], T]) -> T:
+        return await self._transact(work)
+
+    async def check(self) -> None:
+        """Ask for the controls; after a failed transaction, write them, since a full disk still reads."""
+        await self._transact(_rewrite_controls if self._writer.failing else _read_controls)
+
+    async def prune(self, older_than: datetime) -> int:
+        pruned = 0
+        for batch in (prune.runs_before, prune.alerts_before, prune.events_before, prune.nodes_before):
+            while found := await self._transact(partial(batch, before=older_than)):
+                pruned += found if batch is prune.runs_before else 0
+                if found < prune.BATCH:
+                    break
+        return pruned
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._shut)
+
+    def _shut(self) -> None:
+        self._history.close()
+        self._writer.close()
+        self._lock.release()
+
+    async def _transact(self, work: Callable[[SqlTransaction], T]) -> T:
+        try:
+            done: T = await self._writer.transact(work)
+        except errors.StoreUnavailable:
+            self._on_error()
+            raise
+        return done
+
+    # the history
+
+    async def page(self, wanted: ports.HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+        return await self._history.page(wanted, limit, cursor)
+
+    def stream(self, wanted: ports.HistoryFilter) -> AsyncIterator[Run]:
+        return self._history.stream(wanted)
+
+    async def record(self, run_id: str) -> ports.RunRecord | None:
+        return await self._history.record(run_id)
+
+    async def events_after(self, seq: int, limit: int) -> list[Event]:
+        return await self._history.events_after(seq, limit)
+
+    async def last_seq(self) -> int:
+        return await self._history.last_seq()
+
+    async def playbook_counts(self) -> dict[str, dict[str, int]]:
+        return await self._history.playbook_counts()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A session that has the lock."""
+
+    session: postgresql.Session
+    lease: tenure.Tenure
+
+    def release(self) -> None:
+        self.lease.end()
+        self.session.close()
+
+
+def _migrate(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            postgresql.take_time(connection)
+        revision.bring_to_head(connection)
+
+
+def _read_controls(transaction: ports.Transaction) -> None:
+    transaction.controls()
+
+
+def _rewrite_controls(transaction: SqlTransaction) -> None:
+    # Deleted first, because SQLite does not write a row that stays as it is.
+    controls = transaction.controls()
+    transaction.settle().execute(sa.delete(schema.controls))
+    transaction.save_controls(controls)

@@ -1,0 +1,113 @@
+"""How long this server may act, where several share a database: while it is sure to be the one that works.
+
+The lock is free as soon as PostgreSQL ends the session, at the earliest when the server has been
+silent for the takeover time. So the server counts from when it last asked something that was
+answered, and gives up well before. That the session has ended otherwise is seen at the socket, at
+once. Giving up means ending the process, by default: nothing that is under way goes on, and the
+next start takes its place among those who wait. What was begun is in the store.
+
+The clock also runs while the process is stopped and while the machine sleeps.
+Who calls it: ``writer`` asks and confirms; whatever acts calls `require` first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from trainmedic_server import errors, telemetry
+
+EXIT_CODE = 3
+"""The command line's code for "cannot serve now"."""
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_ENDED_BY_PEER = getattr(select, "POLLRDHUP", 0)  # where there is no such event, a silence tells
+
+log = telemetry.logger(__name__)
+
+
+def now() -> float:
+    """Seconds, by a clock that nothing sets or stops."""
+    return time.clock_gettime(_CLOCK)
+
+
+def end_process(why: str) -> None:
+    """Leave at once, with nothing unwound: unwinding could act."""
+    log.critical("this server works no more and ends; what it had begun, the one that takes over goes on with", why=why)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(EXIT_CODE)
+
+
+class Tenure:
+    """One server's time as the one that works. `fileno` is the session's socket, watched until `end`."""
+
+    def __init__(
+        self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = end_process
+    ) -> None:
+        self._limit = takeover.total_seconds() * 2 / 3
+        self.beat = takeover.total_seconds() / 10
+        """Seconds after which the session is asked again."""
+        self._confirmed = confirmed
+        self._on_lost = on_lost
+        self._lost: str | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+        # A descriptor of its own, which cannot come to mean another file when the session is closed.
+        self._socket = os.dup(fileno)
+        self._wake, self._waker = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="run-store-tenure", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to ask the session again."""
+        return now() - self._confirmed >= self.beat
+
+    def confirm(self, asked: float) -> None:
+        """The session has answered what was asked at that moment."""
+        self._confirmed = max(self._confirmed, asked)
+
+    def require(self) -> None:
+        """Return if this server may act. Else it ends; raises StoreUnavailable where that is put off."""
+        silent = now() - self._confirmed
+        if self._lost is None and silent > self._limit:
+            self.lose(f"PostgreSQL has not answered for {silent:.0f} s")
+        if self._lost is not None:
+            raise errors.StoreUnavailable(f"this server does not work any more: {self._lost}")
+
+    def lose(self, why: str) -> None:
+        """The session is over, or cannot be relied on."""
+        with self._lock:
+            if self._lost is not None or self._ended:
+                return
+            self._lost = why
+        self._on_lost(why)
+
+    def end(self) -> None:
+        """Stop watching. The session may be closed then."""
+        with self._lock:
+            self._ended = True
+        os.write(self._waker, b"x")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        for descriptor in (self._socket, self._wake, self._waker):
+            os.close(descriptor)
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self._socket, _ENDED_BY_PEER)
+        poller.register(self._wake, select.POLLIN)
+        while not self._ended and self._lost is None:
+            happened = poller.poll(self._limit / 10 * 1000)
+            if any(descriptor == self._socket for descriptor, _ in happened):
+                self.lose("PostgreSQL has ended the session")
+            elif not self._ended and (silent := now() - self._confirmed) > self._limit:
+                self.lose(f"PostgreSQL has not answered for {silent:.0f} s")

@@ -1,0 +1,79 @@
+"""Waiting for the lock, where several servers share a database: one works, the others stand by."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.adapters.sql_store import postgresql
+
+ASK_EVERY = 1.0
+"""Seconds between two tries: how late a server that stands by takes over, once the other has gone."""
+
+_ITS_TURN = "it is about to take over"
+
+log = telemetry.logger(__name__)
+
+
+class Turn:
+    """A server's place among those that wait.
+
+    ``why`` says what it waits for, and ``holder`` where the server can be reached that works; empty
+    where that is not known.
+    """
+
+    def __init__(self, url: str, takeover: timedelta = postgresql.TAKEOVER, address: str = "") -> None:
+        postgresql.conninfo(url)
+        self._url = url
+        self._takeover = takeover
+        self._address = address
+        self._session: postgresql.Session | None = None
+        self.why = "it has just started"
+        self.holder = ""
+
+    async def come(self) -> postgresql.Session:
+        """The session that has the lock. While PostgreSQL does not answer it waits for that.
+
+        Raises ConfigurationError where waiting would be of no use.
+        """
+        try:
+            while True:
+                try:
+                    if await self._try():
+                        assert self._session is not None
+                        session, self._session = self._session, None
+                        self._tell(_ITS_TURN)
+                        return session
+                    self._tell("another server works")
+                except errors.StoreUnavailable as error:
+                    await self._hang_up()
+                    self._tell("PostgreSQL does not answer", str(error))
+                await asyncio.sleep(ASK_EVERY)
+        finally:
+            await self._hang_up()
+
+    async def _try(self) -> bool:
+        if self._session is None:
+            self._session = await asyncio.to_thread(postgresql.Session.open, self._url, self._takeover, self._address)
+        if await asyncio.to_thread(self._session.take_lock):
+            self.holder = ""
+            return True
+        self.holder = await asyncio.to_thread(self._session.holder)
+        return False
+
+    async def _hang_up(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await asyncio.to_thread(session.close)
+
+    def _tell(self, why: str, error: str | None = None) -> None:
+        """Log what has changed, once."""
+        if why != self.why:
+            self.why = why
+            if error is None:
+                log.info("takes over" if why == _ITS_TURN else "stands by", why=why)
+            else:
+                log.warning("stands by", why=why, error=error)
+        if error is not None:
+            self.holder = ""

@@ -1,0 +1,228 @@
+"""The one thread that writes: it takes all units of work that wait and commits them together.
+
+A commit waits for the disk, whatever it holds; so what arrives during one commit shares the next.
+Each unit is still alone in what it can break: if it raises, its writes are taken back and the
+others' stay. A unit's future is resolved only after the commit.
+
+Where several servers share the database there is a ``tenure``: the connection is then the session
+that has their lock, is asked now and then whether it still stands, and is never replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.adapters.sql_store import database
+from trainmedic_server.adapters.sql_store.memo import Memo
+from trainmedic_server.adapters.sql_store.pending import Flush, Pending
+from trainmedic_server.adapters.sql_store.postgresql import MINE
+from trainmedic_server.adapters.sql_store.tenure import Tenure, now
+from trainmedic_server.adapters.sql_store.transaction import Entangled, SqlTransaction, send_shared
+
+log = telemetry.logger(__name__)
+
+_TOGETHER = 500
+"""Units in one transaction at most, so that the first of a crowd need not wait for the last."""
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """A unit of work, and where its outcome goes."""
+
+    work: Callable[[SqlTransaction], Any]
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Writer:
+    """Owns the writing connection. ``exclusive``: nobody else writes this database."""
+
+    def __init__(self, engine: sa.Engine, *, exclusive: bool, tenure: Tenure | None = None) -> None:
+        self._engine = engine
+        self._exclusive = exclusive
+        self._tenure = tenure
+        # After an error PostgreSQL refuses the rest of the transaction, what is behind a savepoint aside.
+        self._errors_spread = engine.dialect.name == "postgresql"
+        self._flush = Flush(engine.dialect)
+        self._memo = Memo()
+        self._connection: sa.Connection | None = None
+        self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._closed = False
+        self.failing = False
+        """Whether the last transaction that wrote could not be committed; one that only reads says nothing."""
+        # daemon: an exit without close() is no worse than a crash, which the store is made for
+        self._thread = threading.Thread(target=self._work, name="run-store-writer", daemon=True)
+        self._thread.start()
+
+    async def transact(self, work: Callable[[SqlTransaction], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        unit = Unit(work, loop.create_future(), loop)
+        with self._gate:
+            if self._closed:
+                raise errors.StoreUnavailable("the run store is closed")
+            self._queue.put(unit)
+        return await unit.future
+
+    def close(self) -> None:
+        """Carry out what waits, then end. Blocks until then."""
+        with self._gate:
+            first, self._closed = not self._closed, True
+            if first:
+                self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            units: list[Unit] = []
+            if self._tenure is not None and self._tenure.is_due:
+                self._ask(self._tenure)
+            try:
+                unit = self._queue.get(timeout=self._tenure.beat if self._tenure else None)
+            except queue.Empty:
+                continue
+            while unit is not None:
+                units.append(unit)
+                if len(units) == _TOGETHER or self._queue.empty():
+                    break
+                unit = self._queue.get()
+            ended = unit is None
+            units = [unit for unit in units if not unit.future.cancelled()]
+            if units:
+                self._commit(units)
+                _resolve(units)
+        self._disconnect()
+
+    def _commit(self, units: list[Unit]) -> None:
+        """Run the units in one transaction; afterwards each has its result or its error, all durable."""
+        try:
+            if self._tenure is not None:
+                self._tenure.require()
+            if self._transaction(self._connected(), units):
+                self.failing = False
+        except Exception as error:  # the loop's boundary: whatever it was, these units failed, not the thread
+            self._let_go()
+            if not self.failing:
+                log.error("run store failed", error=str(database.unavailable("the run store", error)))
+            self.failing = True
+            for unit in units:
+                unit.result, unit.error = None, database.unavailable("the run store could not commit", error)
+                unit.error.__cause__ = error
+
+    def _connected(self) -> sa.Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _ask(self, tenure: Tenure) -> None:
+        """Have the session confirmed. Through anything that changes sessions in between it is not the same."""
+        asked = now()
+        try:
+            connection = self._connected()
+            with connection.begin():
+                same = connection.exec_driver_sql(MINE).scalar()
+        except Exception as error:  # the loop's boundary
+            tenure.lose(str(database.unavailable("the session with PostgreSQL failed", error)))
+            return
+        if same:
+            tenure.confirm(asked)
+        else:
+            tenure.lose("the lock is not this session's; does something between pool connections?")
+
+    def _transaction(self, connection: sa.Connection, units: list[Unit]) -> bool:
+        """Whether anything was written."""
+        if not self._exclusive:
+            self._memo.forget()
+        try:
+            with connection.begin():
+                return self._run(connection, units, together=True)
+        except Entangled:
+            self._memo.forget()
+            with connection.begin():
+                return self._run(connection, units, together=False)
+
+    def _run(self, connection: sa.Connection, units: list[Unit], *, together: bool) -> bool:
+        shared, wrote = Pending(), False
+        guarded = self._errors_spread and not together
+        for unit in units:
+            transaction = SqlTransaction(connection, self._flush, self._memo, shared, guarded=guarded)
+            unit.result = unit.error = None
+            try:
+                unit.result = unit.work(transaction)
+                wrote = transaction.has_written or wrote
+                transaction.keep(flush=not together)
+            except Entangled:
+                raise
+            except BaseException as error:  # the unit's own, whatever it is: it goes to whoever waits for the unit
+                if database.is_outage(error):
+                    raise
+                if self._errors_spread and isinstance(error, exc.DBAPIError) and not transaction.is_guarded:
+                    raise Entangled from error
+                transaction.abandon()
+                unit.result, unit.error = None, _refusal(error)
+        send_shared(connection, self._flush, shared)
+        return wrote
+
+    def _let_go(self) -> None:
+        """After an error: begin anew with another connection, or go on with the only one if it still stands."""
+        if self._tenure is None:
+            self._disconnect()
+            return
+        self._memo.forget()
+        self._ask(self._tenure)
+
+    def _disconnect(self) -> None:
+        self._memo.forget()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except exc.SQLAlchemyError as error:
+                log.warning("run store connection did not close", error=str(error))
+
+
+def _refusal(error: BaseException) -> BaseException:
+    """The error that a unit's caller sees."""
+    if isinstance(error, StopIteration):  # a future does not take one
+        stopped = RuntimeError("a unit of work raised StopIteration")
+        stopped.__cause__ = error
+        return stopped
+    if isinstance(error, exc.IntegrityError):
+        conflict = errors.Conflict(f"the run store refused a change: {error.orig}")
+        conflict.__cause__ = error
+        return conflict
+    return error
+
+
+def _resolve(units: list[Unit]) -> None:
+    """Wake up all who wait, once per event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Unit]] = {}
+    for unit in units:
+        by_loop.setdefault(unit.loop, []).append(unit)
+    for loop, its_units in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_tell, its_units)
+        except RuntimeError:  # the loop is closed, nobody waits any more
+            log.warning("run store outcome had no taker", units=len(its_units))
+
+
+def _tell(units: list[Unit]) -> None:
+    for unit in units:
+        if unit.future.done():
+            continue
+        if unit.error is not None:
+            unit.future.set_exception(unit.error)
+        else:
+            unit.future.set_result(unit.result)

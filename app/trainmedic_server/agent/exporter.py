@@ -1,0 +1,200 @@
+"""The agent's metrics for Prometheus: the node's GPUs, and the agent itself. ``docs/reference/metrics.md`` lists them.
+
+The GPUs are read when Prometheus asks, in the thread that answers it, and for all who ask within a moment once.
+Nothing here takes a lock that the lanes take, so a scrape never holds up a command. A card that hangs is told as
+stuck, and the others are read. A driver that is slow altogether costs one thread: those who come after it get the
+agent's metrics without the GPUs'.
+
+Who calls it: ``wiring.agent`` starts and closes an `Exporter`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trainmedic_server.agent import gpu_metrics
+from trainmedic_server.agent.power.holds import GpuPower
+from trainmedic_server.agent.tally import Tally
+from trainmedic_server.errors import ConfigurationError, GpuError, GpuStuck
+from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
+
+_SAME_MOMENT = 0.5
+"""Seconds for which a reading is good enough for another scraper."""
+_PATIENCE = 3.0
+"""Seconds that a scrape waits for a reading that another one has begun. Prometheus gives up after 10."""
+_CONNECTED = 25.0
+"""Seconds since Redis last took a message after which the agent counts as cut off: two presences and a little."""
+_SLOW_CLIENT = 10.0
+
+
+class AgentCollector(Collector):
+    """Everything that a scrape shows. ``power`` gives what the agent remembers of each GPU's power, by UUID."""
+
+    def __init__(
+        self,
+        gpus: Gpus,
+        power: Callable[[], Mapping[str, GpuPower]],
+        tally: Tally,
+        about: Mapping[str, str],
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gpus = gpus
+        self._power = power
+        self._tally = tally
+        self._about = dict(about)
+        self._now = now
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._inventory = Inventory()
+        self._readings: Sequence[tuple[GpuInfo, GpuReading]] = ()
+        self._stuck: Mapping[GpuInfo, bool] = {}
+        self._failures: Counter[tuple[GpuInfo, str]] = Counter()
+        self._late = 0
+
+    def collect(self) -> Iterator[Metric]:
+        is_fresh = self._refresh()
+        yield from self._agent()
+        if is_fresh:
+            yield from gpu_metrics.families(self._readings)
+        yield from self._gpu_failures(is_fresh)
+        yield from self._caps()
+
+    def _refresh(self) -> bool:
+        """Read the GPUs; False where somebody else has been at it for too long."""
+        if not self._lock.acquire(timeout=_PATIENCE):
+            self._late += 1
+            return False
+        try:
+            if self._monotonic() - self._read_at < _SAME_MOMENT:
+                return True
+            inventory, readings = self._gpus.inventory(), []
+            stuck = dict.fromkeys(inventory.gpus, False)
+            for info in inventory.gpus:
+                try:
+                    reading = self._gpus.read(info.uuid)
+                except GpuError as error:
+                    self._failures[info, "all"] += 1
+                    stuck[info] = isinstance(error, GpuStuck)
+                    continue
+                readings.append((info, reading))
+                for name in reading.unread:
+                    self._failures[info, name] += 1
+            self._inventory, self._readings, self._stuck = inventory, readings, stuck
+            self._read_at = self._monotonic()
+            return True
+        finally:
+            self._lock.release()
+
+    def _agent(self) -> Iterator[Metric]:
+        about = {**self._about, "driver": self._inventory.driver or ""}
+        yield InfoMetricFamily("trainmedic_agent", "Which agent this is, and the driver that it found.", about)
+        heard = self._tally.heard_at()
+        connected = heard is not None and self._now() - heard < _CONNECTED
+        yield GaugeMetricFamily("trainmedic_agent_redis_connected", "1 while Redis takes its messages.", int(connected))
+        commands = CounterMetricFamily(
+            "trainmedic_agent_commands", "Commands that were answered.", labels=["action", "status"]
+        )
+        for (action, status), count in sorted(self._tally.commands().items()):
+            commands.add_metric([action, status], count)
+        yield commands
+        faults = CounterMetricFamily(
+            "trainmedic_agent_loop_errors", "Unexpected errors that a background loop survived.", labels=["loop"]
+        )
+        for loop, count in sorted(self._tally.faults().items()):
+            faults.add_metric([loop], count)
+        yield faults
+
+    def _gpu_failures(self, is_fresh: bool) -> Iterator[Metric]:
+        missing = GaugeMetricFamily(
+            "trainmedic_agent_gpus_missing", "GPUs that do not answer, or a driver that does not."
+        )
+        if is_fresh:
+            missing.add_metric([], len(self._inventory.problems) + sum(self._stuck.values()))
+        yield missing
+        stuck = GaugeMetricFamily(
+            "trainmedic_agent_gpu_stuck", "1 for a GPU of which a call has not come back.", labels=gpu_metrics.LABELS
+        )
+        for info, is_stuck in self._stuck.items() if is_fresh else ():
+            stuck.add_metric(gpu_metrics.labels(info), int(is_stuck))
+        yield stuck
+        failed = CounterMetricFamily(
+            "gpu_reading_errors",
+            "Readings that a GPU offers and failed to give.",
+            labels=[*gpu_metrics.LABELS, "reading"],
+        )
+        for (info, reading), count in self._failures.copy().items():
+            failed.add_metric([*gpu_metrics.labels(info), reading], count)
+        yield failed
+        yield CounterMetricFamily(
+            "trainmedic_agent_late_scrapes",
+            "Scrapes without GPUs, because the driver did not answer in time.",
+            self._late,
+        )
+
+    def _caps(self) -> Iterator[Metric]:
+        caps = GaugeMetricFamily("trainmedic_agent_power_caps", "Power caps that stand on a GPU.", labels=["uuid"])
+        ends = GaugeMetricFamily(
+            "trainmedic_agent_power_lease_end_timestamp_seconds",
+            "When the first lease of a GPU's caps ends, unless it is renewed.",
+            labels=["uuid"],
+        )
+        owed = GaugeMetricFamily(
+            "trainmedic_agent_power_owed", "1 for a GPU that could not be given its power back yet.", labels=["uuid"]
+        )
+        for uuid, state in sorted(self._power().items()):
+            caps.add_metric([uuid], len(state.standing))
+            owed.add_metric([uuid], int(state.baseline is not None and not state.standing))
+            if state.standing:
+                ends.add_metric([uuid], min(hold.lease_until for hold in state.standing))
+        yield from (caps, ends, owed)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SLOW_CLIENT  # the socket's, or a client that says nothing would keep its thread
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are not worth a line."""
+
+
+class Exporter:
+    """The endpoint. It answers any path, as Prometheus's own library does."""
+
+    def __init__(self, collector: Collector, host: str, port: int) -> None:
+        """Listen. Raises ConfigurationError where the address cannot be used."""
+        registry = CollectorRegistry()
+        registry.register(collector)
+        ProcessCollector(registry=registry)
+        server: type[WSGIServer] = _Server
+        if ":" in host:
+            server = type("_Server6", (_Server,), {"address_family": 10})  # AF_INET6
+        try:
+            self._server = make_server(host, port, make_wsgi_app(registry), server, _Handler)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the metrics cannot be offered on {host}, port {port}: {error.strerror or error}. Is another exporter "
+                "running there? Choose another port with --exporter-port"
+            ) from error
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="exporter", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more. A scrape that is under way is not waited for."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,132 @@
+"""Reading the mappings of the policy field by field: checked values out, and all the faults at once.
+
+Plain mappings and lists come in, as YAML or JSON gave them. A `Fault` says where it is by keys and positions
+only; ``policy``, which has read the file, adds line and column. Done without pydantic, which would be a fifth of
+the agent's memory.
+
+A field's parser takes the raw value and returns the right one, or raises ValueError with the words for a person.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from trainmedic_server.domain import duration
+
+T = TypeVar("T")
+Choice = TypeVar("Choice", bound=StrEnum)
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something wrong; ``place`` is the way to it from the top of the policy: ("cleaning", "rules", "tmp", "do")."""
+
+    place: Place
+    message: str
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.place))}: {self.message}" if self.place else self.message
+
+
+class Form:
+    """One mapping of the document: takes fields out of it and gathers what is wrong."""
+
+    def __init__(self, place: Place, raw: object, faults: list[Fault] | None = None) -> None:
+        self.place = place
+        self.faults: list[Fault] = [] if faults is None else faults
+        self._is_usable = isinstance(raw, Mapping)
+        self._raw: Mapping[Any, Any] = raw if isinstance(raw, Mapping) else {}
+        if not self._is_usable:
+            self.fault((), f"must be a mapping (name: value), not {shown(raw)}")
+
+    def fault(self, place: Place, message: str) -> None:
+        self.faults.append(Fault((*self.place, *place), message))
+
+    def known(self, keys: tuple[str, ...]) -> None:
+        for key in self._raw:
+            if key not in keys:
+                near = difflib.get_close_matches(str(key), keys, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
+                self.fault((str(key),), f"is not known here; {hint}")
+
+    def required(self, key: str, parse: Callable[[Any], T], otherwise: T) -> T:
+        if key not in self._raw and self._is_usable:
+            self.fault((), f"{key} is missing")
+        return self.optional(key, parse, otherwise)
+
+    def optional(self, key: str, parse: Callable[[Any], T], otherwise: T) -> T:
+        if key not in self._raw:
+            return otherwise
+        try:
+            return parse(self._raw[key])
+        except ValueError as error:
+            self.fault((key,), str(error))
+            return otherwise
+
+    def each(self, key: str, parse: Callable[[Any], T], *, required: bool = False) -> tuple[T, ...]:
+        """The values of a list; one value alone is a list of one."""
+        raw = self._raw.get(key)
+        values = raw if isinstance(raw, list | tuple) else [raw] if raw is not None else []
+        if required and not values and self._is_usable:
+            self.fault((key,) if key in self._raw else (), f"{key} is missing" if raw is None else "must not be empty")
+        parsed = []
+        for at, value in enumerate(values):
+            try:
+                parsed.append(parse(value))
+            except ValueError as error:
+                self.fault((key, at) if isinstance(raw, list | tuple) else (key,), str(error))
+        return tuple(parsed)
+
+
+def shown(raw: object) -> str:
+    return "nothing" if raw is None else repr(raw)[:80]
+
+
+def mapping(raw: object) -> Mapping[Any, Any]:
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"must be a mapping (name: value), not {shown(raw)}")
+    return raw
+
+
+def text(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(f"must be text, not {shown(raw)}; put it in quotes")
+    return raw
+
+
+def age(raw: object) -> timedelta:
+    try:
+        return duration.parse(text(raw))
+    except ValueError:
+        raise ValueError(f"{raw!r} is not a duration; write it with its unit: 30m, 12h, 7d") from None
+
+
+def whole(least: int, most: int) -> Callable[[object], int]:
+    def parse(raw: object) -> int:
+        if not isinstance(raw, int) or isinstance(raw, bool) or not least <= raw <= most:
+            raise ValueError(f"must be a whole number from {least} to {most}, not {shown(raw)}")
+        return raw
+
+    return parse
+
+
+def percent(raw: object) -> float:
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and 0 < raw < 100:
+        return float(raw)
+    raise ValueError(f"must be a percentage above 0 and below 100, as a number, not {shown(raw)}")
+
+
+def one_of(kinds: type[Choice]) -> Callable[[object], Choice]:
+    def parse(raw: object) -> Choice:
+        try:
+            return kinds(text(raw))
+        except ValueError:
+            raise ValueError(f"must be {' or '.join(kinds)}, not {shown(raw)}") from None
+
+    return parse

@@ -1,0 +1,168 @@
+"""The node's own policy: what any command, however valid, may do here at most.
+
+It is a YAML file of three parts: ``allow`` lists the actions that change something, ``power`` bounds power
+limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``). Reading actions are
+always allowed. Without a file nothing else is: the agent then only reads.
+
+Taking a power limit back is allowed always, so that a policy that has become stricter never keeps a node from
+being given back what was taken from it. Nothing else can be taken back, so calling itself an undo opens no other
+action's door. ``docs/reference/agent-policy.md`` is the reference.
+
+Not here: applying the bounds, which is up to the hands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from trainmedic_server.agent import forms
+from trainmedic_server.agent.disk import reading
+from trainmedic_server.agent.disk.rules import Cleaning
+from trainmedic_server.agent.forms import Fault, Form
+from trainmedic_server.catalog import yaml_text
+from trainmedic_server.catalog.problems import did_you_mean, shown
+from trainmedic_server.domain import duration
+from trainmedic_server.errors import ConfigurationError
+from trainmedic import envelope
+
+READING = frozenset({"node.facts"})
+"""Actions that change nothing."""
+CHANGING = ("gpu.power_limit", "disk.clean")
+"""Actions that a policy can allow."""
+_PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
+"""Allowed together with the action that they belong to."""
+_TAKES_BACK = frozenset({"gpu.power_limit"})
+"""Actions whose undo is no new harm."""
+_KEYS = ("allow", "power", "cleaning")
+_LONGEST_LEASE = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Bounds of ``gpu.power_limit``.
+
+    ``floor_percent``: no limit goes below this share of the card's default limit. ``max_lease``: no cap stands
+    longer than this without being renewed, so that the power is back that long after the server has died.
+    """
+
+    floor_percent: float = 50.0
+    max_lease: timedelta = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is allowed. ``source`` is the file, ``digest`` the beginning of its SHA-256; both None without a file."""
+
+    allow: frozenset[str] = frozenset()
+    power: Power = field(default_factory=Power)
+    cleaning: Cleaning = field(default_factory=Cleaning)
+    source: str | None = None
+    digest: str | None = None
+
+    def allows(self, action: str) -> bool:
+        return action in READING or _PART_OF.get(action, action) in self.allow
+
+    def refusal(self, command: envelope.Command) -> str | None:
+        """Why the command is not allowed; None where it is."""
+        is_undo = command.undo_of is not None and command.action in _TAKES_BACK
+        if is_undo or self.allows(command.action):
+            return None
+        if self.source is None:
+            return f"{command.action} is not allowed: this agent has no policy file, so it only reads"
+        return f"{command.action} is not allowed by this node's policy {self.source}: it is not under allow"
+
+
+def load(path: Path) -> Policy:
+    """The policy in a file. Raises ConfigurationError, which names every mistake with its line and column."""
+    try:
+        raw = path.read_bytes()
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigurationError(f"the policy {path} cannot be read: {error.strerror}") from error
+    if mode & stat.S_IWOTH:
+        raise ConfigurationError(f"the policy {path} can be written by every user of this node; run chmod o-w on it")
+    text = yaml_text.decode(raw, str(path))
+    if not isinstance(text, str):
+        raise ConfigurationError(str(text))
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Policy:
+    """The policy that `text` writes. Raises ConfigurationError."""
+    documents, problems = yaml_text.read(text, source)
+    if problems:
+        raise ConfigurationError("\n".join(map(str, problems)))
+    if len(documents) != 1:
+        raise ConfigurationError(f"{source}: a policy is one YAML document, and {len(documents)} are in the file")
+    document = documents[0]
+    form = Form((), document.value)
+    form.known(_KEYS)
+    policy = Policy(
+        allow=frozenset(form.each("allow", _action)),
+        power=_power(form),
+        cleaning=_cleaning(document.value, form.faults),
+        source=source,
+        digest=hashlib.sha256(text.encode()).hexdigest()[:12],
+    )
+    if form.faults:
+        raise ConfigurationError("\n".join(_placed(document, fault) for fault in form.faults))
+    return policy
+
+
+def _action(raw: object) -> str:
+    name = forms.text(raw)
+    if name in READING:
+        raise ValueError(f"{name} needs no permission: it only reads; leave it out")
+    if name in _PART_OF:
+        raise ValueError(f"{name} belongs to {_PART_OF[name]}; allow that")
+    if name not in CHANGING:
+        raise ValueError(f"{shown(name)} is not one of {', '.join(CHANGING)}{did_you_mean(name, CHANGING)}")
+    return name
+
+
+def _power(parent: Form) -> Power:
+    nothing: Mapping[Any, Any] = {}
+    form = Form(("power",), parent.optional("power", forms.mapping, nothing), parent.faults)
+    form.known(("floor_percent", "max_lease"))
+    return Power(
+        floor_percent=form.optional("floor_percent", _floor, Power().floor_percent),
+        max_lease=form.optional("max_lease", _lease, Power().max_lease),
+    )
+
+
+def _floor(raw: object) -> float:
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and 0 < raw <= 100:
+        return float(raw)
+    raise ValueError(f"must be a number above 0 and up to 100, in percent of the default limit, not {shown(raw)}")
+
+
+def _lease(raw: object) -> timedelta:
+    lease = forms.age(raw)
+    if not timedelta(minutes=1) <= lease <= _LONGEST_LEASE:
+        raise ValueError(f"must be from 1m to {duration.write(_LONGEST_LEASE)}, not {shown(raw)}")
+    return lease
+
+
+def _cleaning(value: Any, faults: list[Fault]) -> Cleaning:
+    try:
+        return reading.read(value.get("cleaning") if isinstance(value, Mapping) else None)
+    except reading.CleaningInvalid as error:
+        faults.extend(error.faults)
+        return Cleaning()
+
+
+def _placed(document: yaml_text.Document, fault: Fault) -> str:
+    """A key that is not known is pointed at itself, everything else at its value."""
+    is_about_a_key = fault.message.startswith("is not known")
+    return str(document.problem(fault.place, str(fault), at_key=is_about_a_key))
+
+
+def allowed(policy: Policy, actions: Collection[str]) -> list[str]:
+    """Those of `actions` that the policy allows, in order."""
+    return sorted(action for action in actions if policy.allows(action))

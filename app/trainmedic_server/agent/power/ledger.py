@@ -1,0 +1,69 @@
+"""The caps of this node, durable: what `holds.GpuPower` says of each GPU, in the agent's journal.
+
+The ledger is read once, when the agent starts; from then on memory answers. A change that adds a cap is on the
+disk before it counts (`save`). One that ends a cap counts at once (`save_anyway`): a full disk is no reason to
+keep a cap, and the agent ends it again at its next start if the disk never heard of it.
+
+Any thread may ask; changes come from one (the lane of the hands and the keeper).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+
+from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.power.holds import GpuPower
+from trainmedic_server.errors import JournalUnavailable
+
+log = logging.getLogger(__name__)
+
+_TABLES = ("CREATE TABLE power (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID",)
+
+
+class PowerLedger:
+    """What is remembered of each GPU, by its UUID."""
+
+    def __init__(self, journal: Journal) -> None:
+        """Raises JournalUnavailable, or ConfigurationError where a newer agent has written it."""
+        journal.install("power", [_TABLES])
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._unwritten: set[str] = set()
+        with journal.transaction() as connection:
+            rows = connection.execute("SELECT gpu, state FROM power").fetchall()
+        self._states = {gpu: GpuPower.of_json(json.loads(state)) for gpu, state in rows}
+
+    def all(self) -> dict[str, GpuPower]:
+        with self._lock:
+            return dict(self._states)
+
+    def of(self, gpu: str) -> GpuPower:
+        with self._lock:
+            return self._states.get(gpu, GpuPower())
+
+    def save(self, states: Mapping[str, GpuPower]) -> None:
+        """All of them or none, on the disk when this returns. Raises JournalUnavailable; then nothing has changed."""
+        unwritten = {gpu: self.of(gpu) for gpu in self._unwritten - states.keys()}
+        changed = {gpu: state for gpu, state in states.items() if gpu in self._unwritten or state != self.of(gpu)}
+        if not changed and not unwritten:
+            return
+        rows = [(gpu, json.dumps(state.to_json())) for gpu, state in {**unwritten, **changed}.items()]
+        self._journal.write(
+            lambda connection: connection.executemany("INSERT OR REPLACE INTO power VALUES (?, ?)", rows)
+        )
+        self._unwritten.clear()
+        with self._lock:
+            self._states.update(states)
+
+    def save_anyway(self, states: Mapping[str, GpuPower]) -> None:
+        """As `save`, but it counts even where it cannot be written; then it is written with the next change."""
+        try:
+            self.save(states)
+        except JournalUnavailable as error:
+            log.error("the end of a power cap is not in the journal, and is carried out all the same: %s", error)
+            with self._lock:
+                self._states.update(states)
+            self._unwritten.update(states)

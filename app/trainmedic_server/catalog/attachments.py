@@ -1,0 +1,95 @@
+"""Files that a playbook's steps name: read from its folder, and made part of the document.
+
+A step such as ``k8s.create_job`` names a manifest by ``template: health-check_template.yaml``. When the
+playbook is loaded the file's text goes into the document under ``files``, and so into its version: a
+run keeps the manifest that it started with, and the store needs nothing but the text. Who calls it:
+``loader`` attaches, ``compiler`` takes the manifest in the place of its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainmedic_server.catalog import yaml_text
+from trainmedic_server.catalog.problems import Path as Place
+from trainmedic_server.catalog.problems import Problem
+from trainmedic_server.catalog.yaml_text import Document
+
+SUFFIX = "_template"
+"""``<name>_template.yaml`` in a folder of playbooks is no playbook."""
+PARAMETER = "template"
+MANIFEST = "manifest"
+"""An action with a parameter of this name takes a template; the template's content becomes its value."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}_template\.ya?ml")
+
+
+def is_template(path: Path) -> bool:
+    return path.stem.endswith(SUFFIX)
+
+
+def named(document: Document) -> Iterator[tuple[Place, str]]:
+    """The places of ``with.template`` in steps, and what they name."""
+    raw = document.value if isinstance(document.value, dict) else {}
+    for phase in ("steps", "on_failure"):
+        for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ()):
+            given = entry.get("with") if isinstance(entry, dict) else None
+            if isinstance(given, dict) and isinstance(given.get(PARAMETER), str):
+                yield (phase, index, "with", PARAMETER), given[PARAMETER]
+
+
+def paths(document: Document) -> list[Path]:
+    """The files beside the document that its steps name."""
+    return [Path(document.source).with_name(name) for _, name in named(document) if _NAME.fullmatch(name)]
+
+
+def attach(document: Document, texts: Mapping[Path, str | Problem]) -> Document | list[Problem]:
+    """The document with the files that it names in it, or what is wrong with them."""
+    if isinstance(document.value, dict) and "files" in document.value:
+        return document  # it brings its own
+    added: dict[str, str] = {}
+    problems: list[Problem] = []
+    for place, name in named(document):
+        if name in added:
+            continue
+        if not _NAME.fullmatch(name):
+            told = f"template: {name!r} is no file name that ends in {SUFFIX}.yaml"
+            problems.append(document.problem(place, told))
+            continue
+        text = texts.get(Path(document.source).with_name(name))
+        if isinstance(text, str):
+            added[name] = text
+        else:
+            why = text.message if text is not None else "there is no such file beside the playbook"
+            problems.append(document.problem(place, f"template: {name}: {why}"))
+    if problems or not added:
+        return problems or document
+    return replace(document, value={**document.value, "files": added}, text=_written(document.text, added))
+
+
+def manifest(document: Document, place: Place, name: str) -> Mapping[str, Any] | list[Problem]:
+    """The one YAML mapping that the attached file holds."""
+    files = document.value.get("files")
+    text = files.get(name) if isinstance(files, dict) else None
+    if not isinstance(text, str):
+        return [document.problem(place, f"template: there is no file {name!r} beside the playbook, nor in its files")]
+    source = str(Path(document.source).with_name(name))
+    documents, problems = yaml_text.read(text, source)
+    if problems:
+        return problems
+    if len(documents) != 1 or not isinstance(documents[0].value, dict):
+        return [Problem(source, 1, 1, "must hold one YAML mapping: the object to make")]
+    found: Mapping[str, Any] = documents[0].value
+    return found
+
+
+def _written(text: str, added: Mapping[str, str]) -> str:
+    """The document's text with the files in it, as block literals, so that it can be read again."""
+    lines = [text.rstrip("\n"), "files:"]
+    for name, content in added.items():
+        lines.append(f"  {name}: |2-")
+        lines.extend(f"    {line}" if line else "" for line in content.rstrip("\n").split("\n"))
+    return "\n".join(lines) + "\n"

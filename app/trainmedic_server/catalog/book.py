@@ -1,0 +1,178 @@
+"""A compiled playbook: answers the engine's questions about it without reading anything again.
+
+Made by ``compiler``, kept by ``library``, used by the engine and the rehearsal through `ports.Book`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trainmedic_server import errors
+from trainmedic_server.catalog import model_errors
+from trainmedic_server.catalog.expressions import Expression, Rendering, Text
+from trainmedic_server.catalog.matchers import Matcher, TooLong
+from trainmedic_server.catalog.problems import Path, where
+from trainmedic_server.domain import job_names
+from trainmedic_server.domain import target as targets
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.playbook import Playbook
+from trainmedic_server.domain.target import IdentityLabels, Kind, Target, Unresolved
+from trainmedic_server.domain.whereabouts import Known
+from trainmedic_server.ports import Match, Scope
+
+_BUILT_IN_CHAIN = IdentityLabels()
+
+
+class Unchecked(BaseModel):
+    """Parameters of an action that this server does not have."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """What of a step depends on the scope. ``fixed`` are its parameters where no template is among them."""
+
+    name: str
+    when: Expression | None = None
+    rendering: Rendering | None = None
+    model: type[BaseModel] = Unchecked
+    fixed: BaseModel | None = None
+    message: Expression | Text | str = ""
+
+
+@dataclass(frozen=True)
+class CompiledBook:
+    """A playbook that is checked and compiled; implements `ports.Book`."""
+
+    spec: Playbook
+    version: str
+    text: str
+    source: str
+    line: int
+    """Where the document begins in its file."""
+    matchers: tuple[Matcher, ...] = ()
+    condition: Expression | None = None
+    parts: Mapping[str, Expression | Text | str] = field(default_factory=dict)
+    steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
+    identity: IdentityLabels = _BUILT_IN_CHAIN
+
+    def match(self, alert: Alert) -> Match:
+        """Whether it reacts to this alert: alertname, matchers, ``when``, in this order."""
+        if alert.name not in self.spec.on.alertnames:
+            return Match(False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.spec.on.alertnames))}")
+        for matcher in self.matchers:
+            try:
+                if not matcher.matches(alert.labels):
+                    value = alert.labels.get(matcher.label, "")
+                    return Match(False, f"{matcher} does not hold: {matcher.label} is {value!r}")
+            except TooLong as error:
+                return Match(False, str(error), failed=True)
+        if self.condition is not None:
+            try:
+                if not self.condition.holds(self._scope_of(alert)):
+                    return Match(False, f"on.when does not hold: {self.condition.text}")
+            except errors.ExpressionError as error:
+                return Match(False, str(error), failed=True)
+        return Match(True)
+
+    def target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved:
+        """The target that the alert names; refused, never guessed, where it names none."""
+        found = self._target_of(alert, inventory)
+        return found if isinstance(found, Unresolved) else targets.bounded(found)
+
+    def _target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved:
+        if isinstance(self.spec.target, Kind):
+            return targets.resolve(self.spec.target, alert.labels, inventory, self.identity)
+        parts: dict[str, str] = {}
+        for name, template in self.parts.items():
+            value = self._part(name, template, alert)
+            if isinstance(value, Unresolved):
+                return value
+            parts[name] = value
+        if "node" in parts:
+            node = targets.named_node(parts["node"], inventory)
+            if isinstance(node, Unresolved):
+                return node
+            parts["node"] = node
+        if "job" in parts:
+            job = job_names.find(parts["job"], alert.labels, inventory, self.identity)
+            if isinstance(job, Unresolved):
+                return job
+            parts["job"] = job
+        return Target(self.spec.target.kind, **parts)
+
+    def when(self, phase: str, index: int, scope: Scope) -> bool:
+        """Whether the step is to run. Raises ExpressionError."""
+        condition = self.steps[phase, index].when
+        return condition is None or condition.holds(scope)
+
+    def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
+        """The action step's rendered and checked parameters. Raises ExpressionError."""
+        step = self.steps[phase, index]
+        if step.fixed is not None:
+            return step.fixed
+        assert step.rendering is not None
+        rendered = step.rendering.render(scope)
+        try:
+            return _validated(step.model, rendered)
+        except ValidationError as error:
+            found = model_errors.faults(error, step.model, rendered)
+            wrong = "; ".join(
+                f"{where(fault.path)}: {fault.message}" if fault.path else fault.message for fault in found
+            )
+            raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
+
+    def message(self, phase: str, index: int, scope: Scope) -> str:
+        """What an approve step asks. Raises ExpressionError."""
+        return _text(self.steps[phase, index].message, scope)
+
+    def _part(self, name: str, template: Expression | Text | str, alert: Alert) -> str | Unresolved:
+        try:
+            value = _text(template, self._scope_of(alert)).strip()
+        except errors.ExpressionError as error:
+            return Unresolved("target_unknown", str(error))
+        return value or Unresolved("target_unknown", f"target.{name} is empty for this alert")
+
+    def _scope_of(self, alert: Alert) -> dict[str, Any]:
+        """The names that are known before there is a run."""
+        data = alert.as_data()
+        return {
+            "alert": data,
+            "labels": data["labels"],
+            "annotations": data["annotations"],
+            "vars": self.spec.vars,
+        }
+
+
+def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
+    """The parameters. A number that a template made where text is wanted is written out. Raises ValidationError."""
+    try:
+        return model.model_validate(rendered)
+    except ValidationError as error:
+        for fault in model_errors.faults(error, model, rendered):
+            if fault.type != "string_type" or not _write_out(rendered, fault.path):
+                raise
+        return model.model_validate(rendered)
+
+
+def _write_out(rendered: Any, path: Path) -> bool:
+    """Make the number at `path` text; whether there was one."""
+    for part in path[:-1]:
+        rendered = rendered[part]
+    value = rendered[path[-1]] if path else None
+    if not isinstance(value, (int, float)):
+        return False
+    rendered[path[-1]] = str(value)
+    return True
+
+
+def _text(template: Expression | Text | str, scope: Mapping[str, Any]) -> str:
+    if isinstance(template, str):
+        return template
+    value = template.evaluate(scope)
+    return "" if value is None else str(value)

@@ -1,0 +1,310 @@
+"""From one YAML document to a compiled playbook, or to everything that is wrong with it.
+
+The checks look at the raw document part by part, so that a mistake in one place does not hide
+those in others; a book is made only where there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from jinja2 import nodes
+from pydantic import BaseModel, ValidationError
+
+from trainmedic_server.catalog import attachments, expressions, matchers, model_errors, scope_check
+from trainmedic_server.catalog.book import CompiledBook, CompiledStep
+from trainmedic_server.catalog.expressions import Expression, Malformed, Rendering, Text
+from trainmedic_server.catalog.problems import Path, Problem, did_you_mean
+from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, Names
+from trainmedic_server.catalog.yaml_text import Document
+from trainmedic_server.domain.playbook import APPROVAL, Playbook, TargetParts, UndoTrigger
+from trainmedic_server.domain.target import IdentityLabels, Kind
+from trainmedic_server.ports import Action, Actions, TemplateChecked
+
+T = TypeVar("T")
+
+_PHASES = ("steps", "on_failure")
+
+
+def compile_document(
+    document: Document, actions: Actions, identity: IdentityLabels = IdentityLabels()
+) -> CompiledBook | list[Problem]:
+    """The book of one document, or everything that is wrong with it, in the order of the file."""
+    return _Compilation(document, actions, identity).run()
+
+
+@dataclass
+class _Compilation:
+    document: Document
+    actions: Actions
+    identity: IdentityLabels
+    problems: list[Problem] = field(default_factory=list)
+
+    def run(self) -> CompiledBook | list[Problem]:
+        spec = model_errors.validate(Playbook, self.document)
+        if isinstance(spec, list):
+            self.problems.extend(spec)
+        raw = self.document.value
+        if not isinstance(raw, dict):
+            return self.problems
+        self._vars = raw["vars"] if isinstance(raw.get("vars"), dict) else {}
+        self._kind = _kind_of(raw.get("target"))
+        trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
+        assert isinstance(trigger, dict)
+        before_run = Names(ALERT_NAMES, self._vars)
+        found = self._matchers(trigger.get("matchers"))
+        condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
+        parts = self._parts(raw.get("target"), before_run)
+        steps = dict(self._steps(raw))
+        self._constants(self._vars, ("vars",))
+        if isinstance(spec, Playbook):
+            self._durations(spec)
+        if self.problems or not isinstance(spec, Playbook):
+            return sorted(set(self.problems))
+        text = self.document.text
+        return CompiledBook(
+            spec=spec,
+            version=hashlib.sha256(text.encode()).hexdigest(),
+            text=text,
+            source=self.document.source,
+            line=self.document.marks[()].line,
+            matchers=found,
+            condition=condition,
+            parts=parts,
+            steps=steps,
+            identity=self.identity,
+        )
+
+    # --- what it reacts to ----------------------------------------------------------------------
+
+    def _matchers(self, written: Any) -> tuple[matchers.Matcher, ...]:
+        found: list[matchers.Matcher] = []
+        for index, text in enumerate(written if isinstance(written, list) else ()):
+            if isinstance(text, str):
+                try:
+                    found.extend(matchers.parse(text))
+                except ValueError as error:
+                    self._problem(("on", "matchers", index), f"on.matchers[{index}]: {error}")
+        return tuple(found)
+
+    def _parts(self, written: Any, names: Names) -> dict[str, Expression | Text | str]:
+        if not isinstance(written, dict):
+            return {}
+        return {
+            name: self._text(text, ("target", name), names)
+            for name, text in written.items()
+            if name in TargetParts.model_fields and isinstance(text, str)
+        }
+
+    def _constants(self, value: Any, path: Path) -> None:
+        """Variables are constants: a template in one would not be rendered, which nobody expects."""
+        if isinstance(value, dict):
+            for key, each in value.items():
+                self._constants(each, (*path, key))
+        elif isinstance(value, list):
+            for index, each in enumerate(value):
+                self._constants(each, (*path, index))
+        elif expressions.is_template(value):
+            self._problem(path, "variables are constants; a template in one is not rendered")
+
+    def _durations(self, spec: Playbook) -> None:
+        """No wait is shorter than nothing, and a window of no length limits nothing."""
+        limits: list[tuple[Path, timedelta | None]] = []
+        if spec.guards.max_runs is not None:
+            limits.append((("guards", "max_runs", "per"), spec.guards.max_runs.per))
+        for phase in _PHASES:
+            for index, step in enumerate(getattr(spec, phase)):
+                limits.append(((phase, index, "timeout"), step.timeout))
+        for path, value in limits:
+            if value is not None and not value:
+                self._problem(path, f"{path[-1]}: must be longer than 0s")
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
+        entries = [
+            (phase, index, entry, _id_of(entry, index, phase))
+            for phase in _PHASES
+            for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ())
+        ]
+        ids = [step_id for *_, step_id in entries]
+        for position, (phase, index, entry, step_id) in enumerate(entries):
+            if not isinstance(entry, dict):
+                continue
+            if step_id == APPROVAL:
+                self._problem(
+                    (phase, index, "id"), f"the id {step_id!r} is that of the question which mode approve asks"
+                )
+            if step_id in ids[:position]:
+                self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
+            names = Names(STEP_NAMES, self._vars, self._kind, ids[:position], ids[position + 1 :])
+            yield (phase, index), self._step(entry, (phase, index), step_id, names)
+
+    def _step(self, entry: Mapping[str, Any], path: Path, step_id: str, names: Names) -> CompiledStep:
+        when = self._expression(entry.get("when"), (*path, "when"), names)
+        if isinstance(entry.get("action"), str):
+            return self._action_step(entry, path, step_id, names, when)
+        asked = entry.get("approve")
+        place = (*path, "approve")
+        if isinstance(asked, dict):
+            asked, place = asked.get("message"), (*place, "message")
+        message = self._text(asked, place, names) if isinstance(asked, str) else ""
+        return CompiledStep(step_id, when, message=message)
+
+    def _action_step(
+        self, entry: Mapping[str, Any], path: Path, step_id: str, names: Names, when: Expression | None
+    ) -> CompiledStep:
+        given = entry.get("with")
+        action = self.actions.spec(entry["action"])
+        given = self._with_manifest(action, given if isinstance(given, dict) else {}, path)
+        rendering = self._rendering(given, (*path, "with"), names, f"with of step {step_id}")
+        if action is None:
+            told = did_you_mean(entry["action"], self.actions.names())
+            self._problem((*path, "action"), f"there is no action {entry['action']!r}{told}")
+            return CompiledStep(step_id, when, rendering)
+        self._suits(action, entry, path)
+        fixed = self._params(action, given, path)
+        return CompiledStep(step_id, when, rendering, action.Params, fixed)
+
+    def _with_manifest(self, action: type[Action] | None, given: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+        """The parameters with what a ``template`` holds in the place of its name, for an action that takes one."""
+        name = given.get(attachments.PARAMETER)
+        if not isinstance(name, str) or action is None or attachments.MANIFEST not in action.Params.model_fields:
+            return given
+        found = attachments.manifest(self.document, (*path, "with", attachments.PARAMETER), name)
+        if isinstance(found, list):
+            self.problems.extend(found)
+            found = {}
+        rest = {key: value for key, value in given.items() if key != attachments.PARAMETER}
+        return {**rest, attachments.MANIFEST: found}
+
+    def _suits(self, action: type[Action], entry: Mapping[str, Any], path: Path) -> None:
+        """Whether the action can do what is asked of it here."""
+        if self._kind is not None and self._kind not in action.targets:
+            able = " or ".join(sorted(action.targets))
+            self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {self._kind}")
+        if entry.get("undo") not in (None, UndoTrigger.NEVER) and not can_be_undone(action):
+            self._problem((*path, "undo"), f"action {action.name} cannot be undone")
+
+    def _params(self, action: type[Action], given: Mapping[str, Any], path: Path) -> BaseModel | None:
+        """The parameters where they are all constants; what is wrong with those that are, otherwise.
+
+        A templated value is known only when it is rendered; that it has a place is checked here.
+        """
+        place = (*path, "with")
+        templates = [inner for inner, text in _texts(given, ()) if expressions.is_template(text)]
+        found: list[model_errors.Fault] = []
+        params: BaseModel | None = None
+        try:
+            params = action.Params.model_validate(given)
+        except ValidationError as error:
+            faults = model_errors.faults(error, action.Params, given)
+            found = [fault for fault in faults if _is_known(fault, templates)]
+            self.problems.extend(model_errors.problems(self.document, place, found))
+        if isinstance(action, TemplateChecked) and (templates or not found):
+            try:
+                action.check_template(given)
+            except ValueError as error:
+                self._problem(place, f"with: {error}")
+        return None if templates else params
+
+    # --- the small languages --------------------------------------------------------------------
+
+    def _expression(self, text: Any, path: Path, names: Names) -> Expression | None:
+        if not isinstance(text, str) or not text:
+            return None
+        name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path[0]}[{path[1]}]"
+        return self._compiled(text, path, names, expressions.parse_expression, lambda: Expression(text, name))
+
+    def _text(self, text: str, path: Path, names: Names) -> Expression | Text | str:
+        if not expressions.is_template(text):
+            return text
+        name = ".".join(map(str, path))
+        made = self._compiled(
+            text, path, names, expressions.parse_template, lambda: expressions.compile_text(text, name)
+        )
+        return made if made is not None else text
+
+    def _rendering(self, given: Mapping[str, Any], path: Path, names: Names, name: str) -> Rendering | None:
+        """The parameters, compiled; None where a template among them is wrong."""
+        fine = [
+            self._compiled(text, inner, names, expressions.parse_template, lambda: True)
+            for inner, text in _texts(given, path)
+            if expressions.is_template(text)
+        ]
+        if not all(fine):
+            return None
+        try:
+            return Rendering(given, name)
+        except Malformed as error:
+            self._problem(path, str(error))
+            return None
+
+    def _compiled(
+        self, text: str, path: Path, names: Names, parse: Callable[[str], nodes.Template], make: Callable[[], T]
+    ) -> T | None:
+        """What `make` makes of a text whose syntax and names are right; None where they are not."""
+        try:
+            wrong = scope_check.check(parse(text), names, text)
+            made = make()
+        except Malformed as error:
+            self._problem(path, f"{path[-1]}: {error}")
+            return None
+        for each in wrong:
+            self._problem(path, f"{path[-1]}: {each}")
+        return None if wrong else made
+
+    def _problem(self, path: Path, message: str) -> None:
+        self.problems.append(self.document.problem(path, message))
+
+
+def can_be_undone(action: type[Action]) -> bool:
+    """False for an action whose class says that nothing takes it back: ``def inverse(...) -> None``.
+
+    A class that can sometimes be taken back declares ``Inverse | None``; whether a particular use
+    can is then known at the latest when it is applied.
+    """
+    returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
+    return returned is not None and returned != "None"
+
+
+def _kind_of(target: Any) -> Kind | None:
+    """The kind of target that a document names, as far as it names one."""
+    if isinstance(target, str):
+        return Kind(target) if target in list(Kind) else None
+    if isinstance(target, dict):
+        for kind in (Kind.JOB, Kind.GPU, Kind.NODE):
+            if kind in target:
+                return kind
+    return None
+
+
+def _id_of(entry: Any, index: int, phase: str) -> str:
+    written = entry.get("id") if isinstance(entry, dict) else None
+    if isinstance(written, str) and written:
+        return written
+    return f"{'step' if phase == 'steps' else 'failure'}-{index + 1}"
+
+
+def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _texts(each, (*path, key))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _texts(each, (*path, index))
+    elif isinstance(value, str):
+        yield path, value
+
+
+def _is_known(fault: model_errors.Fault, templates: list[tuple[str | int, ...]]) -> bool:
+    """Whether a fault of the raw parameters will still be one when the templates are rendered."""
+    if fault.type in ("missing", "extra_forbidden"):
+        return True
+    return not any(
+        fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
+    )

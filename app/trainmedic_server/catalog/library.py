@@ -1,0 +1,200 @@
+"""The playbooks of some directories, kept up to date: the real `ports.Catalog`.
+
+What is loaded is one immutable snapshot that `reload` replaces, so readers need no lock and never
+see half a change. A file that cannot be used keeps the playbooks that it last gave; a file that is
+gone takes its playbooks with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import watchfiles
+
+from trainmedic_server import telemetry
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.loader import LoadedFile
+from trainmedic_server.catalog.problems import Problem
+from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.ports import Actions
+
+RESCAN = 30.0
+"""Seconds between looks at the directories where nothing was notified: some file systems do not."""
+_RETRY = 1.0
+_VERSIONS_KEPT = 256
+
+log = telemetry.logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    books: Mapping[str, CompiledBook] = field(default_factory=dict)
+    by_alert: Mapping[str, tuple[CompiledBook, ...]] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+class Shelf:
+    """A catalog of playbooks that do not change: `ports.Catalog` for rehearsals and tests."""
+
+    def __init__(
+        self, books: Iterable[CompiledBook], actions: Actions, identity: IdentityLabels = IdentityLabels()
+    ) -> None:
+        self._actions = actions
+        self._identity = identity
+        self._books = {book.spec.name: book for book in sorted(books, key=lambda book: book.spec.name)}
+        self._by_alert = _index(self._books.values())
+
+    def for_alert(self, alertname: str) -> Sequence[CompiledBook]:
+        return self._by_alert.get(alertname, ())
+
+    def get(self, name: str) -> CompiledBook | None:
+        return self._books.get(name)
+
+    def all(self) -> Sequence[CompiledBook]:
+        return tuple(self._books.values())
+
+    def compile(self, text: str, source: str) -> CompiledBook:
+        """Compile the text of another version. Raises PlaybookError."""
+        return loader.load_one(text, source, self._actions, self._identity)
+
+
+class Library:
+    """Loads playbooks from `roots` (directories, or single files). Empty until the first `reload`."""
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        actions: Actions,
+        identity: IdentityLabels = IdentityLabels(),
+        metrics: telemetry.Metrics | None = None,
+    ) -> None:
+        self._roots = tuple(roots)
+        self._actions = actions
+        self._identity = identity
+        self._metrics = metrics
+        self._files: dict[Path, LoadedFile] = {}
+        self._snapshot = _Snapshot()
+        self._versions: dict[str, CompiledBook] = {}
+        self._reloading = threading.Lock()
+
+    def for_alert(self, alertname: str) -> Sequence[CompiledBook]:
+        """The playbooks that name this alertname, in the order of their names."""
+        return self._snapshot.by_alert.get(alertname, ())
+
+    def get(self, name: str) -> CompiledBook | None:
+        return self._snapshot.books.get(name)
+
+    def all(self) -> Sequence[CompiledBook]:
+        """In the order of their names."""
+        return tuple(self._snapshot.books.values())
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """What is wrong with the files as they are now, in the order of files and lines."""
+        return self._snapshot.problems
+
+    def compile(self, text: str, source: str) -> CompiledBook:
+        """Compile the text of an earlier version. Raises PlaybookError."""
+        made = self._versions.get(text)
+        if made is None:
+            made = loader.load_one(text, source, self._actions, self._identity)
+            if len(self._versions) >= _VERSIONS_KEPT:
+                self._versions.clear()
+            self._versions[text] = made
+        return made
+
+    def reload(self) -> bool:
+        """Take in what has changed on disk; whether anything had. Never raises for a file's sake."""
+        with self._reloading:
+            files: dict[Path, LoadedFile] = {}
+            absent: list[Problem] = []
+            for root in self._roots:
+                if not root.exists():
+                    absent.append(Problem(str(root), None, None, "there is no such file or directory"))
+                    continue
+                for path in loader.playbook_files(root):
+                    files.setdefault(path, self._load(path))
+            snapshot = _assemble(files.values(), absent, self._snapshot)
+            changed = files != self._files or snapshot.problems != self._snapshot.problems
+            if changed:
+                self._tell(snapshot)
+            self._files, self._snapshot = files, snapshot
+            return changed
+
+    async def watch(self) -> None:
+        """Reload on every change, until cancelled. Runs in the background; the first `reload` comes before."""
+        while True:
+            try:
+                await self._watch_once()
+            except Exception:  # whatever the file system does, the playbooks that are loaded go on
+                log.exception("watching the playbooks failed; trying again")
+                if self._metrics is not None:
+                    self._metrics.loop_errors.labels("playbooks").inc()
+                await asyncio.sleep(_RETRY)
+
+    async def _watch_once(self) -> None:
+        present = [root for root in self._roots if root.exists()]
+        if not present:
+            await asyncio.sleep(_RETRY)
+            await asyncio.to_thread(self.reload)
+            return
+        async for _ in watchfiles.awatch(
+            *present, watch_filter=None, rust_timeout=int(RESCAN * 1000), yield_on_timeout=True, debounce=200
+        ):
+            await asyncio.to_thread(self.reload)
+            if any(root.exists() for root in self._roots if root not in present):
+                return
+
+    def _load(self, path: Path) -> LoadedFile:
+        """The file as it is now, with the playbooks that it last gave where it cannot be used."""
+        before = self._files.get(path)
+        now = loader.load_file(path, self._actions, self._identity, before)
+        if before is None or now is before or not now.problems:
+            return now
+        fresh = {book.spec.name for book in now.books}
+        kept = tuple(book for book in before.books if book.spec.name not in fresh)
+        return LoadedFile(path, now.digest, (*now.books, *kept), now.problems)
+
+    def _tell(self, snapshot: _Snapshot) -> None:
+        log.info("playbooks loaded", playbooks=len(snapshot.books), problems=len(snapshot.problems))
+        for problem in snapshot.problems:
+            if problem not in self._snapshot.problems:
+                log.warning("a playbook cannot be loaded", problem=str(problem))
+        if self._metrics is not None:
+            self._metrics.playbooks_loaded.set(len(snapshot.books))
+            self._metrics.playbook_errors.set(len({problem.file for problem in snapshot.problems}))
+
+
+def _assemble(files: Iterable[LoadedFile], absent: Iterable[Problem], before: _Snapshot) -> _Snapshot:
+    """One catalog of all files. Of two playbooks with one name the one that is loaded already stays."""
+    files = list(files)
+    chosen: dict[str, CompiledBook] = {}
+    problems = [*absent, *(problem for file in files for problem in file.problems)]
+    books = [book for file in files for book in file.books]
+    for book in sorted(books, key=lambda book: not _was_chosen(book, before)):
+        first = chosen.setdefault(book.spec.name, book)
+        if first is not book:
+            place = f"{first.source}:{first.line}"
+            told = f"playbook {book.spec.name!r} is also in {place}; that one is used"
+            problems.append(Problem(book.source, book.line, 1, told))
+    ordered = {name: chosen[name] for name in sorted(chosen)}
+    return _Snapshot(ordered, _index(ordered.values()), tuple(sorted(problems)))
+
+
+def _was_chosen(book: CompiledBook, before: _Snapshot) -> bool:
+    chosen = before.books.get(book.spec.name)
+    return chosen is not None and (chosen.source, chosen.line) == (book.source, book.line)
+
+
+def _index(books: Iterable[CompiledBook]) -> dict[str, tuple[CompiledBook, ...]]:
+    """The books by the alertnames that they react to, in the order given."""
+    found: dict[str, tuple[CompiledBook, ...]] = {}
+    for book in books:
+        for name in dict.fromkeys(book.spec.on.alertnames):
+            found[name] = (*found.get(name, ()), book)
+    return found

@@ -1,0 +1,111 @@
+"""Alertmanager's matchers: ``severity=~"warning|critical"``, ``team!=infra``, ``{a="1",b!~"x.*"}``.
+
+The syntax is that of Alertmanager's UTF-8 mode. A label that an alert lacks is the empty text.
+Regular expressions match the whole value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainmedic_server.catalog import regexes
+from trainmedic_server.catalog.problems import shown
+
+_RESERVED = r"{}!=~,\\\"'`\s"
+_TOKEN = re.compile(
+    rf"""\s*(?:
+        (?P<operator>=~|!~|!=|=)
+      | (?P<quoted>"(?:[^"\\\n]|\\.)*")
+      | (?P<bare>[^{_RESERVED}]+)
+      | (?P<mark>[{{}},])
+    )""",
+    re.VERBOSE,
+)
+_ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
+
+
+class TooLong(Exception):
+    """A value is too long to try a regular expression on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """One condition on one label. ``pattern`` is set where the operator is a regular expression's."""
+
+    label: str
+    operator: str
+    value: str
+    pattern: re.Pattern[str] | None = None
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether it holds. Raises TooLong."""
+        value = labels.get(self.label, "")
+        if self.pattern is None:
+            return (value == self.value) is (self.operator == "=")
+        if len(value) > regexes.LONGEST_VALUE:
+            raise TooLong(f"label {self.label} has {len(value)} characters, too many for a regular expression")
+        return (self.pattern.fullmatch(value) is not None) is (self.operator == "=~")
+
+    def __str__(self) -> str:
+        value = self.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'{self.label}{self.operator}"{value}"'
+
+
+def parse(text: str) -> tuple[Matcher, ...]:
+    """The matchers that `text` writes: one, or several with commas, in braces or without. Raises ValueError."""
+    tokens = _tokens(text)
+    if tokens and tokens[0] == ("mark", "{"):
+        if tokens[-1] != ("mark", "}"):
+            raise ValueError("the '{' is not closed")
+        tokens = tokens[1:-1]
+    found: list[Matcher] = []
+    while tokens:
+        if len(tokens) < 3 or tokens[1][0] != "operator" or "mark" in (tokens[0][0], tokens[2][0]):
+            raise ValueError(_malformed(tokens))
+        (_, label), (_, operator), (kind, value) = tokens[:3]
+        if kind == "operator" or tokens[0][0] == "operator" or not label:
+            raise ValueError(_malformed(tokens))
+        found.append(_matcher(label, operator, value))
+        tokens = tokens[3:]
+        if tokens and tokens[0] != ("mark", ","):
+            raise ValueError(f"expected ',' or the end, not {shown(tokens[0][1])}")
+        tokens = tokens[1:]
+    if not found:
+        raise ValueError('a matcher is a label, an operator (=, !=, =~, !~) and a value: severity="critical"')
+    return tuple(found)
+
+
+def _matcher(label: str, operator: str, value: str) -> Matcher:
+    if operator not in ("=~", "!~"):
+        return Matcher(label, operator, value)
+    return Matcher(label, operator, value, regexes.translate(value))
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    text = text.rstrip()
+    at = 0
+    tokens: list[tuple[str, str]] = []
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise ValueError(f"{shown(text[at:].lstrip()[:1])} is not allowed outside double quotes")
+        kind = found.lastgroup or ""
+        token = found[kind]
+        tokens.append((kind, _unquoted(token) if kind == "quoted" else token))
+        at = found.end()
+    return tokens
+
+
+def _unquoted(token: str) -> str:
+    # An unknown escape stays as it is, so that "\d" reaches the regular expression (as in Alertmanager's
+    # classic mode).
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), token[1:-1])
+
+
+def _malformed(tokens: list[tuple[str, str]]) -> str:
+    written = " ".join(token for _, token in tokens[:4])
+    if len(tokens) > 1 and tokens[0][0] == "bare" and tokens[1][0] == "operator" and len(tokens) == 2:
+        return f'{shown(written)} has no value; write {tokens[0][1]}{tokens[1][1]}"" for an empty one'
+    return f'{shown(written)} is not a matcher; write a label, =, !=, =~ or !~, and a value: severity="critical"'

@@ -1,0 +1,221 @@
+"""Validating a document against a pydantic model, and telling the errors in plain words at their place.
+
+Callers: the compiler (playbooks, actions' parameters) and the reader of playbook tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, Tag, ValidationError
+from pydantic_core import ErrorDetails
+
+from trainmedic_server.catalog.problems import Path, Problem, did_you_mean, shown, where
+from trainmedic_server.catalog.yaml_text import Document
+
+M = TypeVar("M", bound=BaseModel)
+
+_PLAIN = {
+    "string_type": "must be text; put it in quotes",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping (name: value)",
+    "model_type": "must be a mapping (name: value)",
+    "model_attributes_type": "must be a mapping (name: value)",
+    "finite_number": "must be a finite number",
+}
+_TAGGED = ("steps", "on_failure")
+"""Lists whose entries pydantic marks with the tag of their kind."""
+_STEP_KINDS = ("action", "wait_for", "approve")
+_IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most 128"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One validation error: where in the document, of which pydantic type, and in which words."""
+
+    path: Path
+    type: str
+    message: str
+
+    @property
+    def is_about_a_key(self) -> bool:
+        return self.type == "extra_forbidden"
+
+
+def validate(model: type[M], document: Document) -> M | list[Problem]:
+    """The document as a `model`, or everything that is wrong with it."""
+    try:
+        return model.model_validate(document.value)
+    except ValidationError as error:
+        return problems(document, (), faults(error, model, document.value))
+
+
+def problems(document: Document, prefix: Path, found: Iterable[Fault]) -> list[Problem]:
+    """The faults of the value at `prefix`, each with its place in the file."""
+    told: dict[Problem, None] = {}
+    for fault in found:
+        path = (*prefix, *fault.path)
+        name = where(path)
+        message = fault.message if fault.is_about_a_key or not name else f"{name}: {fault.message}"
+        told.setdefault(document.problem(path, message, at_key=fault.is_about_a_key))
+    return list(told)
+
+
+def faults(error: ValidationError, model: type[BaseModel], value: Any) -> list[Fault]:
+    """The errors of validating `value`, with the branches of unions that it does not take left out."""
+    details = error.errors(include_url=False)
+    followed = [_follow(detail, value) for detail in details]
+    kept: list[Fault] = []
+    for detail, place in zip(details, followed, strict=True):
+        rivals = [other for other in followed if other.labels and other.path[: len(place.path)] == place.path]
+        if place.labels and not _is_meant(place, rivals):
+            continue
+        if detail["type"] in ("too_short", "string_too_short") and place.value:
+            continue  # pydantic counts what was valid; the faults of what was not are told
+        kept.append(Fault(place.path, detail["type"], _words(detail, model)))
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an error is: the path, the union branches that were tried on the way, and what stands there."""
+
+    path: Path
+    labels: tuple[str, ...]
+    value: Any
+
+
+def _follow(detail: ErrorDetails, value: Any) -> _Place:
+    loc = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
+    path: list[int | str] = []
+    labels: list[str] = []
+    tagged = -1
+    for part in loc:
+        # The tag of a step's kind may read like one of its keys, so it is told by its place.
+        is_step = len(path) >= 2 and isinstance(path[-1], int) and path[-2] in _TAGGED
+        if is_step and tagged != len(path):
+            tagged = len(path)
+        elif _has(value, part):
+            value = value[part]
+            path.append(part)
+        elif part != "[key]":
+            labels.append(str(part))
+    return _Place(tuple(path), tuple(labels), value)
+
+
+def _has(value: Any, part: int | str) -> bool:
+    if isinstance(value, list):
+        return isinstance(part, int) and part < len(value)
+    return isinstance(value, dict) and part in value
+
+
+def _is_meant(place: _Place, rivals: Sequence[_Place]) -> bool:
+    """Whether an error is about the branch of a union that its value is meant for; the first if none is."""
+    here = _shape(place.value)
+    shapes = [_shape_of_branch(rival.labels[0]) for rival in rivals]
+    if here in shapes:
+        return _shape_of_branch(place.labels[0]) == here
+    return place is rivals[0]
+
+
+def _shape(value: Any) -> str:
+    return "mapping" if isinstance(value, dict) else "list" if isinstance(value, list) else "scalar"
+
+
+def _shape_of_branch(label: str) -> str:
+    """The shape that a union's branch is for, from pydantic's name of it."""
+    if re.search(r"\b(tuple|list|set|frozenset)\[", label):
+        return "list"
+    if "enum[" in label or "literal[" in label:
+        return "scalar"
+    name = re.split(r"[\[\], ]+", label.rstrip("]) "))[-1]
+    return "mapping" if name[:1].isupper() or "dict[" in label else "scalar"
+
+
+def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    kind, loc, given = detail["type"], detail["loc"], detail.get("input")
+    context = detail.get("ctx", {})
+    is_of_step = len(loc) == 4 and loc[0] in _TAGGED and loc[-1] in _STEP_KINDS
+    if is_of_step and kind in ("missing", "extra_forbidden"):
+        return f"a step has exactly one of {', '.join(_STEP_KINDS)}"
+    if kind == "missing":
+        return f"{loc[-1]!r} is missing"
+    if kind == "extra_forbidden":
+        return f"unknown key {loc[-1]!r}{did_you_mean(str(loc[-1]), allowed_keys(model, loc[:-1]))}"
+    if kind in ("enum", "literal_error"):
+        right = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+        hint = did_you_mean(given, right) if isinstance(given, str) else ""
+        if len(right) == 1:
+            return f"must be {right[0]!r}, not {shown(given)}"
+        return f"{shown(given)} is not one of {', '.join(right)}{hint}"
+    if kind in ("value_error", "assertion_error"):
+        return str(context.get("error", detail["msg"]))
+    if kind == "string_pattern_mismatch":
+        described = "{0,126}" in str(context.get("pattern", ""))
+        return f"{shown(given)} {_IDENTIFIER if described else 'does not match ' + str(context.get('pattern'))}"
+    if kind in ("too_short", "string_too_short"):
+        return "must not be empty"
+    return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
+
+
+def allowed_keys(model: Any, loc: Sequence[int | str]) -> Collection[str]:
+    """The keys of the mapping at `loc` (as pydantic words it) within `model`; empty where not known."""
+    candidates = [model]
+    for part in loc:
+        stepped: list[Any] = []
+        for candidate in candidates:
+            stepped.extend(_step_into(candidate, part))
+        candidates = stepped or candidates
+    keys: set[str] = set()
+    for candidate in candidates:
+        for kind in _models_of(candidate):
+            keys.update(info.alias or name for name, info in kind.model_fields.items())
+    return keys
+
+
+def _step_into(annotation: Any, part: int | str) -> Iterator[Any]:
+    for branch, tag in _branches(annotation):
+        if isinstance(branch, type) and issubclass(branch, BaseModel):
+            if part in (tag, branch.__name__):
+                yield branch
+                continue
+            for name, info in branch.model_fields.items():
+                if part in (name, info.alias):
+                    yield info.annotation if not info.metadata else Annotated[info.annotation, *info.metadata]
+            continue
+        inner = [each for each in get_args(branch) if each is not Ellipsis]
+        if isinstance(part, int) and get_origin(branch) in (tuple, list):
+            yield from inner
+        elif get_origin(branch) in (dict, Mapping) and len(inner) == 2:
+            yield inner[1]
+
+
+def _branches(annotation: Any, tag: str | None = None) -> Iterator[tuple[Any, str | None]]:
+    """The members of a union, each with its tag; the annotation itself where it is none."""
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        own = next((each.tag for each in metadata if isinstance(each, Tag)), tag)
+        yield from _branches(inner, own)
+    elif get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _branches(member, tag)
+    else:
+        yield annotation, tag
+
+
+def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    for branch, _ in _branches(annotation):
+        if isinstance(branch, type) and issubclass(branch, BaseModel):
+            yield branch

@@ -1,0 +1,82 @@
+"""The JSON Schema of playbooks, for editors: made from the models that validate, each action's
+parameters included, so that an editor completes and checks ``with`` by the action's name.
+
+It is for help while writing. What only the checks know (names in templates, matchers, steps that
+come later) it does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from trainmedic_server.domain.playbook import Playbook
+from trainmedic_server.ports import Actions
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TEMPLATE = {"type": "string", "pattern": r"\{\{|\{%", "description": "A template."}
+_CONSTRAINTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
+
+
+def json_schema(actions: Actions) -> dict[str, Any]:
+    """The schema of one playbook document, for the actions that are there."""
+    specs = {name: spec for name in actions.names() if (spec := actions.spec(name)) is not None}
+    models: list[type[BaseModel]] = [Playbook, *(spec.Params for spec in specs.values())]
+    refs, made = models_json_schema([(model, "validation") for model in dict.fromkeys(models)])
+    definitions: dict[str, Any] = made["$defs"]
+    language = set(_reachable(definitions, "Playbook"))
+    for name in definitions.keys() - language:
+        definitions[name] = _with_templates(definitions[name])
+    step = definitions["ActionStep"]
+    step["properties"]["action"] = {
+        "title": "Action",
+        "description": "What the step does.",
+        "enum": sorted(specs),
+    }
+    step["allOf"] = [
+        {
+            "if": {"properties": {"action": {"const": name}}, "required": ["action"]},
+            "then": {"properties": {"with": {"description": spec.summary, **refs[spec.Params, "validation"]}}},
+        }
+        for name, spec in specs.items()
+    ]
+    return {"$schema": DIALECT, **definitions.pop("Playbook"), "title": "Trainmedic playbook", "$defs": definitions}
+
+
+def _reachable(definitions: Mapping[str, Any], name: str, seen: frozenset[str] = frozenset()) -> set[str]:
+    """The definitions that the one of this name uses, itself included."""
+    found = {name}
+    for ref in _refs(definitions[name]):
+        if ref not in seen | found:
+            found |= _reachable(definitions, ref, seen | found)
+    return found
+
+
+def _refs(schema: Any) -> list[str]:
+    if isinstance(schema, list):
+        return [ref for each in schema for ref in _refs(each)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema["$ref"].rpartition("/")[2]] if isinstance(schema.get("$ref"), str) else []
+    return own + [ref for each in schema.values() for ref in _refs(each)]
+
+
+def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of parameters in which any value may be a template instead."""
+    changed = dict(schema)
+    if isinstance(schema.get("properties"), dict):
+        changed["properties"] = {name: _or_template(each) for name, each in schema["properties"].items()}
+    for place in ("items", "additionalProperties"):
+        if isinstance(schema.get(place), dict):
+            changed[place] = _or_template(schema[place])
+    return changed
+
+
+def _or_template(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type") == "string" and not any(each in schema for each in _CONSTRAINTS):
+        return schema
+    kept: dict[str, Any] = {key: each for key, each in schema.items() if key in ("title", "description", "default")}
+    return {**kept, "anyOf": [_with_templates(schema), _TEMPLATE]}

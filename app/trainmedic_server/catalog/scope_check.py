@@ -1,0 +1,165 @@
+"""Which names an expression may use where it stands, checked before anything runs.
+
+A name that does not exist, a variable that is not declared and a step that has not run yet are
+mistakes that a playbook's author learns of when the file is loaded, not at night.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+
+from trainmedic_server.catalog.problems import did_you_mean
+from trainmedic_server.domain.run import StepStatus
+from trainmedic_server.domain.target import Kind
+
+ALERT_NAMES = ("alert", "labels", "annotations", "vars")
+"""In scope before a run exists: in ``on.when`` and in the parts of a target."""
+STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "vars", "steps", "run")
+
+_ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
+_STEP = ("status", "params", "output", "error", "attempts")
+_RUN = ("id", "playbook", "mode", "message", "created_at")
+_TARGET = {
+    Kind.GPU: ("kind", "key", "node", "gpu"),
+    Kind.NODE: ("kind", "key", "node"),
+    Kind.JOB: ("kind", "key", "job"),
+    Kind.CLUSTER: ("kind", "key"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What is in scope at one place of a playbook.
+
+    ``steps`` are the ids of the steps that are over by then, ``later`` those of the others.
+    """
+
+    names: Collection[str]
+    vars: Mapping[str, Any] = field(default_factory=dict)
+    kind: Kind | None = None
+    steps: Collection[str] = ()
+    later: Collection[str] = ()
+
+
+def check(tree: nodes.Template, scope: Names, text: str) -> list[str]:
+    """What is wrong with the names in `tree`; `text` is what was written."""
+    try:
+        unknown = meta.find_undeclared_variables(tree) - set(scope.names)
+    except (jinja2.TemplateError, RecursionError):
+        return []  # compiling tells what it is
+    wrong = [_unknown_name(name, scope, text) for name in sorted(unknown)]
+    assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+    for parts in _chains(tree):
+        if parts[0] not in assigned:
+            told = _unknown_member(parts, scope)
+            if told is not None and told not in wrong:
+                wrong.append(told)
+    wrong.extend(_unknown_statuses(tree))
+    return wrong
+
+
+def _unknown_name(name: str, scope: Names, text: str) -> str:
+    dashed = next((step for step in (*scope.steps, *scope.vars) if f"-{name}" in step and step in text), None)
+    if dashed is not None:
+        owner = "steps" if dashed in scope.steps else "vars"
+        return f"a name with a dash is written in brackets: {owner}[{dashed!r}]"
+    hint = did_you_mean(name, scope.names) or f"; there are {', '.join(scope.names)}"
+    return f"there is no name {name!r} here{hint}"
+
+
+def _chains(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
+    """Each ``name.member.member`` in the tree, as far as its members are written out."""
+    for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        parts = _chain(node)
+        if parts is not None:
+            yield parts
+
+
+def _chain(node: nodes.Node) -> tuple[str, ...] | None:
+    if isinstance(node, nodes.Name):
+        return (node.name,)
+    inner = _chain(node.node) if isinstance(node, (nodes.Getattr, nodes.Getitem)) else None
+    if inner is None:
+        return None
+    if isinstance(node, nodes.Getattr):
+        return (*inner, node.attr)
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
+        return (*inner, node.arg.value)
+    return None
+
+
+def _unknown_member(parts: tuple[str, ...], scope: Names) -> str | None:
+    """What is wrong with the last member of a chain; the chains that lead to it are looked at themselves."""
+    owner, member = parts[:-1], parts[-1]
+    match owner:
+        case ("vars",):
+            return _missing("the playbook has no variable", member, scope.vars)
+        case ("vars", *inner):
+            return _missing(f"{'.'.join(owner)} has no", member, _at(scope.vars, inner))
+        case ("steps",):
+            return _unknown_step(member, scope)
+        case ("steps", _):
+            return _missing("a step has no", member, _STEP)
+        case ("alert",):
+            return _missing("an alert has no", member, _ALERT)
+        case ("run",):
+            return _missing("a run has no", member, _RUN)
+        case ("target",) if scope.kind is not None:
+            article = f"a target of kind {scope.kind} has no"
+            return _missing(article, member, _TARGET[scope.kind])
+        case _:
+            return None
+
+
+def _missing(what: str, member: str, known: Collection[str] | None) -> str | None:
+    if known is None or member in known or member in ("get", "items", "keys", "values"):
+        return None
+    hint = did_you_mean(member, known) or (f"; there are {', '.join(known)}" if known else "")
+    return f"{what} {member!r}{hint}"
+
+
+def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
+    """The keys of the mapping at `path`; None where there is none, for then nothing can be said."""
+    for part in path:
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value if isinstance(value, Mapping) else None
+
+
+def _unknown_step(member: str, scope: Names) -> str | None:
+    if member in scope.steps:
+        return None
+    dashed = next((step for step in scope.steps if step.startswith(f"{member}-")), None)
+    if dashed is not None:
+        return f"there is no step {member!r} before; a name with a dash is written in brackets: steps[{dashed!r}]"
+    if member in scope.later:
+        return f"step {member!r} has not run here; only steps before this one are known"
+    return _missing("there is no step", member, scope.steps)
+
+
+def _unknown_statuses(tree: nodes.Template) -> Iterator[str]:
+    """Comparisons of a step's status with a text that no status is."""
+    for compare in tree.find_all(nodes.Compare):
+        parts = _chain(compare.expr)
+        if parts is None or len(parts) != 3 or parts[0] != "steps" or parts[2] != "status":
+            continue
+        for operand in compare.ops:
+            for value in _constants(operand.expr):
+                if value not in list(StepStatus):
+                    near = did_you_mean(str(value), StepStatus) or f"; there are {', '.join(StepStatus)}"
+                    yield f"{value!r} is no status of a step{near}"
+
+
+def _constants(node: nodes.Node) -> Iterator[Any]:
+    """The values that are written out in `node`, those of a list or tuple one by one."""
+    if isinstance(node, (nodes.List, nodes.Tuple)):
+        for item in node.items:
+            yield from _constants(item)
+    elif isinstance(node, nodes.Const):
+        yield from node.value if isinstance(node.value, (list, tuple)) else (node.value,)

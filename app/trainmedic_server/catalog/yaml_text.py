@@ -1,0 +1,302 @@
+"""Reading YAML 1.2 with the exact position of every key and value.
+
+Plain scalars follow the YAML 1.2 core schema (section 10.3.2), so ``on`` and ``yes`` stay text.
+Duplicate keys, tags, and keys that are not text are refused. A file's size, depth and number of
+values are bounded, aliases counted as often as they are used, so no file can exhaust the server.
+
+Callers: the compiler of playbooks and the reader of playbook tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentEndEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+from ruamel.yaml.reader import ReaderError
+
+from trainmedic_server.catalog.problems import Path, Problem, shown
+
+MAX_BYTES = 1 << 20
+"""Kubernetes keeps a ConfigMap under 1 MiB, and a playbook is a few kB."""
+MAX_VALUES = 50_000
+MAX_DEPTH = 60
+
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]+")
+_OCTAL = re.compile(r"0o[0-7]+")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INFINITE = {f"{sign}.{word}": f"{sign}inf" for sign in ("", "+", "-") for word in ("inf", "Inf", "INF")}
+_NAN = frozenset({".nan", ".NaN", ".NAN"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a file; line and column count from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: its plain value, its own text, and where everything in it is written."""
+
+    source: str
+    value: Any
+    text: str
+    marks: Mapping[Path, Mark]
+    keys: Mapping[Path, Mark]
+
+    def problem(self, path: Path, message: str, *, at_key: bool = False) -> Problem:
+        """A problem with what stands at `path`, or as near above it as anything stands."""
+        mark = (self.keys if at_key else self.marks).get(path) or self._nearest(path)
+        return Problem(self.source, mark.line, mark.column, message)
+
+    def _nearest(self, path: Path) -> Mark:
+        while path not in self.marks:
+            path = path[:-1]
+        return self.marks[path]
+
+
+class _Refused(Exception):
+    """The file cannot be read on from here."""
+
+    def __init__(self, message: str, event: Event | None = None) -> None:
+        super().__init__(message)
+        self.event = event
+
+
+def decode(raw: bytes, source: str) -> str | Problem:
+    """The text of a file, or why it is none."""
+    if len(raw) > MAX_BYTES:
+        return Problem(source, None, None, f"the file has over {MAX_BYTES} bytes")
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return Problem(source, 1, 1, "the file is UTF-16; save it as UTF-8")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start].decode("utf-8", "replace")
+        line, column = _line_column(before, len(before))
+        return Problem(source, line, column, f"the file is not UTF-8: byte 0x{raw[error.start]:02x}")
+
+
+def read(text: str, source: str) -> tuple[list[Document], list[Problem]]:
+    """The documents of `text` in order, empty ones left out, and everything that is wrong with its YAML.
+
+    After a syntax error nothing of the file is returned, because nobody can say what it meant.
+    """
+    if len(text) > MAX_BYTES:
+        return [], [Problem(source, None, None, f"the file has over {MAX_BYTES} characters")]
+    reader = _Reader(source, text)
+    try:
+        documents = list(reader.documents())
+    except _Refused as refused:
+        mark = refused.event.start_mark if refused.event else None
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        return [], [Problem(source, line, column, str(refused))]
+    except ReaderError as error:
+        line, column = _line_column(text, error.position)
+        return [], [Problem(source, line, column, f"character {shown(chr(error.character))} is not allowed in YAML")]
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        return [], [Problem(source, line, column, _plain(error))]
+    except (YAMLError, ValueError, RecursionError) as error:
+        return [], [Problem(source, 1, 1, f"not YAML: {type(error).__name__}")]
+    return documents, reader.problems
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A mapping or sequence that is being read."""
+
+    value: dict[str, Any] | list[Any]
+    path: Path
+    anchor: str | None
+    values_before: int
+    key: str | None = None
+    awaits_value: bool = False
+
+
+@dataclass
+class _Reader:
+    source: str
+    text: str
+    problems: list[Problem] = field(default_factory=list)
+
+    def documents(self) -> Iterator[Document]:
+        # Every event is read before any is used, so that a syntax error anywhere is found.
+        self._values = 0
+        began: int | None = None
+        for event in YAML(typ="safe", pure=True).parse(self.text):
+            if isinstance(event, DocumentStartEvent):
+                self._begin()
+                began = None
+            elif isinstance(event, DocumentEndEvent):
+                if self._root is not None and began is not None:
+                    text = self.text[self.text.rfind("\n", 0, began) + 1 : event.start_mark.index]
+                    yield Document(self.source, self._root, text, self._marks, self._keys)
+            elif isinstance(event, NodeEvent):
+                began = event.start_mark.index if began is None else began
+                self._node(event)
+            elif isinstance(event, (MappingEndEvent, SequenceEndEvent)):
+                self._close()
+
+    def _begin(self) -> None:
+        self._root: Any = None
+        self._marks: dict[Path, Mark] = {}
+        self._keys: dict[Path, Mark] = {}
+        self._stack: list[_Frame] = []
+        self._anchors: dict[str, tuple[Any, int]] = {}
+
+    def _node(self, event: NodeEvent) -> None:
+        top = self._stack[-1] if self._stack else None
+        if top is not None and isinstance(top.value, dict) and not top.awaits_value:
+            self._key(top, event)
+            return
+        path = self._path_of_next(top)
+        self._marks[path] = _mark(event)
+        if isinstance(event, (MappingStartEvent, SequenceStartEvent)):
+            self._refuse_tag(event)
+            if len(self._stack) >= MAX_DEPTH:
+                raise _Refused(f"nested over {MAX_DEPTH} deep", event)
+            self._count(1, event)
+            made: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
+            self._stack.append(_Frame(made, path, event.anchor, self._values))
+        elif isinstance(event, AliasEvent):
+            self._put(self._alias(event))
+        else:
+            assert isinstance(event, ScalarEvent)
+            self._count(1, event)
+            value = self._scalar(event)
+            if event.anchor is not None:
+                self._anchors[event.anchor] = (value, 1)
+            self._put(value)
+
+    def _path_of_next(self, top: _Frame | None) -> Path:
+        if top is None:
+            return ()
+        if isinstance(top.value, list):
+            return (*top.path, len(top.value))
+        return (*top.path, top.key if top.key is not None else "?")
+
+    def _key(self, top: _Frame, event: NodeEvent) -> None:
+        if not isinstance(event, ScalarEvent):
+            raise _Refused("a key must be plain text", event)
+        self._refuse_tag(event)
+        self._count(1, event)
+        top.awaits_value = True
+        top.key = None
+        plain = event.style is None
+        if plain and event.value == "<<":
+            self._problem(event, "merge keys (<<) are not part of YAML 1.2; write the keys out")
+        elif plain and not isinstance(self._scalar(event), str):
+            self._problem(event, f"the key {event.value or 'null'} must be text; put it in quotes")
+        elif event.value in top.value:
+            first = self._keys[(*top.path, event.value)]
+            self._problem(event, f"the key {shown(event.value)} is written twice; first on line {first.line}")
+        else:
+            top.key = event.value
+            self._keys[(*top.path, event.value)] = _mark(event)
+
+    def _put(self, value: Any) -> None:
+        if not self._stack:
+            self._root = value
+            return
+        top = self._stack[-1]
+        if isinstance(top.value, list):
+            top.value.append(value)
+            return
+        if top.key is not None:
+            top.value[top.key] = value
+        top.awaits_value = False
+
+    def _close(self) -> None:
+        done = self._stack.pop()
+        if done.anchor is not None:
+            self._anchors[done.anchor] = (done.value, 1 + self._values - done.values_before)
+        self._put(done.value)
+
+    def _alias(self, event: AliasEvent) -> Any:
+        known = self._anchors.get(event.anchor)
+        if known is None:
+            raise _Refused(f"there is no complete anchor &{event.anchor} before this alias", event)
+        value, size = known
+        self._count(size, event)
+        return value
+
+    def _scalar(self, event: ScalarEvent) -> Any:
+        self._refuse_tag(event)
+        try:
+            return resolve(event.value) if event.style is None else event.value
+        except ValueError:
+            raise _Refused(f"the number {shown(event.value)} is too long", event) from None
+
+    def _refuse_tag(self, event: NodeEvent) -> None:
+        tag = getattr(event, "tag", None)
+        if tag is not None and tag != "!":
+            raise _Refused(f"the tag {shown(str(tag))} is not supported", event)
+
+    def _count(self, values: int, event: Event) -> None:
+        self._values += values
+        if self._values > MAX_VALUES:
+            raise _Refused(f"the file has over {MAX_VALUES} values, aliases counted as often as used", event)
+
+    def _problem(self, event: Event, message: str) -> None:
+        mark = _mark(event)
+        self.problems.append(Problem(self.source, mark.line, mark.column, message))
+
+
+def resolve(text: str) -> Any:
+    """The value of a plain scalar by the core schema. Raises ValueError on a number of absurd length."""
+    if text in _NULL:
+        return None
+    if text in _BOOL:
+        return _BOOL[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _OCTAL.fullmatch(text):
+        return int(text[2:], 8)
+    if _HEX.fullmatch(text):
+        return int(text[2:], 16)
+    if text in _INFINITE:
+        return float(_INFINITE[text])
+    return float("nan") if text in _NAN else text
+
+
+def _mark(event: Event) -> Mark:
+    return Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+
+
+def _line_column(text: str, index: int) -> tuple[int, int]:
+    return text.count("\n", 0, index) + 1, index - (text.rfind("\n", 0, index) + 1) + 1
+
+
+def _plain(error: MarkedYAMLError) -> str:
+    problem = (error.problem or "not YAML").strip()
+    if "mapping values are not allowed here" in problem:
+        return "a ': ' is not allowed here; put the text in quotes, or check the indentation"
+    if "cannot start any token" in problem and "\\t" in problem:
+        return "YAML is indented with spaces, not tabs"
+    context = (error.context or "").strip()
+    return f"{problem} ({context})" if context else problem

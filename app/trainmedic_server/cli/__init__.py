@@ -1,0 +1,84 @@
+"""``trainmedic``, the command.
+
+Here is the group alone: which commands there are, and in which module each lives. A command's
+module is imported when the command is run, so that ``trainmedic --help`` and the commands that
+only speak to a server do not wait for the server's libraries.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import click
+
+from trainmedic_server import __version__
+
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  a check or test failed, or the server refused the request
+  2  a flag, argument, file or setting is wrong
+  3  the server cannot be reached, or cannot serve now
+  4  the token is missing, unknown or not allowed to do that
+  5  there is no run, playbook or other thing of that name
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a command is, and what the list of commands says of it."""
+
+    where: str
+    help: str
+
+
+_COMMANDS: Mapping[str, _Entry] = {
+    "serve": _Entry("trainmedic_server.cli.serve:serve", "Start the server."),
+    "agent": _Entry(
+        "trainmedic_server.cli.agent:agent", "Run the agent of a node, check what it would do, or give back what it holds."
+    ),
+    "status": _Entry("trainmedic_server.cli.operations:status", "Show whether the server is well, and what it is doing."),
+    "history": _Entry("trainmedic_server.cli.history:history", "Show what was done, and why."),
+    "runs": _Entry("trainmedic_server.cli.runs:runs", "Approve, reject, cancel or undo a run."),
+    "pause": _Entry("trainmedic_server.cli.operations:pause", "Stop new repairs; undo still runs."),
+    "resume": _Entry("trainmedic_server.cli.operations:resume", "Allow new repairs again."),
+    "playbook": _Entry("trainmedic_server.cli.playbook:playbook", "Check, explain and test playbooks, without a server."),
+    "completion": _Entry("trainmedic_server.cli.completion:completion", "Print the completion script of a shell."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = _COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.where.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in _COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(__version__, prog_name="trainmedic")
+def main() -> None:
+    """Keep LLM training runs alive.
+
+    Alertmanager posts an alert; Trainmedic matches it to a playbook, repairs the cause, checks that
+    it worked, gives back what it took when the alert resolves, and keeps the record.
+    """

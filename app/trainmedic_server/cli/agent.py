@@ -1,0 +1,192 @@
+"""``trainmedic agent``: the node agent as a process, its check, and giving everything back. What these do is in
+``wiring``: here are their flags, and how their results are shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import click
+
+from trainmedic_server.agent import logs
+from trainmedic_server.cli import exits
+from trainmedic_server.cli.table import plain
+from trainmedic_server.errors import ConfigurationError, GpuError, TrainmedicError
+from trainmedic_server.settings import agent as settings
+from trainmedic_server.settings.agent import AgentSettings
+from trainmedic_server.wiring import agent as wiring
+from trainmedic_server.wiring import agent_check, agent_release, gpu_health
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
+    for name, spec in reversed(list(settings.SPECS.items())):
+        option = spec.option
+        if option.flag is None:
+            continue
+        variable = option.variable + (", _FILE" if option.secret else "")
+        command = click.option(
+            option.flag,
+            name,
+            metavar=option.value,
+            type=click.Path() if option.value in ("DIR", "FILE") else str,
+            help=f"{spec.description}  [{variable}; default: {option.shown_default}]",
+        )(command)
+    return command
+
+
+@click.group(invoke_without_command=True)
+@_flags
+@click.pass_context
+def agent(ctx: click.Context, /, **flags: Any) -> None:
+    """Run the agent of this node; or check what it would do, or give back what it holds.
+
+    Every flag is an environment variable too, which the flag wins over. Log lines, JSON, go to standard error.
+    SIGTERM and SIGINT stop it cleanly: what runs has some seconds to end, and what does not is resumed at the
+    next start. A second signal ends it at once, which loses nothing either.
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = flags
+        return
+    try:
+        made = settings.load(flags, os.environ)
+        logs.configure(made.log_level)
+        for wrong, right in settings.misspelt(os.environ):
+            log.warning("the variable %s is unknown; is %s meant?", wrong, right)
+        # Waited for instead of handled: no handler then ever meets a lock that the code under it holds.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        wiring.run(made, _wait_for_a_signal)
+    except ConfigurationError as error:
+        raise exits.Unusable(str(error)) from error
+    except TrainmedicError as error:
+        raise exits.Unreachable(f"The agent cannot start: {error}") from error
+
+
+def _wait_for_a_signal() -> None:
+    """Until SIGTERM or SIGINT; the next one then does what it does by default."""
+    signal.sigwait(_SIGNALS)
+    log.info("stopping")
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+@agent.command()
+@_flags
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.pass_context
+def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
+    """Check the policy, and show what this node offers.
+
+    Nothing is changed, and an agent that is running is not disturbed. Run it as the agent's user. Ends with 1
+    where something keeps the agent from what its policy allows, with 3 where that is Redis alone.
+    """
+    report = agent_check.check(_settings(ctx, flags))
+    if as_json:
+        click.echo(json.dumps(report.told, indent=2, ensure_ascii=False))
+    else:
+        for line in _shown(report.told):
+            click.echo(plain(line))
+        for warning in report.warnings:
+            click.echo(f"Warning: {plain(warning)}")
+    for error in report.errors:
+        click.echo(f"Wrong: {plain(error)}", err=True)
+    if report.is_cut_off and len(report.errors) == 1:
+        raise exits.Unreachable("Redis cannot be reached")
+    if report.errors:
+        raise exits.Refused(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to be put right")
+
+
+@agent.command()
+@click.option(
+    "--gpus", type=click.IntRange(0), default=1, show_default=True, metavar="NUMBER", help="How many must answer."
+)
+def health(gpus: int) -> None:
+    """Say whether every GPU of this node can be worked on.
+
+    Asks the driver alone, needs no Redis and no policy, and changes nothing. Ends with 1 where a GPU does not
+    answer or has broken memory, and where fewer answer than --gpus. Playbooks run it before a node takes pods
+    again.
+    """
+    logs.configure("error")
+    found = gpu_health.look(gpus)
+    for line in found.gpus:
+        click.echo(plain(line))
+    for fault in found.faults:
+        click.echo(f"Fault: {plain(fault)}", err=True)
+    if found.faults:
+        raise exits.Refused("this node is not healthy")
+
+
+@agent.command()
+@_flags
+@click.pass_context
+def release(ctx: click.Context, /, **flags: Any) -> None:
+    """End every power cap of this node now.
+
+    For who stops the agent for good: a cap that stands while no agent runs stands until one is started again.
+    The agent must be stopped before. Ends with 1 where a GPU could not be given its power back.
+    """
+    try:
+        told = agent_release.release(_settings(ctx, flags))
+    except ConfigurationError as error:
+        raise exits.Unusable(str(error)) from error
+    except TrainmedicError as error:
+        raise exits.Unreachable(str(error)) from error
+    for uuid, became in told.items():
+        click.echo(f"{uuid}: {became}")
+    if not told:
+        click.echo("No GPU of this node is capped.")
+    failed = sum(isinstance(became, GpuError) for became in told.values())
+    if failed:
+        raise exits.Refused(f"{failed} of {len(told)} GPUs not given back; run this again")
+
+
+def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
+    """Flags may stand on either side of the subcommand."""
+    logs.configure("error")
+    outer: Mapping[str, Any] = ctx.obj or {}
+    try:
+        return settings.load(
+            {**outer, **{name: value for name, value in flags.items() if value is not None}}, os.environ
+        )
+    except ConfigurationError as error:
+        raise exits.Unusable(str(error)) from error
+
+
+def _shown(told: Mapping[str, Any]) -> Iterator[str]:
+    """What is there, for a person."""
+    policy, power, redis = told["policy"], told["power"], told["redis"]
+    yield f"Node          {told['node']}, trainmedic {told['version']}, user {told['user']}"
+    yield f"Policy        {policy['file'] or 'none'}{' (' + policy['digest'] + ')' if policy['digest'] else ''}"
+    yield f"Actions       {', '.join(told['actions'])}"
+    yield f"Capabilities  {', '.join(told['capabilities']) or 'none'}"
+    yield f"State         {told['state_dir']}"
+    running = redis["agent"]
+    seen = f"an agent runs here: process {running['pid']}, {running['version']}" if running else "no agent runs here"
+    yield f"Redis         {'reachable; ' + seen if redis['is_reachable'] else 'not reachable'}"
+    yield f"Signing key   {'set' if told['signing_key'] else 'none'}"
+    yield f"Driver        {told['driver'] or 'none'}"
+    for gpu in told["gpus"]:
+        yield f"GPU {gpu['index']:<9} {gpu['uuid']}  {gpu['name']}  {_limits(gpu)}"
+    if power["is_allowed"]:
+        yield f"Power         {power['floor_percent']:g} % of the default or more; leases up to {power['max_lease']}"
+    for name, rule in told["rules"].items():
+        yield f"Rule          {name}: {rule['do']} {rule['kind']} unused for {rule['min_age']}"
+        for path, refusal in rule["roots"].items():
+            yield f"              {path}: {'usable' if refusal is None else 'not usable'}"
+
+
+def _limits(gpu: Mapping[str, Any]) -> str:
+    if "power_limit_watts" not in gpu:
+        return "no power limit"
+    told = {name: gpu.get(f"{name}_limit_watts", "?") for name in ("min", "max", "default")}
+    return f"{gpu['power_limit_watts']:g} W of {told['min']} to {told['max']} W, default {told['default']} W"

@@ -1,0 +1,186 @@
+"""Speaking to a running server, for the commands that do.
+
+Every failure becomes one of `exits`; a command sees JSON or nothing. The server's address and the
+token come from flags or the environment (`server_options`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+import httpx
+
+from trainmedic_server import __version__
+from trainmedic_server.cli import exits
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_MORE = {401: "Give a token with --token or TRAINMEDIC_TOKEN.", 403: "The token's role does not allow it."}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    """One message of an event stream."""
+
+    id: str
+    event: str
+    data: str
+
+
+class Client:
+    """One server, as seen from the command line."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url.rstrip("/")
+        headers = {"User-Agent": f"trainmedic/{__version__}"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            self._http = httpx.Client(base_url=self.url + "/", headers=headers, timeout=_TIMEOUT)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise exits.Unusable(f"{url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
+
+    def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
+        """The JSON that the server answers; a status in `accept` is no failure."""
+        return self._ask("GET", path, params=params, accept=accept)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return self._ask("POST", path, json=body if body is not None else {})
+
+    def events(self, last_id: str | None) -> Iterator[ServerSentEvent]:
+        """Events as they happen, from after `last_id`, until the server ends the stream."""
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        # The server sends a comment when nothing else happens; a minute of silence is a lost connection.
+        timeout = httpx.Timeout(60.0, connect=5.0)
+        with self._translated(), self._http.stream("GET", "events", headers=headers, timeout=timeout) as response:
+            if response.is_error:
+                response.read()
+                raise _failure(response)
+            yield from _parse(response.iter_lines())
+
+    def _ask(self, method: str, path: str, accept: tuple[int, ...] = (), **arguments: Any) -> Any:
+        with self._translated():
+            response = self._http.request(method, path, **arguments)
+            if response.status_code not in accept and not response.is_success:
+                raise _failure(response)
+            try:
+                return response.json()
+            except ValueError as error:
+                raise exits.Unreachable(f"{response.url} did not answer with JSON; is it Trainmedic's?") from error
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise exits.Unreachable(
+                f"Nothing answers at {self.url} ({error}).\n"
+                "Start a server with 'trainmedic serve', or name one with --server or TRAINMEDIC_URL."
+            ) from error
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise exits.Unusable(f"{self.url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
+        except httpx.TimeoutException as error:
+            raise exits.Unreachable(f"{self.url} did not answer in time.") from error
+        except httpx.TransportError as error:
+            raise exits.Unreachable(f"The connection to {self.url} broke: {error}") from error
+
+
+def server_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command ``--server`` and ``--token``, and hand it a `Client` as its first argument."""
+
+    @click.option(
+        "--server",
+        metavar="URL",
+        envvar="TRAINMEDIC_URL",
+        default="http://127.0.0.1:8080",
+        show_default=True,
+        show_envvar=True,
+        help="The server's URL.",
+    )
+    @click.option(
+        "--token",
+        metavar="TOKEN",
+        envvar="TRAINMEDIC_TOKEN",
+        show_envvar=True,
+        help="Token to present. Other users can see a command line: prefer the variable, or TRAINMEDIC_TOKEN_FILE.",
+    )
+    @functools.wraps(command)
+    def wrapped(server: str, token: str | None, **arguments: Any) -> R:
+        server = _said_before("server") or server
+        token = _said_before("token") or token or _token_from_file()
+        return command(Client(server, token), **arguments)
+
+    return wrapped
+
+
+def _said_before(option: str) -> str | None:
+    """What a group's flag says for its subcommand, as in ``history --server URL show RUN``."""
+    ctx = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    if ctx.get_parameter_source(option) is typed or ctx.parent is None:
+        return None
+    return ctx.parent.params.get(option) if ctx.parent.get_parameter_source(option) is typed else None
+
+
+def _token_from_file() -> str | None:
+    file = os.environ.get("TRAINMEDIC_TOKEN_FILE")
+    if not file:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise exits.Unusable(f"TRAINMEDIC_TOKEN_FILE: cannot read {file}: {error}") from error
+
+
+def _failure(response: httpx.Response) -> click.ClickException:
+    text = _problem(response)
+    if more := _MORE.get(response.status_code):
+        return exits.NotAllowed(f"{text}\n{more}")
+    if response.status_code == 404:
+        return exits.Missing(text)
+    return exits.Unreachable(text) if response.is_server_error else exits.Refused(text)
+
+
+def _problem(response: httpx.Response) -> str:
+    """What a problem document says, or the status where the answer is none."""
+    fallback = f"{response.request.url} answered {response.status_code} {response.reason_phrase}".rstrip()
+    try:
+        problem = json.loads(response.text)
+    except ValueError:
+        return fallback
+    if not isinstance(problem, dict) or not isinstance(problem.get("detail") or problem.get("title"), str):
+        return fallback
+    lines = [str(problem.get("detail") or problem["title"])]
+    errors = problem.get("errors")
+    if isinstance(errors, list) and len(errors) > 1:
+        lines += [f"  {entry.get('field')}: {entry.get('message')}" for entry in errors if isinstance(entry, dict)]
+    return "\n".join(lines)
+
+
+def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
+    """The messages of an event stream (WHATWG HTML, section 9.2.6)."""
+    last_id, event, data = "", "message", list[str]()
+    for line in lines:
+        if not line:
+            if data:
+                yield ServerSentEvent(last_id, event, "\n".join(data))
+            event, data = "message", []
+            continue
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "id":
+            last_id = value
+        elif name == "event":
+            event = value
+        elif name == "data":
+            data.append(value)

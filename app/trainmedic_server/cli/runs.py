@@ -1,0 +1,38 @@
+"""``trainmedic runs``: what an operator can tell one run."""
+
+from __future__ import annotations
+
+import click
+
+from trainmedic_server.cli import table
+from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.history import run_path
+
+
+@click.group()
+def runs() -> None:
+    """Approve, reject, cancel or undo a run. Who did it is recorded, by the token's name."""
+
+
+def _order(kind: str, summary: str) -> click.Command:
+    @click.command(kind, help=summary)
+    @click.argument("run_id", metavar="RUN")
+    @click.option("--note", default="", metavar="TEXT", help="Why; kept in the history.")
+    @server_options
+    def order(client: Client, run_id: str, note: str) -> None:
+        run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note})
+        click.echo(f"{table.plain(run.get('playbook'))} {table.plain(run.get('target'))}: {_state(run)}")
+
+    return order
+
+
+def _state(run: dict[str, object]) -> str:
+    waiting = f", waiting for {table.plain(run['waiting_on'])}" if run.get("waiting_on") else ""
+    owed = ", owes an undo" if run.get("owes_undo") else ""
+    return table.plain(run.get("status")) + waiting + owed
+
+
+runs.add_command(_order("approve", "Let a run that waits for approval go on."))
+runs.add_command(_order("reject", "End a run that waits for approval; what it did is taken back."))
+runs.add_command(_order("cancel", "Stop a run before its next step; what it did is taken back."))
+runs.add_command(_order("undo", "Take back what a run did, now."))

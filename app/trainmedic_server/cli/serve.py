@@ -1,0 +1,111 @@
+"""``trainmedic serve``: the server as a process. What it is made of is in ``wiring.server``."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import uvloop
+
+from trainmedic_server import telemetry
+from trainmedic_server.cli import exits
+from trainmedic_server.errors import ConfigurationError, TrainmedicError
+from trainmedic_server.settings import server as settings
+from trainmedic_server.wiring.server import Application
+
+log = telemetry.logger(__name__)
+
+_Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
+    for name, option in reversed(list(settings.OPTIONS.items())):
+        if option.flag is None:
+            continue
+        what = settings.Settings.model_fields[name].description
+        variable = option.variable + (", _FILE" if option.secret else "")
+        command = click.option(
+            option.flag,
+            name,
+            metavar=option.value,
+            multiple=option.repeatable,
+            type=click.Path() if option.value in ("DIR", "FILE") else str,  # shells complete a path
+            shell_complete=_completing(settings.choices_of(name)),
+            help=f"{what}  [{variable}; default: {settings.default_of(name)}]",
+        )(command)
+    return command
+
+
+def _completing(choices: Sequence[str]) -> _Completer | None:
+    """What a shell offers for a flag; None leaves it to the flag's type."""
+    if not choices:
+        return None
+    return lambda ctx, param, incomplete: [choice for choice in choices if choice.startswith(incomplete)]
+
+
+@click.command()
+@_flags
+def serve(**flags: Any) -> None:
+    """Start the server.
+
+    Every flag is an environment variable too, which the flag wins over. Log lines, JSON, go to
+    standard error. SIGTERM and SIGINT stop it cleanly: requests in work are finished, and what is
+    open goes on at the next start. A second signal ends it at once, which loses nothing either.
+    """
+    try:
+        made = settings.load(flags, os.environ)
+        telemetry.configure_logging(made.log_level.upper())
+        for wrong, right in settings.misspelt(os.environ):
+            log.warning("unknown variable; is it meant to be another?", variable=wrong, nearest=right)
+        _tune_the_interpreter()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(made))
+    except ConfigurationError as error:
+        raise exits.Unusable(str(error)) from error
+    except TrainmedicError as error:
+        raise exits.Unreachable(f"The server cannot start: {error}") from error
+
+
+def _tune_the_interpreter() -> None:
+    """Let the store's thread have its turn sooner, and collect cyclic garbage less often.
+
+    After each call into SQLite that thread waits for the interpreter, by default up to 5 ms; a tenth
+    of that makes the commits of a storm that much faster.
+
+    A storm makes a hundred thousand objects that all live on for a while; at the usual thresholds
+    the collector goes through them again and again, which doubled the time of ``benchmarks.alert_storm``.
+    """
+    gc.freeze()
+    sys.setswitchinterval(0.0005)
+    gc.set_threshold(50_000, 20, 50)
+
+
+async def _run(made: settings.Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def stop_now() -> None:
+        log.info("stopping")
+        stop.set()
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in signals:
+        loop.add_signal_handler(number, stop_now)
+    await Application(made).run(stop, _announce)
+
+
+def _announce(host: str, port: int) -> None:
+    """Tell whoever watches the terminal; a log line tells it to everybody else."""
+    if sys.stderr.isatty():
+        shown = f"[{host}]" if ":" in host else host
+        click.echo(f"Trainmedic listens on http://{shown}:{port} (API: /docs). Stop it with Ctrl-C.", err=True)

@@ -1,0 +1,169 @@
+"""One run told to a person: why it began, what each step did, what was taken back, in order.
+
+It reads the document of ``GET /history/{run_id}``; members that a newer or older server has more or
+less of do no harm. Pure functions: `tell` returns lines, and the command prints them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from trainmedic_server.cli.table import plain
+
+Document = Mapping[str, Any]
+
+
+def moment(text: str | None, date: bool = True) -> str:
+    """An RFC 3339 time as ``2026-01-31 12:00:00Z``, or its time of day to the millisecond."""
+    if not text:
+        return "-"
+    try:
+        value = datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return plain(text)
+    return value.strftime("%Y-%m-%d %H:%M:%SZ") if date else value.strftime("%H:%M:%S.%f")[:-3]
+
+
+def span(milliseconds: float | None) -> str:
+    """A length of time as a person says it: ``850 ms``, ``12.3 s``, ``4 min 05 s``, ``2 h 10 min``."""
+    if milliseconds is None:
+        return "-"
+    if milliseconds < 1000:
+        return f"{round(milliseconds)} ms"
+    seconds = milliseconds / 1000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def data(values: Mapping[str, Any]) -> str:
+    """``percent=80 reason="too hot"``."""
+    return " ".join(f"{plain(name)}={_value(value)}" for name, value in values.items() if value not in (None, {}, []))
+
+
+def tell(run: Document) -> Iterator[str]:
+    """The whole story of a run, line by line."""
+    yield f"Run {plain(run.get('run_id'))}"
+    for name, value in _head(run):
+        yield f"  {name:<10}{value}"
+    for title, part in (("Alerts", _alerts(run)), ("Steps", _steps(run)), ("Timeline", _timeline(run))):
+        lines = list(part)
+        if lines:
+            yield ""
+            yield title
+            yield from lines
+
+
+def _head(run: Document) -> Iterator[tuple[str, str]]:
+    version = str(run.get("version") or "")[:12]
+    yield "playbook", plain(run.get("playbook")) + (f"  (version {plain(version)})" if version else "")
+    yield "target", plain(run.get("target"))
+    waiting = f", waiting for {plain(run['waiting_on'])}" if run.get("waiting_on") else ""
+    yield "status", plain(run.get("status")) + waiting
+    yield "decision", plain(run.get("decision"))
+    yield "mode", plain(run.get("mode"))
+    yield "began", moment(run.get("timestamp"))
+    if run.get("ended_at"):
+        yield "ended", f"{moment(run['ended_at'])}  (after {span(run.get('duration_ms'))})"
+    if run.get("action_taken"):
+        yield "did" if run.get("status") != "observed" else "would do", plain(run["action_taken"])
+    if run.get("owes_undo"):
+        yield "owes", "an undo"
+    if run.get("message"):
+        yield "message", plain(run["message"])
+
+
+def _alerts(run: Document) -> Iterator[str]:
+    for alert in run.get("alerts", ()):
+        labels = dict(alert.get("labels", {}))
+        name = labels.pop("alertname", "(no alertname)")
+        if alert.get("resolved_at"):
+            because = plain(alert.get("resolved_because"))
+            state = f"resolved {moment(alert['resolved_at'])} ({because})"
+        else:
+            state = plain(alert.get("status"))
+        yield f"  {plain(name)}  since {moment(alert.get('starts_at'))}, {state}, heard {alert.get('count', 1)} times"
+        if labels:
+            yield f"    labels       {data(labels)}"
+        if alert.get("annotations"):
+            yield f"    annotations  {data(alert['annotations'])}"
+
+
+def _steps(run: Document) -> Iterator[str]:
+    for step in run.get("steps", ()):
+        where = "on failure: " if step.get("phase") == "on_failure" else ""
+        what = plain(step.get("action") or step.get("kind"))
+        yield f"  {where}{plain(step.get('id'))}  {what}  {plain(step.get('status'))}{_took(step)}"
+        if step.get("params"):
+            yield f"    with     {data(step['params'])}"
+        if step.get("message"):
+            yield f"    {'asks' if step.get('kind') == 'approve' else 'note'}     {plain(step['message'])}"
+        attempts = step.get("attempts", ())
+        if len(attempts) > 1 or any(attempt.get("error") for attempt in attempts):
+            yield from _attempts(attempts, "    ")
+        if step.get("output"):
+            yield f"    output   {data(step['output'])}"
+        if step.get("error"):
+            yield f"    error    {plain(step['error'])}"
+        if step.get("undo"):
+            yield from _undo(step["undo"])
+
+
+def _undo(undo: Document) -> Iterator[str]:
+    because = f" because {plain(undo['because'])}" if undo.get("because") else ""
+    yield (
+        f"    undo     {plain(undo.get('action'))} {data(undo.get('params', {}))}".rstrip()
+        + f"  {plain(undo.get('status'))}{because} ({plain(undo.get('trigger'))})"
+    )
+    attempts = undo.get("attempts", ())
+    if len(attempts) > 1 or any(attempt.get("error") for attempt in attempts):
+        yield from _attempts(attempts, "      ")
+    if undo.get("output"):
+        yield f"      output   {data(undo['output'])}"
+    if undo.get("error"):
+        yield f"      error    {plain(undo['error'])}"
+
+
+def _attempts(attempts: Any, indent: str) -> Iterator[str]:
+    for attempt in attempts:
+        error = f": {plain(attempt['error'])}" if attempt.get("error") else ""
+        began = moment(attempt.get("started_at"), date=False)
+        yield f"{indent}attempt {attempt.get('number')} at {began}  {plain(attempt.get('status'))}{error}"
+
+
+def _timeline(run: Document) -> Iterator[str]:
+    previous_day = None
+    for event in run.get("events", ()):
+        day = moment(event.get("at"))[:10]
+        if day != previous_day:
+            yield f"  {day}"
+            previous_day = day
+        yield f"  {moment(event.get('at'), date=False)}  {describe(event)}"
+
+
+def describe(event: Document) -> str:
+    """What happened, by whom where it was a person, and the particulars."""
+    actor = event.get("actor")
+    by = "" if actor in (None, "trainmedic") else f" by {plain(actor)}"
+    return f"{plain(event.get('kind'))}{by}  {data(event.get('data', {}))}".rstrip()
+
+
+def _took(step: Document) -> str:
+    try:
+        began, ended = (datetime.fromisoformat(step[name]) for name in ("started_at", "ended_at"))
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return f"  ({span((ended - began).total_seconds() * 1000)})"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        shown = plain(value)
+        return json.dumps(shown, ensure_ascii=False) if " " in shown or not shown else shown
+    return plain(json.dumps(value, ensure_ascii=False, default=str))

@@ -1,0 +1,27 @@
+"""Types of fields of pydantic models. Apart from what they read and write, so that the agent, which has no
+pydantic, can read durations too."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+from trainmedic_server.domain import duration
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, str):
+        return duration.parse(value)
+    raise ValueError(f"{value!r} is not a duration; write it with its unit: 90s, 10m, 1h30m")
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(_read),
+    PlainSerializer(duration.write, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": duration.PATTERN, "examples": ["90s", "10m", "1h30m"]}),
+]

@@ -1,0 +1,178 @@
+"""The playbook language: the models that validate a document, and that its JSON Schema is made from.
+
+Not here: reading YAML, compiling expressions and templates (``catalog``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.modes import Mode as Mode
+from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
+from trainmedic_server.domain.target import Kind
+
+Identifier = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?$",
+        description="Letters, digits, and '-', '_', '.' between them; at most 128.",
+    ),
+]
+Expression = Annotated[str, Field(min_length=1, description="A Jinja2 expression, without braces.")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Trigger(_Model):
+    """What the playbook reacts to."""
+
+    alert: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="The alertname, or a list of them."
+    )
+    matchers: tuple[str, ...] = Field((), description="Alertmanager matchers; all of them must hold.")
+    when: Expression | None = Field(None, description="A further condition, over the alert.")
+
+    @property
+    def alertnames(self) -> tuple[str, ...]:
+        return (self.alert,) if isinstance(self.alert, str) else self.alert
+
+
+class TargetParts(_Model):
+    """The parts of the target, each a template; for labels that the built-in chain does not know."""
+
+    node: str | None = None
+    gpu: str | None = None
+    job: str | None = None
+
+    @model_validator(mode="after")
+    def _names_one_thing(self) -> TargetParts:
+        if self.job is not None and (self.node is not None or self.gpu is not None):
+            raise ValueError("name a job, or a node, or a gpu with its node; not a job and a node")
+        if self.gpu is not None and self.node is None:
+            raise ValueError("a gpu needs its node too")
+        if self.job is None and self.node is None:
+            raise ValueError("name at least a node or a job")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        if self.job is not None:
+            return Kind.JOB
+        return Kind.GPU if self.gpu is not None else Kind.NODE
+
+
+class RateLimit(_Model):
+    """At most `count` runs of the playbook started in any window of length `per`."""
+
+    count: int = Field(ge=1)
+    per: Duration
+
+
+class Guards(_Model):
+    """What keeps a playbook from acting too often or on too much at once."""
+
+    cooldown: Duration | None = Field(None, description="Quiet time for the same target after a run ended.")
+    max_runs: RateLimit | None = None
+    max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
+
+
+class Retry(_Model):
+    """How often an action is tried: `attempts` in all, waiting `delay` × `backoff`^(n-1) after the n-th."""
+
+    attempts: int = Field(1, ge=1, le=100)
+    delay: Duration = Field(default="2s", validate_default=True)
+    backoff: float = Field(2.0, ge=1.0, le=10.0)
+    max_delay: Duration = Field(default="5m", validate_default=True)
+
+
+class _Step(_Model):
+    id: Identifier | None = Field(None, description="For steps.<id> in expressions; step-<n> by default.")
+    when: Expression | None = Field(None, description="Skip the step unless this holds.")
+    timeout: Duration | None = None
+    on_error: Literal["fail", "continue"] = "fail"
+
+
+class ActionStep(_Step):
+    """A step that acts. `timeout` bounds one attempt; the action has a default."""
+
+    action: str
+    with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="The action's parameters.")
+    retry: Retry = Retry()
+    undo: UndoTrigger = UndoTrigger.NEVER
+
+
+class WaitStep(_Step):
+    """A step that waits until every alert of the run has resolved."""
+
+    wait_for: Literal["resolved"]
+    on_timeout: Literal["fail", "continue"] = "fail"
+
+
+class Question(_Model):
+    """What an operator is asked."""
+
+    message: str = Field("", description="A template: what is asked.")
+
+
+class ApproveStep(_Step):
+    """A step that waits for an operator."""
+
+    approve: str | Question
+    on_timeout: Literal["fail", "continue"] = "fail"
+
+    @property
+    def message(self) -> str:
+        return self.approve if isinstance(self.approve, str) else self.approve.message
+
+
+def _kind_of_step(value: Any) -> str:
+    keys = set(value) if isinstance(value, dict) else set(getattr(value, "model_fields_set", ()))
+    for key in ("wait_for", "approve"):
+        if key in keys:
+            return key
+    return "action"
+
+
+Step = Annotated[
+    Annotated[ActionStep, Tag("action")]
+    | Annotated[WaitStep, Tag("wait_for")]
+    | Annotated[ApproveStep, Tag("approve")],
+    Discriminator(_kind_of_step),
+]
+
+
+class Playbook(_Model):
+    """One YAML document: what it reacts to, its guards, its steps."""
+
+    playbook: Identifier = Field(description="The playbook's name, unique among those loaded.")
+    summary: str = ""
+    mode: Mode = Mode.ENFORCE
+    on: Trigger
+    target: Kind | TargetParts
+    vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
+    guards: Guards = Guards()
+    steps: tuple[Step, ...] = Field(min_length=1)
+    on_failure: tuple[Step, ...] = Field((), description="Run when the run fails.")
+    files: dict[str, str] = Field(
+        default_factory=dict,
+        description="Templates that steps name, by file name. One that is not given here is read from the playbook's "
+        "folder when the playbook is loaded, and becomes part of it.",
+    )
+
+    @property
+    def name(self) -> str:
+        return self.playbook
+
+
+APPROVAL = "approval"
+"""The id of the question that mode approve asks before the first step; no step of a playbook has it."""
+
+
+def step_id(step: ActionStep | WaitStep | ApproveStep, index: int, phase: str = "steps") -> str:
+    """The id of a step: its own, else ``step-<n>`` (``failure-<n>`` in `on_failure`), counted from 1."""
+    return step.id or f"{'step' if phase == 'steps' else 'failure'}-{index + 1}"

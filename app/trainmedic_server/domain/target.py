@@ -1,0 +1,271 @@
+"""What a run works on, when two of them overlap, and how labels name one.
+
+Not here: asking a cluster who is behind an address; callers hand in what is `Known` beyond an alert's labels.
+Nor the job that uses a GPU or a node (``job_names``).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trainmedic_server.domain.whereabouts import Known
+
+_HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
+
+
+class Kind(StrEnum):
+    """The kinds of target."""
+
+    GPU = "gpu"
+    NODE = "node"
+    JOB = "job"
+    CLUSTER = "cluster"
+
+
+LONGEST_NAME = 512
+"""Bytes of a node's, GPU's or job's name; Kubernetes' own names have 253 at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A gpu (always with its node), a node, a job, or the cluster.
+
+    ``gpu`` is a UUID, a PCI address or an index, as the alert named it; the agent on the node
+    confirms it against its own driver.
+    """
+
+    kind: Kind
+    node: str | None = None
+    gpu: str | None = None
+    job: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The target in one line: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
+        match self.kind:
+            case Kind.GPU:
+                return f"gpu:{self.node}/{self.gpu}"
+            case Kind.NODE:
+                return f"node:{self.node}"
+            case Kind.JOB:
+                return f"job:{self.job}"
+            case Kind.CLUSTER:
+                return "cluster"
+
+    def overlaps(self, other: Target) -> bool:
+        """Whether two runs on these targets could touch the same thing.
+
+        The cluster covers everything, a node covers its GPUs. Two GPUs of one node that are named
+        in different ways (one by UUID, one by index) cannot be told apart here, so they overlap.
+        """
+        if Kind.CLUSTER in (self.kind, other.kind):
+            return True
+        if self.kind is Kind.JOB or other.kind is Kind.JOB:
+            return self.kind is other.kind and self.job == other.job
+        if self.node != other.node:
+            return False
+        if Kind.NODE in (self.kind, other.kind):
+            return True
+        return self.gpu == other.gpu or _naming(self.gpu) != _naming(other.gpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """The labels name no target, or several. ``reason`` is ``target_unknown`` or ``target_ambiguous``."""
+
+    reason: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityLabels:
+    """Which labels name a target, most trusted first. Compared without regard to case.
+
+    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter,
+    kube-state-metrics and Trainmedic's own exporter. ``exported_`` forms, which Prometheus makes
+    when a scrape adds a label of the same name, are looked up with each.
+    """
+
+    gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid")
+    gpu_index: tuple[str, ...] = ("gpu", "gpu_id")
+    node: tuple[str, ...] = ("node", "nodename", "kubernetes_node", "hostname")
+    job: tuple[str, ...] = (
+        "job_name",
+        "training_job",
+        "label_training_kubeflow_org_job_name",
+        "label_jobset_sigs_k8s_io_jobset_name",
+        "label_batch_kubernetes_io_job_name",
+        "label_job_name",
+    )
+
+
+def resolve(
+    kind: Kind,
+    labels: Mapping[str, str],
+    inventory: Known,
+    identity: IdentityLabels = IdentityLabels(),
+) -> Target | Unresolved:
+    """The target of `kind` that `labels` name; refused, never guessed, where they do not name one."""
+    folded = _fold(labels)
+    match kind:
+        case Kind.CLUSTER:
+            return Target(kind)
+        case Kind.JOB:
+            job = _job(folded, inventory, identity)
+            return job if isinstance(job, Unresolved) else Target(kind, job=job)
+        case Kind.NODE:
+            node = _node(folded, inventory, identity)
+            return node if isinstance(node, Unresolved) else Target(kind, node=node)
+        case Kind.GPU:
+            return _gpu(folded, inventory, identity)
+
+
+def bounded(target: Target) -> Target | Unresolved:
+    """The target, unless a name in it is longer than any real one, which no index of a database would take."""
+    for what, name in (("node", target.node), ("GPU", target.gpu), ("job", target.job)):
+        if name is not None and len(name.encode(errors="replace")) > LONGEST_NAME:
+            begins = f"{name[:40]!r}…"
+            return Unresolved("target_unknown", f"the {what}'s name is longer than {LONGEST_NAME} bytes: {begins}")
+    return target
+
+
+def job_told_by(
+    labels: Mapping[str, str], inventory: Known, identity: IdentityLabels = IdentityLabels()
+) -> str | Unresolved:
+    """The job that the labels name, or the pod that they name."""
+    return _job(_fold(labels), inventory, identity)
+
+
+def gpu_told_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
+    """The GPU that the labels name, by UUID or by index."""
+    return _named_gpu(_fold(labels), identity)
+
+
+def node_told_by(
+    labels: Mapping[str, str], inventory: Known, identity: IdentityLabels = IdentityLabels()
+) -> str | Unresolved:
+    """The node that the labels name."""
+    return _node(_fold(labels), inventory, identity)
+
+
+def named_node(name: str, inventory: Known) -> str | Unresolved:
+    """The node of that name, or of that address, with a port or not."""
+    host = host_of(name)
+    node = _node_at(host, inventory)
+    if node is None and is_address(host):
+        return Unresolved("target_unknown", f"{host!r} is an address that no inventory maps to a node")
+    return node or host
+
+
+def _node_at(name: str, inventory: Known) -> str | None:
+    found = inventory.get(name)
+    return found if isinstance(found, str) else None
+
+
+def _job(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLabels) -> str | Unresolved:
+    named = _single(folded, identity.job, "job")
+    if isinstance(named, str) or named.reason == "target_ambiguous":
+        return named
+    # Of the pods that the labels may mean one can be the exporter; it belongs to no job.
+    pods = [(namespace, pod) for namespace in _values(folded, "namespace") for pod in _values(folded, "pod")]
+    found = [inventory.get(f"pod:{namespace}/{pod}", ()) for namespace, pod in pods]
+    jobs = {job for one in found for job in ((one,) if isinstance(one, str) else one)}
+    if len(jobs) > 1:
+        return Unresolved("target_ambiguous", f"the labels' pods belong to several jobs: {', '.join(sorted(jobs))}")
+    return jobs.pop() if jobs else named
+
+
+def _values(folded: Mapping[str, set[str]], name: str) -> set[str]:
+    return folded.get(name, set()) | folded.get(f"exported_{name}", set())
+
+
+def _gpu(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLabels) -> Target | Unresolved:
+    gpu = _named_gpu(folded, identity)
+    if isinstance(gpu, Unresolved):
+        return gpu
+    node = _node(folded, inventory, identity)
+    if isinstance(node, Unresolved):
+        return node
+    return Target(Kind.GPU, node=node, gpu=gpu)
+
+
+def _named_gpu(folded: Mapping[str, set[str]], identity: IdentityLabels) -> str | Unresolved:
+    gpu = _single(folded, identity.gpu_uuid, "GPU UUID")
+    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
+        gpu = _single(folded, identity.gpu_index, "GPU")
+    return gpu
+
+
+def _node(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLabels) -> str | Unresolved:
+    named = _single(folded, identity.node, "node")
+    if isinstance(named, str):
+        return _node_at(named, inventory) or named
+    if named.reason == "target_ambiguous":
+        return named
+    for instance in sorted(folded.get("instance", ())):
+        host = host_of(instance)
+        node = _node_at(host, inventory)
+        if node is not None:
+            return node
+        if is_address(host):
+            return Unresolved("target_unknown", f"instance {instance!r} is an address that no inventory maps to a node")
+        if not _HOST_AND_PORT.fullmatch(instance):
+            return Unresolved("target_unknown", f"instance {instance!r} is not a host with a port")
+        return host
+    return named
+
+
+def _single(folded: Mapping[str, set[str]], names: Sequence[str], what: str) -> str | Unresolved:
+    """The one value that the labels of these names agree on."""
+    values: dict[str, str] = {}
+    for name in names:
+        for form in (name.lower(), f"exported_{name.lower()}"):
+            for value in folded.get(form, ()):
+                values.setdefault(value, form)
+    if not values:
+        looked = f"looked for {', '.join(names)}, each also with exported_ before it"
+        return Unresolved("target_unknown", f"no label names the {what} ({looked})")
+    if len(values) > 1:
+        shown = ", ".join(f"{form}={value!r}" for value, form in sorted(values.items()))
+        return Unresolved("target_ambiguous", f"the labels disagree on the {what}: {shown}")
+    return next(iter(values))
+
+
+def _fold(labels: Mapping[str, str]) -> dict[str, set[str]]:
+    folded: dict[str, set[str]] = {}
+    for name, value in labels.items():
+        if value.strip():
+            folded.setdefault(name.lower(), set()).add(value.strip())
+    return folded
+
+
+def host_of(instance: str) -> str:
+    """The host part of ``host:port``, ``[v6]:port``, or of a bare host or IPv6 address."""
+    if instance.startswith("["):
+        return instance[1:].partition("]")[0]
+    if instance.count(":") > 1:
+        return instance
+    return instance.partition(":")[0]
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address or a name of the loopback, which name no node."""
+    if host in ("", "localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _naming(gpu: str | None) -> str:
+    if gpu is None:
+        return "none"
+    if gpu.isdigit():
+        return "index"
+    return "pci" if ":" in gpu else "uuid"

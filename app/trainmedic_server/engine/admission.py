@@ -1,0 +1,305 @@
+"""What becomes of alerts: which are new, repeated or resolved, and which playbooks start, join or
+do not start, each with its reason. Pure, given the `Facts` that were read for them.
+
+`Admitting` takes the deliveries of one transaction one after the other; every decision sees those
+before it, as if each delivery had been committed alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from trainmedic_server.domain.admission import Admission, Admitted
+from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
+from trainmedic_server.domain.target import Target, Unresolved
+from trainmedic_server.engine import guards, plan, scope, steps
+from trainmedic_server.ports import Book, GuardFacts, Limits, LinkedRun
+
+Key = tuple[str, str]
+"""A playbook's name and a target's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A playbook that reacts to an alert, and the target that the alert names for it."""
+
+    book: Book
+    target: Target | Unresolved
+
+    @property
+    def key(self) -> Key:
+        return (self.book.spec.name, self.target.key if isinstance(self.target, Target) else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A delivery with the playbooks that react to each of its alerts, and the conditions that failed."""
+
+    delivery: Delivery
+    candidates: tuple[tuple[Candidate, ...], ...]
+    failures: tuple[Event, ...] = ()
+
+
+@dataclass(slots=True)
+class Facts:
+    """What the store knows that bears on these deliveries; changed by each decision."""
+
+    records: dict[Identity, AlertRecord]
+    firing: dict[str, dict[Identity, AlertRecord]]
+    linked: dict[Identity, list[LinkedRun]]
+    open_runs: dict[Key, str]
+    guards: dict[Key, GuardFacts]
+    controls: Controls
+    nodes_acted_on: set[str]
+    known_nodes: set[str]
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is to be written, and who is to be told once it is."""
+
+    records: dict[Identity, AlertRecord] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    links: list[tuple[str, Identity]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    nodes: set[str] = field(default_factory=set)
+    controls: Controls | None = None
+    started: list[tuple[Run, Book, AlertRecord]] = field(default_factory=list)
+    touched: set[str] = field(default_factory=set)
+
+
+class Admitting:
+    """Decides on deliveries, one after the other, into one set of `Changes`."""
+
+    def __init__(self, facts: Facts, limits: Limits, new_id: Callable[[], str], now: datetime) -> None:
+        self._facts = facts
+        self._limits = limits
+        self._new_id = new_id
+        self._now = now
+        self._started: Counter[str] = Counter()
+        self._opened: Counter[str] = Counter()
+        self.changes = Changes()
+
+    def admit(self, prepared: Prepared) -> Admission:
+        """Decide on one delivery."""
+        admitted: list[Admitted] = []
+        duplicates = unmatched = 0
+        self.changes.events.extend(prepared.failures)
+        for alert, candidates in zip(prepared.delivery.alerts, prepared.candidates, strict=True):
+            unmatched += not candidates
+            if alert.status is AlertStatus.RESOLVED:
+                duplicates += self._resolved(alert)
+                continue
+            known, outcomes = self._firing(alert, candidates)
+            duplicates += known
+            admitted.extend(outcomes)
+        return Admission(
+            prepared.delivery.id,
+            len(prepared.delivery.alerts),
+            tuple(admitted),
+            duplicates,
+            unmatched,
+            prepared.delivery.truncated,
+        )
+
+    def _resolved(self, alert: Alert) -> bool:
+        """Take in a resolved; True where it was known.
+
+        Only one beginning of an alert can fire at a time, so the older ones of the same fingerprint,
+        whose own resolved was lost, have resolved with it.
+        """
+        known = self._facts.records.get(alert.identity)
+        if known is not None and known.is_resolved:
+            self._keep(replace(known, last_heard_at=self._now, count=known.count + 1))
+            return True
+        record = known or AlertRecord(alert, self._now, self._now, 0)
+        self._resolve(replace(record, alert=alert, count=record.count + 1), "alertmanager")
+        for older in list(self._facts.firing.get(alert.fingerprint, {}).values()):
+            if older.alert.starts_at < alert.starts_at:
+                self._resolve(older, "superseded")
+        return False
+
+    def _resolve(self, record: AlertRecord, because: str) -> None:
+        ended = replace(record, last_heard_at=self._now, resolved_at=self._now, resolved_because=because)
+        self._keep(ended)
+        for run in self._facts.linked.get(record.identity, ()):
+            self._note(run.run_id, "alert_resolved", alert=record.alert.name, because=because)
+            if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
+                self.changes.touched.add(run.run_id)
+
+    def _firing(self, alert: Alert, candidates: Iterable[Candidate]) -> tuple[bool, list[Admitted]]:
+        """Take in a firing; whether it was known, and what each playbook decided."""
+        known = self._facts.records.get(alert.identity)
+        if known is not None and known.is_resolved and known.resolved_because != "assumed":
+            ended = replace(known, last_heard_at=self._now, count=known.count + 1)
+            self._keep(ended)
+            return True, [self._overtaken(ended, candidate) for candidate in candidates]
+        record = AlertRecord(alert, self._now, self._now)
+        if known is not None:
+            # That it had resolved may have been assumed only; then this refutes it.
+            heard = replace(known, alert=alert, last_heard_at=self._now, count=known.count + 1)
+            record = replace(heard, resolved_at=None, resolved_because=None)
+        self._keep(record)
+        linked = list(self._facts.linked.get(alert.identity, ()))
+        for run in linked:
+            self._note(run.run_id, "alert_repeated", alert=alert.name, count=record.count)
+        outcomes = [self._candidate(record, candidate, linked) for candidate in candidates]
+        return known is not None, outcomes
+
+    def _overtaken(self, record: AlertRecord, candidate: Candidate) -> Admitted:
+        """A firing that its own resolved has overtaken: nothing is done, and the history says so once."""
+        name, target_key = candidate.key
+        before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
+        if before:
+            return Admitted(before[-1].run_id, name, before[-1].target_key, Decision.DUPLICATE)
+        late = guards.Verdict(Decision.STALE, "the alert had resolved before it was reported as firing")
+        return Admitted(self._add_run(record, candidate, late).id, name, target_key, Decision.STALE)
+
+    def _candidate(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> Admitted:
+        name, target_key = candidate.key
+        before = [run for run in linked if run.playbook == name]
+        if any(run.decision not in PASSING for run in before):
+            last = next(run for run in reversed(before) if run.decision not in PASSING)
+            return Admitted(last.run_id, name, last.target_key, Decision.DUPLICATE)
+        verdict = self._verdict(record.alert, candidate)
+        if before and verdict.decision in PASSING:
+            if verdict.decision != before[-1].decision:
+                self._note(before[-1].run_id, str(verdict.decision), alert=record.alert.name, why=verdict.why)
+            return Admitted(before[-1].run_id, name, before[-1].target_key, verdict.decision)
+        if verdict.decision is Decision.JOINED:
+            run_id = self._facts.open_runs[candidate.key]
+            self._link(run_id, record, LinkedRun(run_id, name, target_key, "running", Decision.JOINED))
+            self._note(run_id, "joined", alert=record.alert.name, fingerprint=record.alert.fingerprint)
+            self.changes.touched.add(run_id)
+            return Admitted(run_id, name, target_key, Decision.JOINED)
+        run = self._add_run(record, candidate, verdict)
+        return Admitted(run.id, name, target_key, verdict.decision)
+
+    def _verdict(self, alert: Alert, candidate: Candidate) -> guards.Verdict:
+        target = candidate.target
+        if isinstance(target, Unresolved):
+            return guards.Verdict(Decision(target.reason), target.why)
+        if candidate.key in self._facts.open_runs:
+            return guards.Verdict(Decision.JOINED)
+        spec = candidate.book.spec
+        mode = Mode.stricter(spec.mode, self._limits.mode)
+        facts = self._guard_facts(candidate.key)
+        verdict = guards.decide(
+            spec.guards, mode, facts, self._facts.controls, self._limits, alert.starts_at, self._now
+        )
+        if verdict.decision is Decision.STARTED and target.node is not None:
+            why = guards.trips_breaker(target.node, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits)
+            if why is not None:
+                self._open_breaker(why)
+                return guards.Verdict(Decision.BREAKER_OPEN, why)
+        return verdict
+
+    def _guard_facts(self, key: Key) -> GuardFacts:
+        """What the store knows, and what was decided here since."""
+        facts = self._facts.guards.get(key, GuardFacts())
+        started, opened = self._started[key[0]], self._opened[key[0]]
+        return replace(facts, started=facts.started + started, open_runs=facts.open_runs + opened)
+
+    def _open_breaker(self, why: str) -> None:
+        self._facts.controls = replace(
+            self._facts.controls, breaker_open=True, breaker_opened_at=self._now, breaker_reason=why
+        )
+        self.changes.controls = self._facts.controls
+        self.changes.events.append(Event("breaker_opened", self._now, data={"why": why}))
+
+    def _add_run(self, record: AlertRecord, candidate: Candidate, verdict: guards.Verdict) -> Run:
+        run = self._new_run(record, candidate, verdict)
+        self.changes.runs.append(run)
+        self._link(run.id, record, LinkedRun(run.id, *candidate.key, str(run.status), run.decision))
+        self._note(
+            run.id,
+            str(run.decision),
+            alert=record.alert.name,
+            playbook=run.playbook,
+            target=candidate.key[1],
+            why=verdict.why,
+        )
+        if run.status is not Status.NOT_STARTED:
+            self._count(candidate, run)
+        if run.is_open:
+            self.changes.started.append((run, candidate.book, record))
+        return run
+
+    def _new_run(self, record: AlertRecord, candidate: Candidate, verdict: guards.Verdict) -> Run:
+        book, decision = candidate.book, verdict.decision
+        mode = Mode.stricter(book.spec.mode, self._limits.mode)
+        starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
+        run = Run(
+            id=self._new_id(),
+            playbook=book.spec.name,
+            version=book.version,
+            target=candidate.target if isinstance(candidate.target, Target) else None,
+            mode=mode,
+            status=Status.RUNNING if decision is Decision.STARTED else Status.NOT_STARTED,
+            decision=decision,
+            alert=record.identity,
+            alert_name=record.alert.name,
+            alert_labels=dict(record.alert.labels),
+            created_at=self._now,
+            steps=steps.fresh(book, ask_first=mode is Mode.APPROVE) if starts else (),
+            ended_at=None if decision is Decision.STARTED else self._now,
+            message=verdict.why,
+        )
+        if decision is Decision.OBSERVE_ONLY:
+            names = scope.build(run, book, [record.alert], hindsight=False)
+            run = replace(plan.observe(run, book, names), status=Status.OBSERVED)
+            run = replace(run, message=f"would have applied {run.action_taken or 'nothing'}")
+        return run
+
+    def _count(self, candidate: Candidate, run: Run) -> None:
+        """Let the decisions after this one see the new run."""
+        name, _ = candidate.key
+        self._started[name] += 1
+        if run.is_open:
+            self._opened[name] += 1
+            self._facts.open_runs[candidate.key] = run.id
+        else:
+            facts = self._facts.guards.get(candidate.key, GuardFacts())
+            self._facts.guards[candidate.key] = replace(facts, last_ended_at=self._now)
+        if run.target is not None and run.target.node is not None:
+            self.changes.nodes.add(run.target.node)
+            self._facts.known_nodes.add(run.target.node)
+            if run.is_open:
+                self._facts.nodes_acted_on.add(run.target.node)
+
+    def _keep(self, record: AlertRecord) -> None:
+        self._facts.records[record.identity] = record
+        self.changes.records[record.identity] = record
+        firing = self._facts.firing.setdefault(record.alert.fingerprint, {})
+        if record.is_resolved:
+            firing.pop(record.identity, None)
+        else:
+            firing[record.identity] = record
+
+    def _link(self, run_id: str, record: AlertRecord, linked: LinkedRun) -> None:
+        self.changes.links.append((run_id, record.identity))
+        self._facts.linked.setdefault(record.identity, []).append(linked)
+
+    def _note(self, run_id: str, kind: str, **data: object) -> None:
+        self.changes.events.append(Event(kind, self._now, run_id, data=data))
+
+
+def nodes_named(prepared: Iterable[Prepared]) -> set[str]:
+    """The nodes that the targets of these deliveries name."""
+    return {
+        candidate.target.node
+        for entry in prepared
+        for candidates in entry.candidates
+        for candidate in candidates
+        if isinstance(candidate.target, Target) and candidate.target.node is not None
+    }
+
+
+def counted_since(books: Iterable[Book], now: datetime) -> Mapping[str, datetime]:
+    """From when on the runs of each playbook count against its rate limit."""
+    return {book.spec.name: now - book.spec.guards.max_runs.per for book in books if book.spec.guards.max_runs}

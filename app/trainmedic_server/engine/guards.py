@@ -1,0 +1,74 @@
+"""Whether a run may start: the playbook's guards, the mode, and the breaker. Pure.
+
+The order is that of telling a person the most useful reason first; `admission` calls this for each
+(alert, playbook) that has a target and no open run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.playbook import Guards, Mode
+from trainmedic_server.domain.run import Controls, Decision
+from trainmedic_server.ports import GuardFacts, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A decision and, for a person, why."""
+
+    decision: Decision
+    why: str = ""
+
+
+def decide(
+    guards: Guards,
+    mode: Mode,
+    facts: GuardFacts,
+    controls: Controls,
+    limits: Limits,
+    starts_at: datetime,
+    now: datetime,
+) -> Verdict:
+    """Whether a run may start now, apart from the breaker's count (see `trips_breaker`)."""
+    if controls.paused:
+        return Verdict(Decision.PAUSED, f"paused by {controls.paused_by}")
+    age = now - starts_at
+    if age > limits.max_age:
+        return Verdict(
+            Decision.STALE,
+            f"the alert began {duration.write(age)} ago, over the maximum age of {duration.write(limits.max_age)}",
+        )
+    if controls.breaker_open and mode is not Mode.OBSERVE:
+        return Verdict(Decision.BREAKER_OPEN, controls.breaker_reason or "the breaker is open")
+    if guards.cooldown and facts.last_ended_at and now < facts.last_ended_at + guards.cooldown:
+        left = duration.write(facts.last_ended_at + guards.cooldown - now)
+        return Verdict(Decision.COOLDOWN, f"the last run for this target has ended; cooldown for another {left}")
+    if guards.max_runs and facts.started >= guards.max_runs.count:
+        return Verdict(
+            Decision.RATE_LIMITED,
+            f"{facts.started} runs in the last {duration.write(guards.max_runs.per)}, at most {guards.max_runs.count}",
+        )
+    if guards.max_concurrent and facts.open_runs >= guards.max_concurrent:
+        return Verdict(
+            Decision.CONCURRENCY_LIMITED, f"{facts.open_runs} runs are open, at most {guards.max_concurrent}"
+        )
+    return Verdict(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
+
+
+def trips_breaker(node: str, acted_on: set[str], known: set[str], limits: Limits) -> str | None:
+    """Why acting on `node` too would be acting on too much of the cluster; None where it is not.
+
+    `acted_on` are the distinct nodes of the window; a node among them adds nothing.
+    """
+    if node in acted_on:
+        return None
+    count, total = len(acted_on) + 1, len(known | {node})
+    if count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:
+        return None
+    return (
+        f"{len(acted_on)} of {total} known nodes were acted on within {duration.write(limits.breaker_window)}; "
+        f"one more would pass {limits.breaker_share:.0%}"
+    )

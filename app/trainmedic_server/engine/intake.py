@@ -1,0 +1,165 @@
+"""Taking deliveries in: match, decide, commit, and only then answer.
+
+Deliveries that arrive together share one transaction. The queue is bounded: a delivery that finds
+it full is refused at once, so that Alertmanager keeps it and tries again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainmedic_server import telemetry
+from trainmedic_server.domain.admission import Admission
+from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
+from trainmedic_server.domain.run import Event
+from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.whereabouts import Known
+from trainmedic_server.engine import admission
+from trainmedic_server.engine.admission import Admitting, Candidate, Changes, Facts, Prepared
+from trainmedic_server.engine.batching import Batcher
+from trainmedic_server.ports import Book, Catalog, Clock, Limits, RunStore, Transaction
+
+_ALERTS_PER_TRANSACTION = 500
+"""More would make the first of them wait long for the last; fewer would cost more commits."""
+
+log = telemetry.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The outcome of one transaction: a reply for each delivery, and what changed."""
+
+    replies: tuple[Admission, ...]
+    changes: Changes
+
+
+class Intake:
+    """Admits deliveries. `on_admitted` is told, after the commit, what each transaction changed."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        catalog: Catalog,
+        clock: Clock,
+        limits: Limits,
+        metrics: telemetry.Metrics,
+        inventory: Callable[[], Known],
+        new_id: Callable[[], str],
+        on_admitted: Callable[[Changes], None],
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._clock = clock
+        self._limits = limits
+        self._metrics = metrics
+        self._inventory = inventory
+        self._new_id = new_id
+        self._on_admitted = on_admitted
+        self._kept: set[tuple[str, str]] = set()
+        metrics.queue_depth.set_function(lambda: len(self._queue))
+        self._queue: Batcher[Delivery, Admission] = Batcher(
+            self._admit,
+            most=_ALERTS_PER_TRANSACTION,
+            weigh=lambda delivery: 1 + len(delivery.alerts),
+            at_once=2,  # one is matched while the other is written
+            limit=limits.queue,
+            what="deliveries",
+        )
+
+    async def admit(self, delivery: Delivery) -> Admission:
+        """Return once everything in the delivery is durable. Raises Saturated or StoreUnavailable."""
+        return await self._queue.ask(delivery)
+
+    async def stop(self) -> None:
+        await self._queue.stop()
+
+    def prepare(self, delivery: Delivery) -> Prepared:
+        """Find the playbooks that react to each alert, and their targets. Reads nothing from the store."""
+        inventory = self._inventory()
+        failures: list[Event] = []
+        found = tuple(self._candidates(alert, inventory, failures) for alert in delivery.alerts)
+        return Prepared(delivery, found, tuple(failures))
+
+    def _candidates(self, alert: Alert, inventory: Known, failures: list[Event]) -> tuple[Candidate, ...]:
+        found: list[Candidate] = []
+        for book in self._catalog.for_alert(alert.name):
+            match = book.match(alert)
+            if match.matched:
+                found.append(Candidate(book, book.target_of(alert, inventory)))
+            elif match.failed and alert.status is AlertStatus.FIRING:
+                log.warning("a playbook's condition failed", playbook=book.spec.name, alert=alert.name, why=match.why)
+                data = {"playbook": book.spec.name, "alert": alert.name, "why": match.why}
+                failures.append(Event("match_failed", self._clock.now(), data=data))
+        return tuple(found)
+
+    async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
+        prepared = [self.prepare(delivery) for delivery in deliveries]
+        admitted = await self._store.transact(lambda tx: self._decide_and_write(tx, prepared))
+        self._kept.update((run.playbook, run.version) for run in admitted.changes.runs)
+        self._count(deliveries, admitted)
+        self._on_admitted(admitted.changes)
+        return admitted.replies
+
+    def _decide_and_write(self, tx: Transaction, prepared: Sequence[Prepared]) -> Admitted:
+        now = self._clock.now()
+        facts = _read_facts(tx, prepared, self._limits, now)
+        admitting = Admitting(facts, self._limits, self._new_id, now)
+        replies = tuple(admitting.admit(entry) for entry in prepared)
+        changes = admitting.changes
+        self._keep_playbooks(tx, prepared, changes)
+        tx.save_alerts(list(changes.records.values()))
+        tx.add_runs(changes.runs)
+        tx.link(changes.links)
+        tx.append(changes.events)
+        if changes.nodes:
+            tx.note_nodes(changes.nodes, now)
+        if changes.controls is not None:
+            tx.save_controls(changes.controls)
+        return Admitted(replies, changes)
+
+    def _keep_playbooks(self, tx: Transaction, prepared: Sequence[Prepared], changes: Changes) -> None:
+        needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
+        books: dict[tuple[str, str], Book] = {
+            (candidate.book.spec.name, candidate.book.version): candidate.book
+            for entry in prepared
+            for candidates in entry.candidates
+            for candidate in candidates
+        }
+        for name, version in needed:
+            tx.keep_playbook(name, version, books[name, version].text, self._clock.now())
+
+    def _count(self, deliveries: Sequence[Delivery], admitted: Admitted) -> None:
+        for delivery in deliveries:
+            self._metrics.truncated.inc(delivery.truncated)
+            for alert in delivery.alerts:
+                self._metrics.alerts.labels(str(alert.status)).inc()
+        for reply in admitted.replies:
+            for run in reply.runs:
+                self._metrics.decisions.labels(run.playbook, str(run.decision)).inc()
+
+
+def _read_facts(tx: Transaction, prepared: Sequence[Prepared], limits: Limits, now: datetime) -> Facts:
+    """Everything that the decisions on these deliveries look at, in a fixed number of queries."""
+    alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
+    candidates = [candidate for entry in prepared for found in entry.candidates for candidate in found]
+    keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}
+    books = {candidate.book.spec.name: candidate.book for candidate in candidates}
+
+    firing: dict[str, dict[Identity, AlertRecord]] = {}
+    ended = {alert.fingerprint for alert in alerts if alert.status is AlertStatus.RESOLVED}
+    for record in tx.firing_with(ended) if ended else ():
+        firing.setdefault(record.alert.fingerprint, {})[record.identity] = record
+    identities = {alert.identity for alert in alerts} | {key for records in firing.values() for key in records}
+    nodes = admission.nodes_named(prepared)
+    return Facts(
+        records=tx.alerts(identities),
+        firing=firing,
+        linked=tx.linked_runs(identities),
+        open_runs=tx.open_runs_for(keys) if keys else {},
+        guards=tx.guard_facts(keys, admission.counted_since(books.values(), now)) if keys else {},
+        controls=tx.controls(),
+        nodes_acted_on=tx.nodes_acted_on(now - limits.breaker_window) if nodes else set(),
+        known_nodes=tx.known_nodes() | nodes if nodes else set(),
+    )

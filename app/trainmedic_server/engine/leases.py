@@ -1,0 +1,162 @@
+"""Keeping up effects that last only while they are renewed: a power cap that nobody renews ends by itself.
+
+A hold is renewed in each third of its lease, from its attempt's end until its undo begins: while its
+run is open or one of its alerts fires, and for as long as its undo is armed. An undo that has begun
+is left to win, and a lease that runs out helps it. Neither pause nor the breaker hold a renewal back:
+it is no new harm, and without it a pause would give a hot GPU its full power again.
+
+Not here: how a renewal reaches whoever granted the lease (`ports.Leased`), or what becomes of an effect whose
+lease has run out (``lapses``). Who calls it: ``service``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.domain.run import Run, StepState, UndoStatus
+from trainmedic_server.engine.lapses import Lapses
+from trainmedic_server.ports import Actions, Clock, Hold, Leased, Limits, RunStore, Transaction
+
+LOOK_EVERY = timedelta(seconds=15)
+"""How often it looks for holds that are due; much less than a third of any sensible lease."""
+_BATCH = 200
+"""Runs that are read at a time: deliveries, which share the store's one writer, must not wait for thousands."""
+_SHOWN = 8
+
+log = telemetry.logger(__name__)
+
+
+class Leases:
+    """Renews what is held. One object per server; what it remembers it can do without after a restart."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        actions: Actions,
+        clock: Clock,
+        limits: Limits,
+        metrics: telemetry.Metrics,
+        lapses: Lapses,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._patience = limits.assume_resolved_after
+        self._metrics = metrics
+        self._actions = actions
+        self._leased: Mapping[str, Leased] = {}
+        self._asked: dict[str, int] = {}
+        self._lapses = lapses
+        self._renewals: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until cancelled; the first look is at once, for a server may have been away for long."""
+        self._lapses.begin()
+        self._leased = _leased(self._actions)
+        if not self._leased:
+            return
+        try:
+            while True:
+                try:
+                    await self.look()
+                except errors.StoreUnavailable as error:
+                    log.warning("could not look for leases to renew", error=str(error))
+                except Exception:  # the loop's boundary
+                    self._metrics.loop_errors.labels("leases").inc()
+                    log.exception("looking for leases to renew failed")
+                # Not by the time of day, which may be set back by an hour.
+                await asyncio.sleep(LOOK_EVERY.total_seconds())
+        finally:
+            for task in self._renewals:
+                task.cancel()
+
+    async def look(self) -> None:
+        """Begin to renew what is due. Does not wait for the answers: one node that is away must not hold up others."""
+        now = self._clock.now()
+        run_ids = await self._store.transact(lambda tx: tx.runs_in_effect(self._leased))
+        standing: list[tuple[str, Hold, timedelta]] = []
+        for start in range(0, len(run_ids), _BATCH):
+            batch = run_ids[start : start + _BATCH]
+            standing += await self._store.transact(lambda tx, batch=batch: self._standing(tx, batch, now))  # type: ignore[misc]
+        self._metrics.leases.set(len(standing))
+        asked: dict[str, int] = {}
+        due: dict[str, list[Hold]] = {}
+        for name, hold, lease in standing:
+            # Of all holds with the same lease, the same moments: so those of one node share a command.
+            turn = int(now.timestamp() // (lease.total_seconds() / 3))
+            if self._asked.get(hold.command_id) != turn:
+                due.setdefault(name, []).append(hold)
+            asked[hold.command_id] = turn
+        self._asked = asked
+        self._lapses.keep_only(asked)
+        for name, holds in due.items():
+            task = asyncio.create_task(self._renew(self._leased[name], holds, now))
+            self._renewals.add(task)
+            task.add_done_callback(self._renewals.discard)
+
+    def _standing(self, tx: Transaction, run_ids: Sequence[str], now: datetime) -> list[tuple[str, Hold, timedelta]]:
+        """Every hold of these runs that is wanted: with the action that it is of, and how long its lease is."""
+        heard_since = now - self._patience
+        runs = tx.runs(run_ids)
+        alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
+        found = []
+        for run in runs:
+            heard = (not alert.is_resolved and alert.last_heard_at >= heard_since for alert in alerts.get(run.id, ()))
+            wanted = run.is_open or any(heard)
+            for step in run.steps:
+                action = self._leased.get(step.action or "")
+                if action is not None and _is_wanted(step, wanted):
+                    granted = action.granted(step.output)
+                    found += [(step.action or "", hold, granted) for hold in _holds(run, step, now)]
+        return found
+
+    async def _renew(self, action: Leased, holds: Sequence[Hold], now: datetime) -> None:
+        try:
+            renewals = await action.renew(holds, now + action.lease / 3)
+            outcomes = Counter(renewal.outcome for renewal in renewals)
+            for outcome, count in outcomes.items():
+                self._metrics.lease_renewals.labels(outcome).inc(count)
+            missed = [renewal for renewal in renewals if renewal.outcome in ("refused", "unanswered")]
+            if missed:
+                places = sorted({renewal.place for renewal in missed})
+                log.warning("leases were not renewed", places=places[:_SHOWN], of=len(places), why=missed[0].why)
+            await self._lapses.take_in(action, renewals)
+        except errors.StoreUnavailable as error:
+            log.warning("could not record what became of leases", error=str(error))
+        except Exception:  # the boundary of a renewal, which is one of a loop
+            self._metrics.loop_errors.labels("leases").inc()
+            log.exception("renewing leases failed")
+
+
+def _leased(actions: Actions) -> Mapping[str, Leased]:
+    found: dict[str, Leased] = {}
+    for name in actions.names():
+        try:
+            action = actions.get(name)
+        except errors.PermanentFailure:
+            continue  # it could not be made, which the registry has told
+        if isinstance(action, Leased):
+            found[name] = action
+    return found
+
+
+def _is_wanted(step: StepState, run_goes_on: bool) -> bool:
+    if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
+        return run_goes_on
+    return step.undo.status is UndoStatus.ARMED
+
+
+def _holds(run: Run, step: StepState, now: datetime) -> Iterator[Hold]:
+    """What the step's attempts may have brought about. One that is being made is its driver's concern."""
+    assert run.target is not None
+    seen: Collection[str] = set()
+    for attempt in reversed(step.attempts):
+        in_flight = attempt.status == "running" and attempt.deadline > now
+        if attempt.status in ("failed", "rejected") or in_flight or attempt.command_id in seen:
+            continue
+        seen = {*seen, attempt.command_id}
+        certain = attempt.status == "applied"
+        yield Hold(attempt.command_id, run.id, step.id, run.target, step.params, certain)

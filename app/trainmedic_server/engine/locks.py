@@ -1,0 +1,153 @@
+"""One change at a time per target.
+
+A run holds its target from its start to its close. A node covers its GPUs, the cluster covers
+everything (`Target.overlaps`). Who came first goes first: a waiter is passed over only by those
+whose targets overlap neither a holder's nor an earlier waiter's. Undo takes no such hold, because it
+must never be blocked by a run; it only waits until no attempt is in flight on an overlapping target.
+
+A run on a job holds the job. Where a step of it works on the job's nodes as well, its attempts and
+those of runs on the same GPUs or nodes still come one after the other; but neither run keeps the other
+from its target, for a job may be on a thousand nodes, and moves. What they do there must stand
+beside each other, as power caps do: of several on one GPU the lowest counts, and each is taken back alone.
+
+The locks live in memory; `workers` takes them again from the store's open runs after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from trainmedic_server.domain.target import Kind, Target
+
+
+class TargetLocks:
+    """Which runs hold which targets, who waits, and where an attempt is in flight."""
+
+    def __init__(self) -> None:
+        self._held = _Targets()
+        self._waiting = _Targets()
+        self._grants: dict[str, asyncio.Future[None]] = {}
+        self._acting = _Targets()
+        self._held_back: list[asyncio.Future[None]] = []
+
+    def try_acquire(self, run_id: str, target: Target) -> bool:
+        """Take the target now if nobody who holds or waits overlaps it."""
+        if self._held.overlapping(target) or self._waiting.overlapping(target):
+            return False
+        self._held.add(run_id, target)
+        return True
+
+    def wait(self, run_id: str, target: Target) -> asyncio.Future[None]:
+        """Queue up; the future is done once the target is held. `release` also leaves the queue."""
+        self._waiting.add(run_id, target)
+        self._grants[run_id] = asyncio.get_running_loop().create_future()
+        return self._grants[run_id]
+
+    def holder(self, target: Target) -> str | None:
+        """A run that holds an overlapping target, if any."""
+        return self._held.overlapping(target)
+
+    def release(self, run_id: str) -> None:
+        """Give the target back, or leave the queue, and let the next ones in. Idempotent."""
+        target = self._held.remove(run_id) or self._waiting.remove(run_id)
+        self._grants.pop(run_id, None)
+        if target is None or not self._grants:
+            return
+        for waiter, wanted in self._waiting.near(target):
+            if self._held.overlapping(wanted) or self._waiting.overlapping(wanted, before=waiter):
+                continue
+            self._waiting.remove(waiter)
+            self._held.add(waiter, wanted)
+            granted = self._grants.pop(waiter)
+            if not granted.done():
+                granted.set_result(None)
+
+    @asynccontextmanager
+    async def acting(self, holder: str, *targets: Target) -> AsyncIterator[bool]:
+        """Hold back until no attempt is in flight that overlaps one of these targets, and be the one that is.
+
+        Gives whether that took any waiting. All are taken at once, so nobody waits while it holds others up.
+        """
+        waited = False
+        while any(map(self._acting.overlapping, targets)):
+            waited = True
+            turn = asyncio.get_running_loop().create_future()
+            self._held_back.append(turn)
+            await turn
+        claims = [f"{holder}/{number}" for number in range(len(targets))]
+        for claim, target in zip(claims, targets, strict=True):
+            self._acting.add(claim, target)
+        try:
+            yield waited
+        finally:
+            for claim in claims:
+                self._acting.remove(claim)
+            woken, self._held_back = self._held_back, []
+            for turn in woken:
+                if not turn.done():
+                    turn.set_result(None)
+
+
+class _Targets:
+    """Targets by the id of who claims them, in order, grouped so that looking for an overlap is quick.
+
+    Targets of different groups never overlap, the cluster's aside. There may be ten thousand claims
+    in a storm, but only a few of one group.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, Target]] = {}
+        self._by_id: dict[str, Target] = {}
+        self._numbers: dict[str, int] = {}
+        self._next = 0
+
+    def add(self, claim: str, target: Target) -> None:
+        self._by_id[claim] = target
+        self._numbers[claim] = self._next = self._next + 1
+        self._groups.setdefault(_group(target), {})[claim] = target
+
+    def remove(self, claim: str) -> Target | None:
+        target = self._by_id.pop(claim, None)
+        if target is not None:
+            del self._numbers[claim]
+            group = self._groups[_group(target)]
+            del group[claim]
+            if not group:
+                del self._groups[_group(target)]
+        return target
+
+    def near(self, target: Target) -> list[tuple[str, Target]]:
+        """The claims that could overlap `target`, first come first."""
+        found = [claim for group in self._near(target) for claim in group.items()]
+        return sorted(found, key=lambda claim: self._numbers[claim[0]])
+
+    def overlapping(self, target: Target, before: str | None = None) -> str | None:
+        """Whose claim, of those that came before the one named, overlaps `target`; None where nobody's does."""
+        end = self._numbers[before] if before is not None else None
+        for group in self._near(target):
+            for claim, claimed in group.items():
+                if end is not None and self._numbers[claim] >= end:
+                    break
+                if claimed.overlaps(target):
+                    return claim
+        return None
+
+    def _near(self, target: Target) -> Iterator[dict[str, Target]]:
+        if target.kind is Kind.CLUSTER:
+            yield from self._groups.values()
+            return
+        for name in (_group(target), "cluster"):
+            if name in self._groups:
+                yield self._groups[name]
+
+
+def _group(target: Target) -> str:
+    match target.kind:
+        case Kind.CLUSTER:
+            return "cluster"
+        case Kind.JOB:
+            return f"job:{target.job}"
+        case _:
+            return f"node:{target.node}"

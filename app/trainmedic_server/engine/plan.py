@@ -1,0 +1,214 @@
+"""What a run does next. Pure.
+
+`advance` takes a run as it stands and what is known from outside, and returns the run as it should
+stand, the events that tell why, and what to do then. All state is in the run: a new process that
+reads it back from the store goes on at the same place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from trainmedic_server import errors
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
+from trainmedic_server.engine import steps, undoing
+from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Next, Outcome, Plan, Signals
+from trainmedic_server.ports import Book, Scope
+
+
+def advance(run: Run, signals: Signals, context: Context, now: datetime) -> Plan:
+    """What `run` does next."""
+    return _advance(Draft(run, signals, context, now))
+
+
+def conclude_and_advance(
+    run: Run, act: Act, outcome: Outcome, signals: Signals, context: Context, now: datetime
+) -> Plan:
+    """Take in how an attempt ended, and go on: one plan, so that both are committed at once."""
+    draft = Draft(run, signals, context, now)
+    (undoing if act.undo else steps).conclude(draft, act.key, outcome)
+    return _advance(draft)
+
+
+def call_off(run: Run, signals: Signals, context: Context, now: datetime, why: str, decision: Decision) -> Plan:
+    """Close a run that must not act any more: not started where it never acted, else cancelled."""
+    draft = Draft(run, signals, context, now)
+    _lose_flight(draft, f"nobody asked again, because {why}")
+    _call_off(draft, why, decision)
+    return Plan(draft.run, tuple(draft.events), undoing.due(draft))
+
+
+def give_up(run: Run, signals: Signals, context: Context, now: datetime, why: str) -> Plan:
+    """Close a run whose playbook cannot be read any more, so that nobody knows how it would go on."""
+    draft = Draft(run, signals, context, now)
+    _lose_flight(draft, f"the run could not go on: {why}")
+    _close(draft, Status.FAILED, why)
+    return Plan(draft.run, tuple(draft.events), undoing.due(draft))
+
+
+def stale(run: Run, signals: Signals, max_age: timedelta, now: datetime) -> str | None:
+    """Why a run that was held up, and has not acted, must not act any more; None where it may."""
+    if signals.resolved:
+        return "the alert resolved before the run could act"
+    age = now - newest_beginning(run, signals)
+    if age > max_age:
+        return f"the alert began {duration.write(age)} ago, over the maximum age of {duration.write(max_age)}"
+    return None
+
+
+def newest_beginning(run: Run, signals: Signals) -> datetime:
+    """When the newest of the run's alerts that still fire began."""
+    return max((record.alert.starts_at for record in signals.alerts if not record.is_resolved), default=run.created_at)
+
+
+def has_begun(run: Run) -> bool:
+    """Whether the run has done or asked anything yet."""
+    return run.acted_at is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
+
+
+def observe(run: Run, book: Book, names: Scope) -> Run:
+    """The run of mode observe: each step with the parameters that it would have had.
+
+    What depends on the outcome of a step cannot be known; such a step says so in its message.
+    """
+    for state in run.steps:
+        if state.phase == "steps":
+            run = run.with_step(_observed(state, book, names))
+        else:
+            run = run.with_step(replace(state, status=StepStatus.SKIPPED, message="is for a run that fails"))
+    return run
+
+
+def _observed(state: StepState, book: Book, names: Scope) -> StepState:
+    message = None
+    try:
+        if not book.when(state.phase, state.index, names):
+            return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
+    except errors.ExpressionError:
+        message = f"would depend on how the run goes: {steps.spec_of(book, state).when}"
+    state = replace(state, status=StepStatus.OBSERVED, message=message)
+    if state.kind != "action":
+        return state
+    try:
+        params = book.params(state.phase, state.index, names)
+    except errors.ExpressionError as error:
+        return replace(state, message=f"its parameters depend on the run: {error}")
+    return replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _advance(draft: Draft) -> Plan:
+    then: Next | None = _go_on(draft) if draft.run.is_open else None
+    if then is None:
+        then = undoing.due(draft)
+    elif isinstance(then, Hold) and draft.run.waiting_on == "resume":
+        then = undoing.due_while_held(draft, then)
+    return Plan(draft.run, tuple(draft.events), then)
+
+
+def _go_on(draft: Draft) -> Act | Hold | None:
+    """What an open run does next; None once it has closed."""
+    flight = steps.interrupted(draft.run)
+    if flight is not None:
+        then = _resume(draft, flight)
+        if then is not None:
+            return then
+    told = draft.signals.last(OrderKind.CANCEL, OrderKind.UNDO)
+    if told is not None:
+        _close(draft, Status.CANCELLED, f"cancelled by {told.actor}")
+        return None
+    was_held = draft.run.waiting_on == "resume" and not draft.signals.paused and draft.run.acted_at is None
+    if was_held or not has_begun(draft.run):
+        why = stale(draft.run, draft.signals, draft.context.max_age, draft.now)
+        if why:
+            _call_off(draft, why, Decision.STALE)
+            return None
+    while draft.run.is_open:
+        then = _next_step(draft)
+        if then is not None:
+            return then
+    return None
+
+
+def _next_step(draft: Draft) -> Act | Hold | None:
+    """Proceed with the first step that is not final, or close the run where there is none."""
+    broken = steps.broken(draft.run, draft.book)
+    if broken is not None and broken.status is StepStatus.REJECTED:
+        _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))
+        return None
+    if broken is not None and broken.status is StepStatus.CANCELLED:
+        if draft.run.acted_at is None:
+            draft.run = replace(draft.run, decision=Decision.STALE)
+        _close(draft, Status.CANCELLED, broken.error or str(Status.CANCELLED))
+        return None
+    state = steps.following(draft.run, draft.book, broken)
+    if state is not None:
+        then = steps.proceed(draft, state)
+        if draft.refused is not None:
+            _call_off(draft, draft.refused[1], draft.refused[0])
+        return then
+    if broken is None:
+        _close(draft, Status.SUCCEEDED, _summary(draft.run))
+    else:
+        _close(draft, Status.FAILED, f"step {broken.id}: {broken.error}")
+    return None
+
+
+def _resume(draft: Draft, flight: StepState) -> Act | Hold | None:
+    """Go on with an attempt that a killed server may have made, under the same command id.
+
+    While the server is paused it waits, unless there is nothing left to wait for: to ask again is to
+    act. Then, and after a pause longer than the maximum age, its outcome stays unknown and None is
+    returned.
+    """
+    attempt = flight.attempts[-1]
+    told = draft.signals.last(OrderKind.CANCEL, OrderKind.UNDO)
+    if steps.held_by_pause(draft, flight):
+        if told is None and not draft.signals.resolved:
+            return draft.hold_for_resume()
+        over = f"{told.actor} ended the run" if told is not None else "the alert resolved"
+        _lose_flight(draft, f"nobody asked again, because the server was paused and {over}")
+        return None
+    if draft.run.waiting_on == "resume" and draft.now - attempt.started_at > draft.context.max_age:
+        _lose_flight(draft, "nobody asked again, because the server was paused for too long")
+        return None
+    if attempt.deadline <= draft.now:
+        later = replace(attempt, deadline=draft.now + (attempt.deadline - attempt.started_at))
+        draft.put(replace(flight, attempts=(*flight.attempts[:-1], later)))
+    draft.stand(Status.RUNNING)
+    draft.note("step_resumed", step=flight.id, action=flight.action, command_id=attempt.command_id)
+    return Act(flight.key, resumed=True)
+
+
+def _lose_flight(draft: Draft, why: str) -> None:
+    flight = steps.interrupted(draft.run)
+    if flight is not None:
+        steps.lose(draft, flight, f"it may have been applied; {why}")
+
+
+def _call_off(draft: Draft, why: str, decision: Decision) -> None:
+    status = Status.NOT_STARTED if draft.run.acted_at is None else Status.CANCELLED
+    draft.run = replace(draft.run, decision=decision)
+    _close(draft, status, why, decision=str(decision))
+
+
+def _close(draft: Draft, status: Status, message: str, **data: str) -> None:
+    unused = StepStatus.CANCELLED if status is Status.CANCELLED else StepStatus.SKIPPED
+    for state in draft.run.steps:
+        if not state.status.is_final:
+            ended = replace(state, status=unused, ended_at=draft.now if state.started_at else None)
+            draft.put(steps.without_needless_undo(ended))
+    draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
+    if status is not Status.FAILED:
+        draft.run = undoing.release(draft.run)
+    draft.note("closed", status=str(status), message=message, **data)
+
+
+def _summary(run: Run) -> str:
+    """What was done, and what was tried in vain by a step that lets the run go on all the same."""
+    missed = [f"step {step.id}: {step.error}" for step in run.steps if step.kind == "action" and step.error]
+    done = f"applied {run.action_taken}" if run.action_taken else "nothing was applied"
+    if not missed:
+        return done if run.action_taken else "nothing had to be done"
+    return "; ".join([done, *missed])

@@ -1,0 +1,84 @@
+"""The names that a playbook's expressions and templates can use, as plain data.
+
+``alert, alerts, labels, annotations, target, vars, steps, run``. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.run import Run, StepState
+from trainmedic_server.domain.target import Target
+from trainmedic_server.ports import Book, Scope
+from trainmedic.envelope import write_time
+
+
+class Deferred(Mapping[str, Any]):
+    """A scope that is made when it is first looked at."""
+
+    def __init__(self, make: Callable[[], Scope]) -> None:
+        self._make = make
+
+    @cached_property
+    def _names(self) -> Scope:
+        return self._make()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._names[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def of_target(target: Target | None) -> dict[str, Any]:
+    if target is None:
+        return {}
+    return {
+        "kind": str(target.kind),
+        "key": target.key,
+        "node": target.node,
+        "gpu": target.gpu,
+        "job": target.job,
+    }
+
+
+def of_step(step: StepState) -> dict[str, Any]:
+    return {
+        "status": str(step.status),
+        "params": dict(step.params),
+        "output": dict(step.output),
+        "error": step.error,
+        "attempts": len(step.attempts),
+    }
+
+
+def build(run: Run, book: Book, alerts: Sequence[Alert], *, hindsight: bool = True) -> Scope:
+    """The scope for the steps of `run`. The first of `alerts` is the one it was started for.
+
+    With `hindsight` False no step is in it, so that an expression which asks for the outcome of a
+    step fails: that is how mode observe knows what it cannot know.
+    """
+    first = alerts[0]
+    steps = {step.id: of_step(step) for step in run.steps if step.status.is_final} if hindsight else {}
+    return {
+        "alert": first.as_data(),
+        "alerts": [alert.as_data() for alert in alerts],
+        "labels": dict(first.labels),
+        "annotations": dict(first.annotations),
+        "target": of_target(run.target),
+        "vars": dict(book.spec.vars),
+        "steps": steps,
+        "run": {
+            "id": run.id,
+            "playbook": run.playbook,
+            "mode": str(run.mode),
+            "message": run.message,
+            "created_at": write_time(run.created_at),
+        },
+    }

@@ -1,0 +1,230 @@
+"""The engine as the rest of the program sees it: admit, order, pause, and the loops behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.domain.admission import Admission
+from trainmedic_server.domain.alert import Delivery
+from trainmedic_server.domain.run import Controls, Event, Order, OrderKind, Run, Status
+from trainmedic_server.domain.whereabouts import Known
+from trainmedic_server.engine import undoing
+from trainmedic_server.engine.admission import Changes
+from trainmedic_server.engine.driver import Surroundings
+from trainmedic_server.engine.intake import Intake
+from trainmedic_server.engine.lapses import Lapses
+from trainmedic_server.engine.leases import Leases
+from trainmedic_server.engine.locks import TargetLocks
+from trainmedic_server.engine.recorder import Recorder
+from trainmedic_server.engine.sweeper import Sweeper
+from trainmedic_server.engine.workers import Workers
+from trainmedic_server.ports import Actions, AlertSource, Catalog, Clock, Limits, RunStore, Transaction
+from trainmedic import envelope
+
+HEARTBEAT = timedelta(seconds=10)
+"""How often the server notes that it is alive; a restart's downtime is known to within this."""
+
+log = telemetry.logger(__name__)
+
+
+class Engine:
+    """From alerts to repairs. Made by wiring; `start` before use, `stop` after."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        catalog: Catalog,
+        actions: Actions,
+        clock: Clock,
+        limits: Limits,
+        metrics: telemetry.Metrics,
+        inventory: Callable[[], Known] = dict,
+        alert_source: AlertSource | None = None,
+        fence: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._controls = Controls()
+        self._recorder = Recorder(store)
+        around = Surroundings(
+            recorder=self._recorder,
+            locks=TargetLocks(),
+            actions=actions,
+            clock=clock,
+            limits=limits,
+            metrics=metrics,
+            new_id=self._new_id,
+            controls=lambda: self._controls,
+            fence=fence,
+        )
+        self._workers = Workers(store, catalog, around)
+        self._intake = Intake(store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted)
+        self._sweeper = Sweeper(store, clock, limits, metrics, alert_source, self._workers.touch)
+        lapses = Lapses(store, clock, limits, metrics, around.locks, alert_source, self._workers.book_of, fence)
+        self._leases = Leases(store, actions, clock, limits, metrics, lapses)
+        self._loops: list[asyncio.Task[None]] = []
+        self._last_id = (0, 0)
+        self._id_lock = threading.Lock()
+
+    @property
+    def controls(self) -> Controls:
+        """The switches as they stand."""
+        return self._controls
+
+    async def start(self) -> None:
+        """Take up what an earlier process left, then begin. Raises StoreUnavailable."""
+        now = self._clock.now()
+        self._show(await self._store.transact(lambda tx: tx.controls()))
+        down_for = now - self._controls.alive_at if self._controls.alive_at else timedelta(0)
+        await self._change(lambda controls: replace(controls, alive_at=now), Event("server_started", now))
+        await self._workers.recover(down_for)
+        loops = (self._beat(), self._sweeper.run(), self._leases.run())
+        self._loops = [asyncio.create_task(loop) for loop in loops]
+
+    async def stop(self) -> None:
+        """Stop where everything stands; nothing is lost, the next start goes on."""
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self._intake.stop()
+        await self._workers.stop()
+        await self._recorder.stop()
+
+    async def admit(self, delivery: Delivery) -> Admission:
+        """Decide on a delivery; everything is durable on return. Raises Saturated or StoreUnavailable."""
+        return await self._intake.admit(delivery)
+
+    async def order(self, run_id: str, kind: OrderKind, actor: str, note: str = "") -> Run:
+        """Carry out an operator's order; return the run as it then stands.
+
+        Raises NotFound, Conflict where the run is not in a state for it, or StoreUnavailable.
+        """
+        order = Order(self._new_id(), run_id, kind, actor, self._clock.now(), note)
+        await self._store.transact(lambda tx: _accept(tx, order))
+        self._workers.touch([run_id])
+        await self._workers.turned(run_id, at_most=1.0)
+        run = await self._store.transact(lambda tx: tx.run(run_id))
+        if run is None:
+            raise errors.NotFound(f"there is no run {run_id}")
+        return run
+
+    async def note_late_reply(self, reply: envelope.Reply) -> None:
+        """Record the answer to a command whose outcome was given up as unknown.
+
+        What is owed does not change by it: the undo of a step whose outcome was unknown is carried
+        out in any case, and its receiver knows whether there is something to take back.
+        """
+
+        def work(tx: Transaction) -> None:
+            run_id = tx.run_of_command(reply.command_id)
+            run = tx.run(run_id) if run_id else None
+            if run is not None and _is_unknown(run, reply.command_id):
+                data: dict[str, Any] = {"command_id": reply.command_id, "status": reply.status, "rank": reply.rank}
+                data["output"] = dict(reply.output)
+                tx.append([Event("late_reply", self._clock.now(), run.id, reply.sender or "unknown", data)])
+
+        await self._store.transact(work)
+
+    async def pause(self, actor: str) -> Controls:
+        """Stop new harm until `resume`. Undo goes on."""
+        now = self._clock.now()
+        return await self._change(
+            lambda controls: replace(controls, paused=True, paused_by=actor, paused_at=now),
+            Event("paused", now, actor=actor),
+        )
+
+    async def resume(self, actor: str) -> Controls:
+        """Allow runs to start and to act again."""
+        return await self._change(
+            lambda controls: replace(controls, paused=False, paused_by=None, paused_at=None),
+            Event("resumed", self._clock.now(), actor=actor),
+        )
+
+    async def close_breaker(self, actor: str) -> Controls:
+        """Close the breaker by hand. What it kept from starting is not started now."""
+        return await self._change(
+            lambda controls: replace(controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None),
+            Event("breaker_closed", self._clock.now(), actor=actor),
+        )
+
+    def _on_admitted(self, changes: Changes) -> None:
+        if changes.controls is not None:
+            self._show(changes.controls)
+        for run, book, record in changes.started:
+            self._workers.start(run, book, record)
+        self._workers.touch(changes.touched)
+
+    async def _change(self, change: Callable[[Controls], Controls], *events: Event) -> Controls:
+        def work(tx: Transaction) -> Controls:
+            changed = change(tx.controls())
+            tx.save_controls(changed)
+            tx.append(events)
+            return changed
+
+        self._show(await self._store.transact(work))
+        return self._controls
+
+    def _show(self, controls: Controls) -> None:
+        before, self._controls = self._controls, controls
+        self._metrics.paused.set(controls.paused)
+        self._metrics.breaker_open.set(controls.breaker_open)
+        if (before.paused, before.breaker_open) != (controls.paused, controls.breaker_open):
+            self._workers.touch_all()
+
+    async def _beat(self) -> None:
+        while True:
+            await self._clock.sleep_until(self._clock.now() + HEARTBEAT)
+            now = self._clock.now()
+            try:
+                await self._change(lambda controls, now=now: replace(controls, alive_at=now))  # type: ignore[misc]
+            except errors.StoreUnavailable as error:
+                log.warning("could not note that the server is alive", error=str(error))
+
+    def _new_id(self) -> str:
+        """A UUIDv7 that sorts after every earlier one of this process."""
+        now_ms = int(self._clock.now().timestamp() * 1000)
+        with self._id_lock:  # admission asks from the store's thread
+            last_ms, counter = self._last_id
+            if now_ms > last_ms:
+                self._last_id = (now_ms, 0)
+            else:
+                self._last_id = (last_ms, counter + 1) if counter < 0xFFF else (last_ms + 1, 0)
+            return envelope.new_id(*self._last_id)
+
+
+def _is_unknown(run: Run, command_id: str) -> bool:
+    """Whether nobody knows what became of the command; replies to others are repeats."""
+    attempts = [attempt for step in run.steps for attempt in (*step.attempts, *step.undo_attempts)]
+    return any(attempt.command_id == command_id and attempt.status == "unknown" for attempt in attempts)
+
+
+def _accept(tx: Transaction, order: Order) -> None:
+    """Write an order down if the run is in a state for it."""
+    run = tx.run(order.run_id)
+    if run is None:
+        raise errors.NotFound(f"there is no run {order.run_id}")
+    match order.kind:
+        case OrderKind.APPROVE | OrderKind.REJECT:
+            asked = next((step.id for step in run.steps if step.kind == "approve" and step.status == "waiting"), None)
+            if run.status is not Status.AWAITING_APPROVAL or asked is None:
+                raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
+            if any(said.step == asked for said in tx.orders_of([run.id]).get(run.id, ())):
+                raise errors.Conflict(f"step {asked} of run {run.id} has been decided already")
+            order = replace(order, step=asked)
+        case OrderKind.CANCEL:
+            if not run.is_open:
+                raise errors.Conflict(f"run {run.id} is closed already; it is {run.status}")
+        case OrderKind.UNDO:
+            if not undoing.can_be_undone(run):
+                raise errors.Conflict(f"run {run.id} has applied nothing that can be undone")
+    tx.add_order(order)
+    kinds = {OrderKind.APPROVE: "approved", OrderKind.REJECT: "rejected", OrderKind.CANCEL: "cancel_ordered"}
+    data = {"note": order.note, "step": order.step}
+    tx.append([Event(kinds.get(order.kind, "undo_ordered"), order.at, run.id, order.actor, data)])

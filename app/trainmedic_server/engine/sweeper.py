@@ -1,0 +1,107 @@
+"""Alerts whose resolved never comes: asking the Alertmanager, or assuming after a long silence.
+
+Without this a lost message would hold an undo for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.run import Event
+from trainmedic_server.ports import AlertSource, Clock, Limits, RunStore, Transaction
+
+ASK_AFTER = timedelta(minutes=5)
+"""An alert heard of more lately is not asked about: Alertmanager's group_interval is five minutes."""
+
+log = telemetry.logger(__name__)
+
+
+class Sweeper:
+    """Ends alerts that concern an open run or an undo and that nobody speaks of any more."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        clock: Clock,
+        limits: Limits,
+        metrics: telemetry.Metrics,
+        source: AlertSource | None,
+        on_resolved: Callable[[Iterable[str]], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._limits = limits
+        self._metrics = metrics
+        self._source = source
+        self._on_resolved = on_resolved
+
+    @property
+    def interval(self) -> timedelta:
+        """Often enough that what is assumed is late by a tenth at most."""
+        return min(max(self._limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
+
+    async def run(self) -> None:
+        while True:
+            await self._clock.sleep_until(self._clock.now() + self.interval)
+            try:
+                await self.sweep()
+            except errors.StoreUnavailable as error:
+                log.warning("could not look for silent alerts", error=str(error))
+            except Exception:  # the loop's boundary
+                self._metrics.loop_errors.labels("sweeper").inc()
+                log.exception("looking for silent alerts failed")
+
+    async def sweep(self) -> None:
+        """One pass."""
+        now = self._clock.now()
+        patience = self._limits.assume_resolved_after
+        ask_after = min(ASK_AFTER, patience / 2) if self._source else patience
+        silent = await self._store.transact(lambda tx: tx.firing_not_heard_since(now - ask_after))
+        for record in silent:
+            because = await self._ended_because(record)
+            if because is not None:
+                await self._end(record, because)
+
+    async def _ended_because(self, record: AlertRecord) -> str | None:
+        if self._source is not None:
+            try:
+                if not await self._source.is_firing(record.identity):
+                    return "asked"
+                await self._store.transact(lambda tx: self._heard(tx, record))
+                return None
+            except errors.TemporaryFailure as error:
+                log.warning("the Alertmanager did not say whether an alert still fires", error=str(error))
+        silent_for = self._clock.now() - record.last_heard_at
+        return "assumed" if silent_for >= self._limits.assume_resolved_after else None
+
+    def _heard(self, tx: Transaction, record: AlertRecord) -> None:
+        """It fires still; unless something newer than the question is known of it."""
+        current = _unchanged(tx, record)
+        if current is not None:
+            tx.save_alerts([replace(current, last_heard_at=self._clock.now())])
+
+    async def _end(self, record: AlertRecord, because: str) -> None:
+        def work(tx: Transaction) -> list[str]:
+            now = self._clock.now()
+            current = _unchanged(tx, record)
+            if current is None:
+                return []
+            tx.save_alerts([replace(current, resolved_at=now, resolved_because=because)])
+            run_ids = [linked.run_id for linked in tx.linked_runs([record.identity]).get(record.identity, ())]
+            data = {"alert": record.alert.name, "because": because}
+            tx.append([Event("alert_resolved", now, run_id, data=data) for run_id in run_ids])
+            return run_ids
+
+        self._on_resolved(await self._store.transact(work))
+
+
+def _unchanged(tx: Transaction, record: AlertRecord) -> AlertRecord | None:
+    """The alert as it is stored, if nothing has been heard of it since `record` was read."""
+    current = tx.alerts([record.identity]).get(record.identity)
+    if current is None or current.is_resolved or current.last_heard_at > record.last_heard_at:
+        return None
+    return current

@@ -1,0 +1,143 @@
+"""When an undo is due, and how it is carried out. Pure.
+
+An undo is a duty: it is asked about once its run is closed, or while pause holds the run back; and
+neither pause, mode, guards, breaker nor the target's lock hold it back. It is tried again, ever
+more slowly, for a day; then it is recorded as failed for a person to see, who can order it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from trainmedic_server.domain.playbook import UndoTrigger
+from trainmedic_server.domain.run import Attempt, Order, OrderKind, Run, Status, StepState, Undo, UndoStatus
+from trainmedic_server.engine.moves import Act, Draft, Hold, Idle, Outcome
+from trainmedic_server.engine.steps import attempt_again, broken
+
+FIRST_RETRY = timedelta(seconds=2)
+LONGEST_RETRY = timedelta(minutes=5)
+GIVE_UP_AFTER = timedelta(days=1)
+_LONGEST_TURN = 3 * LONGEST_RETRY
+"""More between one attempt and the next than a slow attempt and the longest wait take together."""
+
+
+def due(draft: Draft) -> Act | Hold | Idle:
+    """What the run has to take back now, newest step first; nothing of a step that has not ended."""
+    by_hand = draft.signals.last(OrderKind.UNDO)
+    later: list[datetime] = []
+    for state in reversed(draft.run.steps):
+        if state.undo is None or not state.status.is_final:
+            continue
+        if state.undo.status is UndoStatus.RUNNING:
+            then = _continue(draft, state, state.undo, by_hand)
+            if isinstance(then, Act):
+                return then
+            later.append(then)
+            continue
+        because = _because(draft, state.undo, by_hand)
+        if because:
+            undo = replace(state.undo, status=UndoStatus.RUNNING, because=because, error=None)
+            draft.note("undo_started", step=state.id, action=undo.action, params=dict(undo.params), because=because)
+            return _attempt(draft, state, undo, by_hand)
+    return Hold(min(later)) if later else Idle()
+
+
+def due_while_held(draft: Draft, hold: Hold) -> Act | Hold:
+    """What an open run that pause holds back has to take back meanwhile, for pause holds no undo back."""
+    then = due(draft)
+    return hold if isinstance(then, Idle) else then
+
+
+def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
+    """Take in how the last attempt of an undo ended."""
+    state = draft.run.step(key)
+    undo = state.undo
+    assert undo is not None
+    attempt = replace(undo.attempts[-1], status=outcome.status, ended_at=draft.now, error=outcome.error)
+    undo = replace(undo, attempts=(*undo.attempts[:-1], attempt), output=outcome.output, error=outcome.error)
+    if outcome.status == "applied":
+        draft.put(replace(state, undo=replace(undo, status=UndoStatus.DONE)))
+        draft.note("undo_done", step=state.id, action=undo.action, output=dict(outcome.output))
+        return
+    if outcome.status == "rejected" or _tried_for(undo.attempts, draft.now) > GIVE_UP_AFTER:
+        draft.put(replace(state, undo=replace(undo, status=UndoStatus.FAILED)))
+        draft.note("undo_failed", step=state.id, action=undo.action, error=outcome.error)
+        return
+    wait = min(FIRST_RETRY * 2 ** min(attempt.number - 1, 16), LONGEST_RETRY)
+    draft.put(replace(state, undo=replace(undo, retry_at=draft.now + wait)))
+    if attempt.number == 1:
+        draft.note("undo_delayed", step=state.id, action=undo.action, error=outcome.error)
+
+
+def release(run: Run) -> Run:
+    """A run that closes without having failed owes no ``on_failure`` undo; by hand it stays possible."""
+    for state in run.steps:
+        undo = state.undo
+        if undo and undo.status is UndoStatus.ARMED and undo.trigger is UndoTrigger.ON_FAILURE:
+            run = run.with_step(replace(state, undo=replace(undo, status=UndoStatus.AVAILABLE)))
+    return run
+
+
+def can_be_undone(run: Run) -> bool:
+    """Whether there is anything that an operator could order undone."""
+    possible = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.RUNNING)
+    return any(step.undo and step.undo.status in possible for step in run.steps)
+
+
+def _because(draft: Draft, undo: Undo, by_hand: Order | None) -> str | None:
+    """Why the undo is due now; None where it is not."""
+    if undo.status is UndoStatus.ARMED:
+        if undo.trigger is UndoTrigger.ON_RESOLVE and draft.signals.resolved:
+            return f"resolved ({draft.signals.resolved_because})"
+        if undo.trigger is UndoTrigger.ON_FAILURE and _has_failed(draft):
+            return "the run failed"
+    if by_hand is None or undo.status not in (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED):
+        return None
+    return f"ordered by {by_hand.actor}" if _is_news(by_hand, undo) else None
+
+
+def _is_news(order: Order, undo: Undo) -> bool:
+    """Whether no attempt has answered the order yet. Not a matter of times: a clock can be set back."""
+    return all(attempt.order != order.id for attempt in undo.attempts)
+
+
+def _has_failed(draft: Draft) -> bool:
+    if draft.run.is_open:
+        return broken(draft.run, draft.book) is not None
+    return draft.run.status is Status.FAILED
+
+
+def _continue(draft: Draft, state: StepState, undo: Undo, by_hand: Order | None) -> Act | datetime:
+    """The next attempt of an undo that has begun, or when it is due: at once if somebody asks again."""
+    last = undo.attempts[-1]
+    if last.status == "running":
+        if last.deadline <= draft.now:  # it ran out while no server was there to wait for it
+            later = replace(last, deadline=draft.now + _timeout(draft, undo))
+            draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
+        draft.note("undo_resumed", step=state.id, action=undo.action, command_id=last.command_id)
+        return Act(state.key, undo=True, resumed=True)
+    if undo.retry_at and draft.now < undo.retry_at and not (by_hand and _is_news(by_hand, undo)):
+        return undo.retry_at
+    return _attempt(draft, state, undo, by_hand)
+
+
+def _attempt(draft: Draft, state: StepState, undo: Undo, by_hand: Order | None) -> Act:
+    attempt = attempt_again(draft, undo.attempts, _timeout(draft, undo))
+    if by_hand is not None:
+        attempt = replace(attempt, order=by_hand.id)
+    draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts, attempt), retry_at=None)))
+    return Act(state.key, undo=True)
+
+
+def _timeout(draft: Draft, undo: Undo) -> timedelta:
+    action = draft.context.actions.spec(undo.action)
+    return action.default_timeout if action else timedelta(seconds=30)
+
+
+def _tried_for(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
+    """How long it has been tried. A gap in which no server was up counts as one wait."""
+    moments = [*(attempt.started_at for attempt in attempts), now]
+    turns = (max(later - earlier, timedelta()) for earlier, later in pairwise(moments))
+    return sum((min(turn, _LONGEST_TURN) for turn in turns), timedelta())

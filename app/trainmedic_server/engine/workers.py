@@ -1,0 +1,199 @@
+"""All the drivers: starting them, telling them of changes, and taking them up again after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.run import Decision, Run
+from trainmedic_server.engine import plan
+from trainmedic_server.engine.driver import Driver, Surroundings
+from trainmedic_server.engine.moves import Context, Plan, Signals
+from trainmedic_server.engine.recorder import Snapshot
+from trainmedic_server.ports import Book, Catalog, RunStore
+
+_LONGEST_BACKOFF = 60.0
+
+log = telemetry.logger(__name__)
+
+
+class Workers:
+    """One task for each run that is open or has an undo due."""
+
+    def __init__(self, store: RunStore, catalog: Catalog, around: Surroundings) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._around = around
+        self._drivers: dict[str, Driver] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._touched_early: set[str] = set()
+        self._stopped = False
+
+    def start(self, run: Run, book: Book, alert: AlertRecord) -> None:
+        """Drive a run that has just been admitted."""
+        self._around.metrics.open_runs.inc()
+        self._launch(Driver(run, book, Signals((alert,)), self._around, alert.first_heard_at))
+
+    def touch(self, run_ids: Iterable[str]) -> None:
+        """Something about these runs has changed in the store."""
+        for run_id in run_ids:
+            driver = self._drivers.get(run_id)
+            if driver is not None:
+                driver.touch()
+            elif run_id in self._tasks:
+                self._touched_early.add(run_id)
+            else:
+                self._spawn(run_id, self._revive(run_id))
+
+    def touch_all(self) -> None:
+        """A switch that concerns every run has changed."""
+        self.touch(list(self._drivers))
+
+    async def turned(self, run_id: str, at_most: float) -> None:
+        """Return once the run's driver has taken in what it was touched for, or after `at_most` seconds."""
+        driver = self._drivers.get(run_id)
+        if driver is None:
+            return
+        try:
+            async with asyncio.timeout(at_most):
+                await driver.turned()
+        except TimeoutError:
+            return
+
+    async def recover(self, down_for: timedelta) -> None:
+        """Take up what an earlier process left: open runs, and undo duties whose time has come.
+
+        Runs that have begun take their targets before those that still waited for one; attempts that
+        were in flight are resumed in the order in which they were begun.
+        """
+        unfinished = await self._store.transact(lambda tx: tx.unfinished())
+        unfinished.sort(key=lambda run: (run.waiting_on == "target", _in_flight_since(run) or run.created_at, run.id))
+        snapshots = await asyncio.gather(*(self._around.recorder.snapshot(run.id) for run in unfinished))
+        for snapshot in snapshots:
+            if snapshot is not None:
+                self._around.metrics.open_runs.inc(snapshot.run.is_open)
+                self._around.metrics.undos_owed.inc(snapshot.run.owes_undo)
+                await self._take_up(snapshot, down_for)
+        if unfinished:
+            log.info("took up unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
+
+    async def stop(self) -> None:
+        """Let go of every run where it stands; the next process takes them up."""
+        self._stopped = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_up(self, snapshot: Snapshot, down_for: timedelta) -> None:
+        run, book = snapshot.run, None
+        signals = Signals(snapshot.alerts, snapshot.orders).under(self._around.controls())
+        try:
+            book = await self.book_of(run)
+        except errors.StoreUnavailable:
+            raise
+        except errors.TrainmedicError as error:
+            if run.is_open:
+                log.error("a run cannot go on", run_id=run.id, why=str(error))
+                context = Context(None, self._around.actions, self._around.new_id, self._around.limits.max_age)
+                run = await self._close(run, plan.give_up(run, signals, context, self._now(), str(error)))
+        why = self._stale(run, signals, down_for) if run.is_open else None
+        if why is not None:
+            context = Context(book, self._around.actions, self._around.new_id, self._around.limits.max_age)
+            run = await self._close(run, plan.call_off(run, signals, context, self._now(), why, Decision.STALE))
+            self._around.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
+        if run.is_open or run.owes_undo:
+            self._launch(Driver(run, book, signals, self._around, None))
+
+    async def _close(self, run: Run, move: Plan) -> Run:
+        await self._around.recorder.record(move.run, run, move.events)
+        self._around.count_closed(move.run)
+        self._around.metrics.undos_owed.inc(move.run.owes_undo - run.owes_undo)
+        return move.run
+
+    def _stale(self, run: Run, signals: Signals, down_for: timedelta) -> str | None:
+        """Why a run must not act any more after a downtime; None where it goes on.
+
+        A run that has acted goes on unless nobody was there for longer than the maximum age; so does
+        one that waits for a person, or that has waited of its own accord.
+        """
+        limit = self._around.limits.max_age
+        if down_for > limit:
+            return (
+                f"the server was down for {duration.write(down_for)}, over the maximum age of {duration.write(limit)}"
+            )
+        return None if plan.has_begun(run) else plan.stale(run, signals, limit, self._now())
+
+    async def book_of(self, run: Run) -> Book:
+        """The playbook in the version that the run started with. Raises NotFound, PlaybookError, StoreUnavailable."""
+        loaded = self._catalog.get(run.playbook)
+        if loaded is not None and loaded.version == run.version:
+            return loaded
+        text = await self._store.transact(lambda tx: tx.playbook_text(run.playbook, run.version))
+        if text is None:
+            raise errors.NotFound(f"the text of playbook {run.playbook}, version {run.version}, is not in the store")
+        return self._catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
+
+    async def _revive(self, run_id: str) -> None:
+        """Drive a closed run again, because an undo of it may be due."""
+        snapshot = await self._around.recorder.snapshot(run_id)
+        if snapshot is None or not snapshot.run.steps:
+            return
+        signals = Signals(snapshot.alerts, snapshot.orders)
+        driver = self._drivers[run_id] = Driver(snapshot.run, None, signals, self._around, None)
+        if run_id in self._touched_early:
+            # The snapshot may be older than what this run was touched for.
+            self._touched_early.discard(run_id)
+            driver.touch()
+        await self._drive(driver)
+
+    def _launch(self, driver: Driver) -> None:
+        self._drivers[driver.run.id] = driver
+        self._spawn(driver.run.id, self._drive(driver))
+
+    def _spawn(self, run_id: str, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
+        self._tasks[run_id] = task
+        task.add_done_callback(lambda _: self._ended(run_id))
+
+    def _ended(self, run_id: str) -> None:
+        """A touch that came after the driver's last look, and before its task was over, begins another."""
+        del self._tasks[run_id]
+        if run_id in self._touched_early and not self._stopped:
+            self._touched_early.discard(run_id)
+            self._spawn(run_id, self._revive(run_id))
+
+    async def _drive(self, driver: Driver) -> None:
+        """Drive to the end; a bug on the way is logged, counted, and met with another try from the store."""
+        backoff, failed = 1.0, False
+        try:
+            while True:
+                try:
+                    if failed:
+                        await driver.start_over()
+                        failed = False
+                    await driver.drive()
+                    if driver.is_touched:
+                        continue
+                    return
+                except Exception:  # the boundary of a run: a bug in one must not take down the others
+                    self._around.metrics.loop_errors.labels("driver").inc()
+                    log.exception("a run's driver failed; starting it again", run_id=driver.run.id, retry_in=backoff)
+                failed = True
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, _LONGEST_BACKOFF)
+        finally:
+            self._drivers.pop(driver.run.id, None)
+
+    def _now(self) -> datetime:
+        return self._around.clock.now()
+
+
+def _in_flight_since(run: Run) -> datetime | None:
+    """When the attempt that a killed server had in flight was begun; None where there was none."""
+    tried = [attempts[-1] for step in run.steps for attempts in (step.attempts, step.undo_attempts) if attempts]
+    return min((attempt.started_at for attempt in tried if attempt.status == "running"), default=None)

@@ -1,0 +1,190 @@
+"""What a step does: an action, one call of it, what takes it back, and the registry of all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.ports.cluster import Cluster
+from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier, Pods
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+Word = Literal["go_on", "hold", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One attempt of an action. ``deadline`` is absolute; ``resumed`` says that it may
+    already have been done under the same ``command_id``: by a server that was killed, or by an
+    attempt before this one whose outcome is unknown. ``tell`` puts into the history what the attempt
+    waits for, where that takes long."""
+
+    command_id: str
+    run_id: str
+    playbook: str
+    target: Target
+    params: BaseModel
+    reason: str
+    issued_at: datetime
+    deadline: datetime
+    alert: Alert
+    resumed: bool = False
+    undo_of: str | None = None
+    tell: Callable[[str], Awaitable[None]] | None = None
+    word: Callable[[], Awaitable[Word]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """The action that takes another back."""
+
+    action: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What actions may use of the outside. An absent one is None; an action that needs it says so."""
+
+    clock: Clock
+    bus: CommandBus
+    http: HttpCaller
+    notifier: Notifier | None = None
+    alertmanager: AlertSource | None = None
+    cluster: Cluster | None = None
+    pods: Pods | None = None
+
+
+class Action(Protocol):
+    """What a step does. Classes with these members are found through the registry."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    targets: ClassVar[frozenset[Kind]]
+    """The kinds of target it can work on."""
+    harmful: ClassVar[bool]
+    """Whether it changes anything; pause holds back only what does."""
+    default_timeout: ClassVar[timedelta]
+    Params: ClassVar[type[BaseModel]]
+
+    def __init__(self, services: Services) -> None: ...
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        """Do it once; return the output.
+
+        Raises PermanentFailure, TemporaryFailure (worth another attempt under a new id), or
+        OutcomeUnknown (another attempt uses the same id). Must end by ``call.deadline`` or soon after.
+        """
+        ...
+
+    def settled(self, command_id: str) -> None:
+        """The outcome of that attempt is durable."""
+        ...
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        """What would take it back. Asked before the act with `output` None, and after it with the
+        output; None where it cannot be taken back (or not told before the act).
+
+        A class whose effect can never be taken back annotates it ``-> None``; a playbook that asks
+        for its undo is refused when it is loaded."""
+        ...
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """An action that may work in other places than the run's target: on the nodes of a job."""
+
+    async def locate(self, call: Call) -> BaseModel:
+        """The parameters, with the places put in if they are not there yet.
+
+        Asked before an attempt, and on record before the attempt is made. Changes nothing; raises as `perform` does.
+        """
+        ...
+
+    @classmethod
+    def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
+        """Where else than on its target an attempt with these parameters, or with these as plain values, works."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """An effect that ends by itself unless it is renewed in time: what a command of a run brought about.
+
+    ``params`` are those of the step. ``is_certain`` is False where it may not have been applied. ``again``: where
+    it has ended because nobody renewed it, it is to be brought about again.
+    """
+
+    command_id: str
+    run_id: str
+    step_id: str
+    target: Target
+    params: Mapping[str, Any]
+    is_certain: bool
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What became of a hold at one of its places; ``place`` is a node's name.
+
+    ``outcome`` is ``renewed``; ``lost``: there is no such hold there; ``refused``; or ``unanswered``.
+    ``has_lapsed``: of one that is lost nothing but its lease has ended it, so it can be brought about again.
+    ``output`` is that of a hold which has been.
+    """
+
+    hold: Hold
+    place: str
+    outcome: str
+    why: str = ""
+    has_lapsed: bool = False
+    output: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Leased(Protocol):
+    """An action whose effect is a lease. It is renewed in a third of its time, for as long as it is wanted."""
+
+    lease: ClassVar[timedelta]
+    """How long the effect lasts if nobody renews it."""
+
+    @classmethod
+    def granted(cls, output: Mapping[str, Any]) -> timedelta:
+        """How long the effect of a step with this output lasts: at most ``lease``, for a receiver may grant less."""
+        ...
+
+    async def renew(self, holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+        """Have these holds last for ``lease`` from now on. Returns by `until` or soon after, and never raises
+        for what is away."""
+        ...
+
+
+@runtime_checkable
+class TemplateChecked(Protocol):
+    """An action class that also wants to see its parameters as the playbook's author wrote them."""
+
+    @classmethod
+    def check_template(cls, raw: Mapping[str, Any]) -> None:
+        """Asked when a playbook is loaded, with ``with`` before rendering. Raises ValueError."""
+        ...
+
+
+class Actions(Protocol):
+    """The registry of actions."""
+
+    def names(self) -> Sequence[str]: ...
+    def spec(self, name: str) -> type[Action] | None:
+        """The class, for checking; None where there is none of that name."""
+        ...
+
+    def get(self, name: str) -> Action:
+        """The instance, for acting. Raises PermanentFailure where there is none."""
+        ...

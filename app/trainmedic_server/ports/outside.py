@@ -1,0 +1,126 @@
+"""Everybody outside: the clock, agents and jobs, people, HTTP servers, the Alertmanager."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.whereabouts import Pod
+from trainmedic.envelope import Command, Reply
+
+
+class Clock(Protocol):
+    """The time of day, and waiting for it."""
+
+    def now(self) -> datetime:
+        """Aware, UTC."""
+        ...
+
+    async def sleep_until(self, when: datetime) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Who is connected: a job or an agent, what it said of itself, and when (aware UTC)."""
+
+    name: str
+    last_seen: datetime
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CommandBus(Protocol):
+    """Commands out, replies in, at least once each."""
+
+    async def request(
+        self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
+    ) -> tuple[Reply, ...]:
+        """Send `command` and wait for the final reply of everyone who must answer.
+
+        The stream follows from ``command.target``: a job's, else its node's. Who must answer is
+        what the receiver's presence says (``ranks``), else one reply is enough. Returns what came
+        by ``command.expires_at`` plus a second of grace, possibly nothing. While the bus is away it
+        keeps trying until then; it never raises BusUnavailable. Sending a command id again is safe.
+
+        ``unheard`` is asked once, when the command has been sent for some seconds, nobody has
+        answered, and nobody of that name is connected: True ends the wait.
+        """
+        ...
+
+    def settle(self, command_id: str) -> None:
+        """The outcome is durable: its replies need not be delivered again after a restart."""
+        ...
+
+    async def agents(self) -> list[Presence]: ...
+    async def jobs(self) -> list[Presence]: ...
+    async def check(self) -> None:
+        """Return if the bus answers; else raise BusUnavailable."""
+        ...
+
+
+class Pods(Protocol):
+    """The cluster's pods that have a node and run, as far as is known at this moment."""
+
+    def pod(self, uid: str) -> Pod | None: ...
+    def pods(self) -> Sequence[Pod]: ...
+    def pods_of(self, job: str) -> Sequence[Pod]:
+        """Those whose labels say that they belong to it; of several namespaces, where there are jobs of one name."""
+        ...
+
+
+class Notifier(Protocol):
+    """Messages to people."""
+
+    async def notify(self, title: str, message: str, to: str | None) -> None:
+        """Send to the channel named `to`, or to all. Raises TemporaryFailure or PermanentFailure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+class HttpCaller(Protocol):
+    """One HTTP call, no redirects followed, the body cut at 64 KiB."""
+
+    async def call(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: timedelta,
+        bearer: str | None = None,
+    ) -> HttpReply:
+        """Raises TemporaryFailure where nothing was sent, OutcomeUnknown where a reply is missing.
+
+        `bearer` is the name of the secret to send as a bearer token; PermanentFailure where there is
+        none of that name. Header names in the reply are in lower case, and a secret that the reply
+        repeats is blotted out.
+        """
+        ...
+
+
+class AlertSource(Protocol):
+    """The Alertmanager's own API, where its URL is configured."""
+
+    async def is_firing(self, identity: Identity) -> bool:
+        """Raises TemporaryFailure where it cannot tell."""
+        ...
+
+    async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
+        """Create a silence, or find the one with exactly this comment; return its id."""
+        ...
+
+    async def find_silence(self, comment: str) -> str | None:
+        """The id of the silence with exactly this comment that has not ended."""
+        ...
+
+    async def expire_silence(self, silence_id: str) -> None:
+        """Idempotent."""
+        ...

@@ -1,0 +1,78 @@
+"""A playbook that is checked and compiled, and those that are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.target import Target, Unresolved
+from trainmedic_server.domain.whereabouts import Known
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Playbook, WaitStep
+
+Step: TypeAlias = "ActionStep | WaitStep | ApproveStep"
+Scope = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Whether a playbook reacts to an alert, and why not where it does not.
+
+    ``failed`` marks a condition that could not be evaluated, which counts as not matching.
+    """
+
+    matched: bool
+    why: str = ""
+    failed: bool = False
+
+
+class Book(Protocol):
+    """A playbook that is checked and compiled. Immutable."""
+
+    @property
+    def spec(self) -> Playbook: ...
+    @property
+    def version(self) -> str:
+        """Hash of its text."""
+        ...
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def source(self) -> str:
+        """The file it came from."""
+        ...
+
+    def match(self, alert: Alert) -> Match:
+        """Whether it reacts to this alert: alertname, matchers, ``when``."""
+        ...
+
+    def target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved: ...
+
+    def when(self, phase: str, index: int, scope: Scope) -> bool:
+        """Whether the step is to run. Raises ExpressionError."""
+        ...
+
+    def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
+        """The action step's rendered and checked parameters. Raises ExpressionError."""
+        ...
+
+    def message(self, phase: str, index: int, scope: Scope) -> str:
+        """What an approve step asks. Raises ExpressionError."""
+        ...
+
+
+class Catalog(Protocol):
+    """The playbooks that are loaded."""
+
+    def for_alert(self, alertname: str) -> Sequence[Book]: ...
+    def get(self, name: str) -> Book | None: ...
+    def all(self) -> Sequence[Book]: ...
+    def compile(self, text: str, source: str) -> Book:
+        """Compile the text of an earlier version. Raises PlaybookError."""
+        ...

@@ -1,0 +1,228 @@
+"""The run store: the truth about alerts, runs, steps, undo duties and events; and reading its history."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.run import Controls, Event, Order, Run
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedRun:
+    """A run (or a decision not to start) that an alert led to, as admission needs to know it."""
+
+    run_id: str
+    playbook: str
+    target_key: str
+    status: str
+    decision: str
+
+
+@dataclass(frozen=True, slots=True)
+class GuardFacts:
+    """What the guards of one (playbook, target) look at. Observed runs count like started ones.
+
+    ``last_ended_at``: when its last run ended. ``started``: how many runs of the playbook, on any
+    target, were created after the asked moment. ``open_runs``: how many of the playbook are open.
+    Decisions not to start count for none of them.
+    """
+
+    last_ended_at: datetime | None = None
+    started: int = 0
+    open_runs: int = 0
+
+
+class Transaction(Protocol):
+    """One transaction of the run store. Everything written in it is durable together, or not at all.
+
+    Methods that take many keys exist so that a storm costs few queries.
+    """
+
+    # alerts
+    def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
+    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
+        """The alerts of these fingerprints, whatever their beginning, that have not resolved."""
+        ...
+
+    def save_alerts(self, records: Sequence[AlertRecord]) -> None:
+        """Insert or replace, by identity."""
+        ...
+
+    def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
+        """Unresolved alerts last heard before, that are tied to a run which is open or owes an undo."""
+        ...
+
+    # runs
+    def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
+        """In the order of tying, for those that have any."""
+        ...
+
+    def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """The open run's id for each (playbook, target key) that has one."""
+        ...
+
+    def guard_facts(
+        self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
+    ) -> dict[tuple[str, str], GuardFacts]:
+        """For each (playbook, target key); ``started_since`` is by playbook, those without are not counted."""
+        ...
+
+    def nodes_acted_on(self, since: datetime) -> set[str]:
+        """Distinct nodes of runs with decision ``started`` that were created after `since`."""
+        ...
+
+    def known_nodes(self) -> set[str]: ...
+    def note_nodes(self, nodes: Collection[str], at: datetime) -> None:
+        """Remember that these nodes exist (seen in an alert, or by their agent), until they are pruned.
+
+        When one was last seen may be remembered to the hour only.
+        """
+        ...
+
+    def add_runs(self, runs: Sequence[Run]) -> None:
+        """Insert new runs with their steps.
+
+        The unit raises Conflict where an id is used again, or where a second run of the same
+        playbook and target would be open.
+        """
+        ...
+
+    def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
+        """Update runs, each with those of its steps that differ from what was before (all where None).
+
+        What a run was admitted with never changes: its playbook, version, target, mode, alert
+        and ``created_at``.
+        """
+        ...
+
+    def link(self, links: Iterable[tuple[str, Identity]]) -> None:
+        """Tie alerts to runs: (run id, alert). What is tied already stays tied.
+
+        The unit raises Conflict where a run or an alert is not kept, once the unit is done.
+        """
+        ...
+
+    def run(self, run_id: str) -> Run | None: ...
+    def runs(self, run_ids: Collection[str]) -> list[Run]:
+        """Those that there are, oldest first."""
+        ...
+
+    def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
+        """The alerts tied to each run, in the order of tying."""
+        ...
+
+    def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
+        """How many alerts are tied to each run that has any."""
+        ...
+
+    def unfinished(self) -> list[Run]:
+        """Runs that are open, or closed and still owe an undo; oldest first."""
+        ...
+
+    def runs_in_effect(self, actions: Collection[str]) -> list[str]:
+        """The ids of runs that have begun a step of one of these actions, and are open, owe an undo, or are
+        tied to an alert that has not resolved; in no order."""
+        ...
+
+    def run_of_command(self, command_id: str) -> str | None:
+        """The run whose step or undo has this as its current command."""
+        ...
+
+    # orders, events, controls, playbook versions
+    def add_order(self, order: Order) -> None: ...
+    def orders_of(self, run_ids: Collection[str]) -> dict[str, list[Order]]: ...
+    def append(self, events: Sequence[Event]) -> None: ...
+    def events_of(self, run_id: str, kind: str) -> list[Event]:
+        """The run's events of this kind, in order."""
+        ...
+
+    def controls(self) -> Controls: ...
+    def save_controls(self, controls: Controls) -> None: ...
+    def keep_playbook(self, name: str, version: str, text: str, at: datetime) -> None:
+        """Remember the text of a version, so that a run can go on with it. Idempotent."""
+        ...
+
+    def playbook_text(self, name: str, version: str) -> str | None: ...
+
+
+class RunStore(Protocol):
+    """The truth about alerts, runs, steps, undo duties and events."""
+
+    async def transact(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` in a transaction and return its result once that is durable.
+
+        Concurrent calls may share one transaction; if `work` raises, nothing of it is kept, and
+        what others did in the same transaction is. `work` may be run again, so it must not have
+        effects outside. Raises StoreUnavailable.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Return if the store answers; else raise StoreUnavailable."""
+        ...
+
+    async def prune(self, older_than: datetime) -> int:
+        """Delete closed runs that owe no undo and all that is theirs, created before; return how many.
+
+        Also alerts and nodes not heard of since, where no run is left that is tied to the alert,
+        and older events that concern no run. Others are served meanwhile.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFilter:
+    """Which items of the history are meant; None means any. ``since`` is inclusive, ``until`` exclusive."""
+
+    alertname: str | None = None
+    playbook: str | None = None
+    status: str | None = None
+    decision: str | None = None
+    node: str | None = None
+    gpu: str | None = None
+    job: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run with everything that the store knows of it."""
+
+    run: Run
+    alerts: tuple[AlertRecord, ...]
+    events: tuple[Event, ...]
+    orders: tuple[Order, ...] = ()
+
+
+class History(Protocol):
+    """Reading what was done. Never waits for a writer."""
+
+    async def page(self, wanted: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+        """Newest first, at most `limit`, and the cursor of the next page or None.
+
+        Runs that arrive in between never shift a page. Raises ValueError on a cursor that is not one.
+        """
+        ...
+
+    def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
+        """All of it, newest first, in bounded memory."""
+        ...
+
+    async def record(self, run_id: str) -> RunRecord | None: ...
+    async def events_after(self, seq: int, limit: int) -> list[Event]:
+        """Events with a larger `seq`, in order."""
+        ...
+
+    async def last_seq(self) -> int: ...
+    async def playbook_counts(self) -> dict[str, dict[str, int]]:
+        """Runs by playbook and status."""
+        ...

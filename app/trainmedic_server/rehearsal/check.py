@@ -1,0 +1,40 @@
+"""Checking playbooks, and the files with their tests, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.catalog.problems import Problem
+from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.ports import Actions
+from trainmedic_server.rehearsal import suite_format
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The playbooks that can be loaded, and everything that is wrong, in the order of files and lines."""
+
+    books: tuple[CompiledBook, ...]
+    problems: tuple[Problem, ...]
+
+
+def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = IdentityLabels()) -> Checked:
+    """Check the playbooks of directories or files as a server would load them, and the form of their tests."""
+    tests = test_files(roots)
+    library = Library([root for root in roots if root not in tests], actions, identity)
+    library.reload()
+    problems = list(library.problems)
+    for path in tests:
+        problems.extend(suite_format.read(path)[1])
+    return Checked(tuple(library.all()), tuple(sorted(set(problems))))
+
+
+def test_files(roots: Iterable[Path]) -> list[Path]:
+    """The files with tests: those named, and those in the directories named."""
+    found = [path for root in roots for path in loader.test_files(root) if loader.is_test(path)]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,129 @@
+"""Actions that do as a test says: the real ones' names, parameters and inverses, with scripted outcomes.
+
+A step's replies are looked up by its id, else by its action's name; an undo's by ``<step id>.undo``,
+else by the name of the inverse action. Each attempt takes the next reply, and the last one stays.
+Without a reply everything is applied at once, with no output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from trainmedic_server import errors
+from trainmedic_server.domain.run import Run
+from trainmedic_server.domain.target import Kind
+from trainmedic_server.ports import Action, Actions, Call, Clock, RunStore
+from trainmedic_server.rehearsal.suite_format import Outcome, ReplyModel
+
+_APPLIED = ReplyModel(outcome=Outcome.APPLIED)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """One call of an action, as tests look at it."""
+
+    action: str
+    params: Mapping[str, Any]
+    undo: bool
+
+
+class Script:
+    """The replies of one test, and what was called."""
+
+    def __init__(self, replies: Mapping[str, Sequence[ReplyModel]]) -> None:
+        self._replies = replies
+        self._given: dict[str, int] = {}
+        self.calls: list[Carried] = []
+
+    def next(self, *keys: str) -> ReplyModel:
+        """The next reply under the first of `keys` that has any."""
+        key = next((key for key in keys if self._replies.get(key)), None)
+        if key is None:
+            return _APPLIED
+        given = self._given.get(key, 0)
+        self._given[key] = given + 1
+        replies = self._replies[key]
+        return replies[min(given, len(replies) - 1)]
+
+
+class ScriptedActions:
+    """`ports.Actions`: the classes of `real`, acting by `script`. One for each test."""
+
+    def __init__(self, real: Actions, script: Script, store: RunStore, clock: Clock) -> None:
+        self._real = real
+        self._script = script
+        self._store = store
+        self._clock = clock
+
+    def names(self) -> Sequence[str]:
+        return self._real.names()
+
+    def spec(self, name: str) -> type[Action] | None:
+        return self._real.spec(name)
+
+    def get(self, name: str) -> Action:
+        spec = self._real.spec(name)
+        if spec is None:
+            raise errors.PermanentFailure(f"there is no action {name}")
+        return _Scripted(spec, self._script, self._store, self._clock)
+
+
+class _Scripted:
+    """One action, for acting only: what is asked of its class, the engine asks the real one."""
+
+    name: ClassVar[str] = "scripted"
+    summary: ClassVar[str] = "Does as a test says."
+    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    harmful: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
+    Params: ClassVar[type[BaseModel]] = BaseModel
+
+    def __init__(self, real: type[Action], script: Script, store: RunStore, clock: Clock) -> None:
+        self._real = real
+        self._script = script
+        self._store = store
+        self._clock = clock
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        params = call.params.model_dump(mode="json", by_alias=True, exclude_none=True)
+        run = await self._store.transact(lambda tx: tx.run(call.run_id))
+        step = _step_of(run, call.command_id)
+        is_undo = call.undo_of is not None
+        self._script.calls.append(Carried(self._real.name, params, is_undo))
+        reply = self._script.next(f"{step}.undo" if is_undo else step, self._real.name)
+        await asyncio.sleep(reply.after.total_seconds())
+        match reply.outcome:
+            case Outcome.APPLIED:
+                return reply.output
+            case Outcome.FAILED:
+                raise errors.TemporaryFailure(reply.reason or "failed", reply.output)
+            case Outcome.REJECTED:
+                raise errors.PermanentFailure(reply.reason or "rejected", reply.output)
+            case Outcome.UNSUPPORTED:
+                raise errors.PermanentFailure(reply.reason or "unsupported", reply.output)
+            case Outcome.TIMEOUT:
+                await self._clock.sleep_until(call.deadline)
+                raise errors.OutcomeUnknown(reply.reason or "no reply in time", reply.output)
+
+    def settled(self, command_id: str) -> None:
+        """Nothing is held for it."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        """Never asked."""
+        return
+
+
+def _step_of(run: Run | None, command_id: str) -> str:
+    """The id of the step whose attempt, or whose undo's, has this command id."""
+    for step in run.steps if run else ():
+        attempts = (*step.attempts, *step.undo_attempts)
+        if any(attempt.command_id == command_id for attempt in attempts):
+            return step.id
+    return ""

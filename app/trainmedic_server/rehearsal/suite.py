@@ -1,0 +1,333 @@
+"""Running playbook tests: the real engine on a store in memory, in virtual time, with scripted actions.
+
+`run_file` runs every test of a file; nothing outside the process is touched and nothing real waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from trainmedic_server import errors, ports, telemetry
+from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.library import Shelf
+from trainmedic_server.catalog.problems import Path as Place
+from trainmedic_server.catalog.problems import Problem, did_you_mean, where
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.admission import Admitted
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
+from trainmedic_server.domain.playbook import ActionStep, step_id
+from trainmedic_server.domain.run import OrderKind, Run
+from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.engine.service import Engine
+from trainmedic_server.rehearsal import expectations, suite_format, virtual_time
+from trainmedic_server.rehearsal.expectations import Seen
+from trainmedic_server.rehearsal.scripted import Script, ScriptedActions
+from trainmedic_server.rehearsal.suite_format import AlertEntry, Check, Deed, OrderEntry, Suite, TestEntry
+from trainmedic_server.rehearsal.virtual_time import BEGINNING, VirtualClock
+from trainmedic_server.server.payload import fingerprint
+
+_SETTLE = timedelta(microseconds=1)
+"""A timer this far off fires only when everything that is due now has been done."""
+_LOOK_EVERY = timedelta(seconds=10)
+_PATIENCE = timedelta(hours=2)
+"""How long after the last thing that a test says its runs may take to end, where it names no end."""
+
+_KINDS = {
+    Deed.APPROVE: OrderKind.APPROVE,
+    Deed.REJECT: OrderKind.REJECT,
+    Deed.CANCEL: OrderKind.CANCEL,
+    Deed.UNDO: OrderKind.UNDO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """One test's outcome; it passed where there are no failures. ``seconds`` are real ones."""
+
+    __test__ = False
+
+    name: str
+    line: int | None
+    failures: tuple[Problem, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FileResult:
+    """The tests of one file; none were run where the file, or a playbook of it, has problems."""
+
+    path: Path
+    results: tuple[TestResult, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems and not any(result.failures for result in self.results)
+
+
+def run_file(path: Path, actions: ports.Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
+    """Run every test of a file. Never raises for what is in the file."""
+    suites, problems = suite_format.read(path)
+    ready: list[tuple[Suite, list[CompiledBook]]] = []
+    for suite in suites:
+        files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
+        problems.extend(problem for file in files for problem in file.problems)
+        books = [book for file in files for book in file.books]
+        problems.extend(_unknown_names(suite, books, actions))
+        ready.append((suite, books))
+    if problems:
+        return FileResult(path, (), tuple(sorted(set(problems))))
+    metrics = telemetry.Metrics()
+    results = [
+        _run_test(suite, index, Shelf(books, actions, identity), actions, metrics)
+        for suite, books in ready
+        for index in range(len(suite.spec.tests))
+    ]
+    return FileResult(path, tuple(results))
+
+
+def _run_test(
+    suite: Suite, index: int, catalog: Shelf, actions: ports.Actions, metrics: telemetry.Metrics
+) -> TestResult:
+    test = suite.spec.tests[index]
+    began = time.perf_counter()
+    scenario = _Scenario(test, catalog, actions, metrics)
+    try:
+        virtual_time.run(scenario.play())
+    except virtual_time.Stalled as error:
+        scenario.fail((), str(error))
+    failures = tuple(
+        _problem(suite, ("tests", index, *place), f"{test.name}: {message}") for place, message in scenario.failures
+    )
+    line = suite.document.problem(("tests", index), "").line
+    return TestResult(test.name, line, failures, time.perf_counter() - began)
+
+
+@dataclass
+class _Scenario:
+    """One test being played."""
+
+    test: TestEntry
+    catalog: Shelf
+    actions: ports.Actions
+    metrics: telemetry.Metrics
+    failures: list[tuple[Place, str]] = field(default_factory=list)
+    decisions: list[Admitted] = field(default_factory=list)
+    began: dict[str, datetime] = field(default_factory=dict)
+    unmatched: list[str] = field(default_factory=list)
+
+    def fail(self, place: Place, message: str) -> None:
+        self.failures.append((place, message))
+
+    async def play(self) -> None:
+        self.store = MemoryStore()
+        self.clock = VirtualClock()
+        self.script = Script(self.test.replies)
+        self.scripted = ScriptedActions(self.actions, self.script, self.store, self.clock)
+        self.engine = await self._start()
+        for moment, place, entry in _timeline(self.test):
+            await self.clock.sleep_until(BEGINNING + moment)
+            match entry:
+                case AlertEntry():
+                    await self._deliver(entry, len(self.began))
+                case OrderEntry():
+                    await self._order(entry, place)
+                case Check():
+                    await self._check(entry, place)
+            await self._settle()
+        await self._to_the_end()
+        for place, check in _checks(self.test):
+            if check.at is None:
+                await self._check(check, place)
+        await self.engine.stop()
+
+    async def _start(self) -> Engine:
+        limits = ports.Limits(mode=self.test.mode, max_age=self.test.max_age)
+        engine = Engine(
+            self.store,
+            self.catalog,
+            self.scripted,
+            self.clock,
+            limits,
+            self.metrics,
+            lambda: self.test.inventory,
+        )
+        await engine.start()
+        return engine
+
+    async def _deliver(self, entry: AlertEntry, number: int) -> None:
+        labels = dict(entry.alert.labels)
+        known_as = fingerprint(labels)
+        now = self.clock.now()
+        began = self.began.get(known_as, now) if entry.starts_at is None else BEGINNING + entry.starts_at
+        resolved = entry.status is AlertStatus.RESOLVED
+        alert = Alert(known_as, entry.status, labels, dict(entry.alert.annotations), began, now if resolved else None)
+        if resolved:
+            self.began.pop(known_as, None)
+        else:
+            self.began[known_as] = began
+        delivery = Delivery(f"delivery-{number}", now, "trainmedic", "{}", "", (alert,))
+        admission = await self.engine.admit(delivery)
+        self.decisions.extend(admission.runs)
+        if admission.unmatched:
+            reasons = (
+                f"{book.spec.name} did not react to {alert.name}: {book.match(alert).why}"
+                for book in self.catalog.all()
+            )
+            self.unmatched.extend(reason for reason in reasons if reason not in self.unmatched)
+
+    async def _order(self, entry: OrderEntry, place: Place) -> None:
+        try:
+            await self._carry_out(entry)
+        except (errors.Conflict, errors.NotFound) as error:
+            if not entry.refused:
+                self.fail(place, f"at {duration.write(entry.at)} the order {entry.do} was refused: {error}")
+            return
+        if entry.refused:
+            self.fail(place, f"at {duration.write(entry.at)} the order {entry.do} was accepted; expected a refusal")
+
+    async def _carry_out(self, entry: OrderEntry) -> None:
+        match entry.do:
+            case Deed.PAUSE:
+                await self.engine.pause(entry.by)
+            case Deed.RESUME:
+                await self.engine.resume(entry.by)
+            case Deed.CLOSE_BREAKER:
+                await self.engine.close_breaker(entry.by)
+            case Deed.RESTART:
+                await self.engine.stop()
+                await self.clock.sleep_until(self.clock.now() + entry.down)
+                self.engine = await self._start()
+            case _:
+                run = await self._newest(entry)
+                await self.engine.order(run.id, _KINDS[entry.do], entry.by, entry.note)
+
+    async def _newest(self, entry: OrderEntry) -> Run:
+        """The newest run that an order can mean."""
+        for run in await self._runs():
+            target = run.target.key if run.target else ""
+            if entry.playbook in (None, run.playbook) and entry.target in (None, target):
+                return run
+        raise errors.NotFound("there is no such run yet")
+
+    async def _runs(self) -> Sequence[Run]:
+        """Every item of the history, newest first."""
+        page, _ = await self.store.page(ports.HistoryFilter(), 1000, None)
+        return page
+
+    async def _settle(self) -> None:
+        """Let everything be done that is due now."""
+        await self.clock.sleep_until(self.clock.now() + _SETTLE)
+
+    async def _to_the_end(self) -> None:
+        """Go to the test's end, or to where its runs have ended by themselves."""
+        await self._settle()
+        if self.test.end is not None:
+            await self.clock.sleep_until(BEGINNING + self.test.end)
+            await self._settle()
+            return
+        latest = self.clock.now() + _PATIENCE
+        while self.clock.now() < latest and any(_is_busy(run) for run in await self._runs()):
+            await self.clock.sleep_until(self.clock.now() + _LOOK_EVERY)
+
+    async def _check(self, check: Check, place: Place) -> None:
+        await self._settle()
+        seen = Seen(self.decisions, await self._records(), self.script.calls, self.engine.controls, self.unmatched)
+        when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
+        for found in expectations.differences(check, seen):
+            told = f"{when}, {where(found.path)}: expected {found.expected}, got {found.got}"
+            self.fail((*place, *found.path), told)
+
+    async def _records(self) -> list[ports.RunRecord]:
+        """Every item of the history with its events, oldest first."""
+        records = [await self.store.record(run.id) for run in await self._runs()]
+        return [record for record in reversed(records) if record is not None]
+
+
+def _is_busy(run: Run) -> bool:
+    """Whether something is still to come of a run without anybody's doing."""
+    if run.is_open:
+        waits_for_somebody = run.waiting_on in ("approval", "resume", "resolved")
+        return not waits_for_somebody or any(step.deadline and not step.status.is_final for step in run.steps)
+    return any(step.undo and step.undo.status == "running" for step in run.steps)
+
+
+def _timeline(test: TestEntry) -> list[tuple[timedelta, Place, AlertEntry | OrderEntry | Check]]:
+    """Everything with a time, in the order of times; at one time alerts, then orders, then checks."""
+    entries: list[tuple[timedelta, Place, AlertEntry | OrderEntry | Check]] = []
+    entries.extend((alert.at, ("alerts", index), alert) for index, alert in enumerate(test.alerts))
+    entries.extend((order.at, ("orders", index), order) for index, order in enumerate(test.orders))
+    entries.extend((check.at, place, check) for place, check in _checks(test) if check.at is not None)
+    return sorted(entries, key=lambda entry: entry[0])
+
+
+def _checks(test: TestEntry) -> Iterator[tuple[Place, Check]]:
+    for index, check in enumerate(test.expect):
+        yield ("expect", index), check
+
+
+def _unknown_names(suite: Suite, books: Iterable[CompiledBook], actions: ports.Actions) -> Iterator[Problem]:
+    """Names of steps, actions and playbooks in a test that nothing has: such an expectation says nothing."""
+    books = list(books)
+    if not books:
+        return
+    steps = _step_ids(books)
+    known = {*steps, *(f"{step}.undo" for step in steps), *_action_names(books), *actions.names()}
+    playbooks = {book.spec.name for book in books}
+    for index, test in enumerate(suite.spec.tests):
+        place: Place = ("tests", index)
+        for key in test.replies:
+            if key not in known:
+                yield _no_such(suite, (*place, "replies", key), "step or action", key, known)
+        for check_place, check in _checks(test):
+            for number, run in enumerate(check.runs or ()):
+                for step in run.steps:
+                    if step not in {*steps, "approval"}:
+                        yield _no_such(
+                            suite, (*place, *check_place, "runs", number, "steps", step), "step", step, steps
+                        )
+                if run.playbook is not None and run.playbook not in playbooks:
+                    inner = (*place, *check_place, "runs", number, "playbook")
+                    yield _no_such(suite, inner, "playbook", run.playbook, playbooks)
+
+
+def _no_such(suite: Suite, place: Place, what: str, name: str, known: Iterable[str]) -> Problem:
+    message = f"there is no {what} {name!r} in the playbooks under test{did_you_mean(name, known)}"
+    return _problem(suite, place, message, at_key=what != "playbook")
+
+
+def _problem(suite: Suite, path: Place, message: str, *, at_key: bool = False) -> Problem:
+    """A problem at its place as it is written: where a list was meant, one entry may stand alone."""
+    value = suite.document.value
+    written: list[str | int] = []
+    for part in path:
+        if isinstance(part, int) and not isinstance(value, list):
+            continue
+        written.append(part)
+        inside = (isinstance(value, dict) and part in value) or isinstance(value, list)
+        value = value[part] if inside else None
+    return suite.document.problem(tuple(written), message, at_key=at_key)
+
+
+def _step_ids(books: Iterable[CompiledBook]) -> set[str]:
+    return {
+        step_id(step, index, phase)
+        for book in books
+        for phase, entries in (("steps", book.spec.steps), ("on_failure", book.spec.on_failure))
+        for index, step in enumerate(entries)
+    }
+
+
+def _action_names(books: Iterable[CompiledBook]) -> set[str]:
+    return {
+        step.action
+        for book in books
+        for step in (*book.spec.steps, *book.spec.on_failure)
+        if isinstance(step, ActionStep)
+    }

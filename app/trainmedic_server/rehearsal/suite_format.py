@@ -1,0 +1,291 @@
+"""The format of playbook tests: the models that validate a test file, and its reader.
+
+A test is a timeline: alerts, operators' orders and the replies of actions, and what is expected of
+the engine at given times. Times are durations since the test's start.
+
+Not here: running tests (``suite``) and comparing (``expectations``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from trainmedic_server.catalog import loader, model_errors, yaml_text
+from trainmedic_server.catalog.problems import Problem
+from trainmedic_server.catalog.yaml_text import Document
+from trainmedic_server.domain import duration, whereabouts
+from trainmedic_server.domain.alert import AlertStatus
+from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
+
+LONGEST = timedelta(days=7)
+"""Tests may last so long in virtual time; the engine's own heartbeat makes longer ones slow."""
+
+
+def _read_offset(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, str) and value.startswith("-"):
+        return -duration.parse(value[1:])
+    if isinstance(value, str):
+        return duration.parse(value)
+    raise ValueError(f"{value!r} is not a time; write it with its unit, as 90s or -20m")
+
+
+Offset = Annotated[
+    timedelta, BeforeValidator(_read_offset), WithJsonSchema({"type": "string", "examples": ["-20m", "90s"]})
+]
+"""A time on the test's clock; before its start where it is negative."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Labelled(_Model):
+    """An alert's labels (``alertname`` among them) and annotations. Its labels are its identity."""
+
+    labels: dict[str, str]
+    annotations: dict[str, str] = {}
+
+
+class AlertEntry(_Model):
+    """One delivery to the webhook. ``starts_at`` is, unless given, when the alert was first said to fire."""
+
+    at: Duration = timedelta(0)
+    alert: Labelled
+    status: AlertStatus = AlertStatus.FIRING
+    starts_at: Offset | None = None
+
+
+class Deed(StrEnum):
+    """What an operator can do in a test."""
+
+    APPROVE = "approve"
+    REJECT = "reject"
+    CANCEL = "cancel"
+    UNDO = "undo"
+    PAUSE = "pause"
+    RESUME = "resume"
+    CLOSE_BREAKER = "close_breaker"
+    RESTART = "restart"
+
+
+class OrderEntry(_Model):
+    """An operator's order. It is about the newest run (of `playbook` and `target`, where given).
+
+    ``restart`` kills the server where it stands and starts another one `down` later.
+    """
+
+    at: Duration = timedelta(0)
+    do: Deed
+    playbook: str | None = None
+    target: str | None = None
+    by: str = "operator"
+    note: str = ""
+    refused: bool = False
+    down: Duration = timedelta(0)
+
+
+class Outcome(StrEnum):
+    """How an attempt of an action ends, in the words of replies."""
+
+    APPLIED = "applied"
+    FAILED = "failed"
+    REJECTED = "rejected"
+    UNSUPPORTED = "unsupported"
+    TIMEOUT = "timeout"
+
+
+def _long_form(value: Any) -> Any:
+    """``applied`` and ``{failed: why}`` as the full mapping."""
+    if isinstance(value, str):
+        return {"outcome": value}
+    if isinstance(value, dict) and "outcome" not in value:
+        named = [name for name in Outcome if name in value]
+        if len(named) == 1:
+            told = value[named[0]]
+            rest = {key: each for key, each in value.items() if key != named[0]}
+            key = "output" if named[0] is Outcome.APPLIED else "reason"
+            return {"outcome": named[0].value, **rest, **({} if told is None else {key: told})}
+    return value
+
+
+class ReplyModel(_Model):
+    outcome: Outcome
+    output: dict[str, Any] = {}
+    reason: str = ""
+    after: Duration = timedelta(0)
+
+
+Reply = Annotated[ReplyModel, BeforeValidator(_long_form)]
+
+
+class UndoExpected(_Model):
+    """A step's undo. `params` are compared as far as they are given."""
+
+    status: UndoStatus | None = None
+    action: str | None = None
+    params: dict[str, Any] | None = None
+
+
+class StepExpected(_Model):
+    """A step. Mappings are compared as far as they are given, texts by containing what is given."""
+
+    status: StepStatus | None = None
+    params: dict[str, Any] | None = None
+    output: dict[str, Any] | None = None
+    attempts: int | None = None
+    error: str | None = None
+    message: str | None = None
+    undo: Annotated[UndoExpected, BeforeValidator(lambda value: _status_alone(value))] | None = None
+
+
+def _status_alone(value: Any) -> Any:
+    return {"status": value} if isinstance(value, str) else value
+
+
+class RunExpected(_Model):
+    """One item of the history."""
+
+    playbook: str | None = None
+    target: str | None = None
+    decision: Decision | None = None
+    status: Status | None = None
+    mode: Mode | None = None
+    message: str | None = None
+    alerts: int | None = Field(None, description="How many alerts the run has, those that joined included.")
+    steps: dict[str, Annotated[StepExpected, BeforeValidator(_status_alone)]] = {}
+    events: tuple[str, ...] | None = Field(None, description="Kinds of events, in this order; others may be between.")
+
+
+class CallExpected(_Model):
+    """An action that was carried out."""
+
+    action: str
+    params: dict[str, Any] | None = None
+    undo: bool | None = None
+
+
+class DecisionExpected(_Model):
+    """What one playbook decided on one delivered alert."""
+
+    playbook: str | None = None
+    target: str | None = None
+    decision: Decision
+
+
+class Check(_Model):
+    """What holds at one time: at the end where `at` is not given. Lists are complete and in order."""
+
+    at: Duration | None = None
+    decisions: (
+        tuple[
+            Annotated[
+                DecisionExpected,
+                BeforeValidator(lambda value: {"decision": value} if isinstance(value, str) else value),
+            ],
+            ...,
+        ]
+        | None
+    ) = None
+    runs: tuple[RunExpected, ...] | None = None
+    calls: (
+        tuple[
+            Annotated[
+                CallExpected, BeforeValidator(lambda value: {"action": value} if isinstance(value, str) else value)
+            ],
+            ...,
+        ]
+        | None
+    ) = None
+    paused: bool | None = None
+    breaker_open: bool | None = None
+
+
+class TestEntry(_Model):
+    """One test."""
+
+    __test__ = False
+
+    name: str
+    mode: Mode = Mode.ENFORCE
+    max_age: Duration = timedelta(minutes=15)
+    inventory: Annotated[dict[str, str | tuple[str, ...]], AfterValidator(lambda value: _as_known(value))] = {}
+    alerts: tuple[AlertEntry, ...] = ()
+    orders: tuple[OrderEntry, ...] = ()
+    replies: dict[str, Annotated[tuple[Reply, ...], BeforeValidator(lambda value: _as_list(value))]] = {}
+    end: Duration | None = None
+    expect: Annotated[tuple[Check, ...], BeforeValidator(lambda value: _as_list(value)), Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> TestEntry:
+        latest = self.last_moment
+        if self.end is not None and self.end < latest:
+            raise ValueError(f"something happens at {duration.write(latest)}, after the test's end")
+        if max(latest, self.end or latest) > LONGEST:
+            raise ValueError(f"a test lasts at most {duration.write(LONGEST)}")
+        return self
+
+    @property
+    def last_moment(self) -> timedelta:
+        """When the last thing that is written down happens."""
+        times = [alert.at for alert in self.alerts] + [order.at for order in self.orders]
+        times += [check.at for check in self.expect if check.at is not None]
+        return max(times, default=timedelta(0))
+
+
+def _as_known(written: dict[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
+    return {whereabouts.normal_key(key): value for key, value in written.items()}
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+class SuiteEntry(_Model):
+    """One document of a test file. `playbooks` are files beside it; by default the one of the same name."""
+
+    playbooks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    tests: Annotated[tuple[TestEntry, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The tests of one document, and where everything in it is written."""
+
+    path: Path
+    document: Document
+    spec: SuiteEntry
+
+    @property
+    def playbooks(self) -> tuple[Path, ...]:
+        """The files of the playbooks that are tested."""
+        if self.spec.playbooks is not None:
+            return tuple(self.path.parent / name for name in self.spec.playbooks)
+        name = self.path.stem.removesuffix(loader.TEST_SUFFIX)
+        beside = [self.path.with_name(f"{name}{ending}") for ending in (".yaml", ".yml")]
+        return (next((path for path in beside if path.exists()), beside[0]),)
+
+
+def read(path: Path) -> tuple[list[Suite], list[Problem]]:
+    """The suites of a test file, and everything that is wrong with it."""
+    text = loader.read_text(path)
+    if isinstance(text, Problem):
+        return [], [text]
+    documents, problems = yaml_text.read(text, str(path))
+    suites: list[Suite] = []
+    for document in documents:
+        spec = model_errors.validate(SuiteEntry, document)
+        if isinstance(spec, list):
+            problems.extend(spec)
+        else:
+            suites.append(Suite(path, document, spec))
+    return suites, sorted(set(problems))

@@ -1,0 +1,190 @@
+"""Who calls, and what that caller may do.
+
+Tokens come as ``Authorization: Bearer <token>``, or as the password of Basic with any user name, so
+that Alertmanager's ``http_config`` works either way. They are compared by hash, in constant time,
+over all tokens. Without tokens everybody is ``anonymous`` and may do everything; wiring refuses to
+listen like that anywhere but on loopback (`check_exposure`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection, Request
+
+from trainmedic_server import telemetry
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.server import tokens
+from trainmedic_server.server.problems import Problem
+from trainmedic_server.server.tokens import Role, Token
+
+_REREAD_SECONDS = 5.0
+_CHALLENGE = 'Bearer realm="trainmedic", Basic realm="trainmedic", charset="UTF-8"'
+
+log = telemetry.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls. ``name`` is recorded as the actor of what they do."""
+
+    name: str
+    roles: frozenset[Role]
+
+    def may(self, role: Role) -> bool:
+        return role in self.roles or (role is Role.VIEWER and Role.OPERATOR in self.roles)
+
+
+ANONYMOUS = Principal("anonymous", frozenset(Role))
+
+
+class Authenticator:
+    """Knows the tokens, and notices when their file changed.
+
+    `file` is looked at every few seconds, when a request comes; if it has become unreadable or
+    wrong, the tokens stay as they were and the log says so. `monotonic` is a clock in seconds.
+    """
+
+    def __init__(
+        self,
+        known: Sequence[Token] = (),
+        file: Path | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokens = tuple(known)
+        self._file = file
+        self._monotonic = monotonic
+        self._stamp = _stamp(file)
+        self._look_again_at = monotonic() + _REREAD_SECONDS
+
+    @classmethod
+    def from_file(cls, file: Path) -> Authenticator:
+        """Raises ConfigurationError, naming file, line and field."""
+        return cls(tokens.read(file), file)
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._tokens)
+
+    def require(self, request: HTTPConnection, role: Role) -> Principal:
+        """Who calls, if they may act as `role`; else raises a Problem, 401 or 403."""
+        if role is not Role.VIEWER:
+            _refuse_other_sites(request)
+        principal = self._principal(request.headers.get("authorization"))
+        if not principal.may(role):
+            raise Problem(
+                HTTPStatus.FORBIDDEN, f"The token {principal.name!r} does not have the role {role}.", closes=True
+            )
+        return principal
+
+    def _principal(self, authorization: str | None) -> Principal:
+        if self._file is not None:
+            self._reread()
+        if not self._tokens:
+            return ANONYMOUS
+        presented = _presented(authorization)
+        if presented is None:
+            raise _unauthenticated("A token is needed: as Bearer, or as the password of Basic.")
+        digest = hashlib.sha256(presented).digest()
+        found: Token | None = None
+        for token in self._tokens:  # all of them, so that the time taken does not tell which one matched
+            if hmac.compare_digest(digest, token.digest):
+                found = token
+        if found is None:
+            raise _unauthenticated("The token is not known.")
+        return Principal(found.name, found.roles)
+
+    def _reread(self) -> None:
+        now = self._monotonic()
+        if now < self._look_again_at:
+            return
+        self._look_again_at = now + _REREAD_SECONDS
+        stamp = _stamp(self._file)
+        if self._file is None or stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._tokens = tokens.read(self._file)
+        except ConfigurationError as error:
+            log.error("tokens file not taken; the earlier tokens stay valid", error=str(error))
+        else:
+            log.info("tokens file read again", tokens=len(self._tokens))
+
+
+def requires(authenticator: Authenticator, role: Role) -> Callable[[Request], Awaitable[Principal]]:
+    """The dependency of a route that needs `role`."""
+
+    async def authenticated(request: Request) -> Principal:
+        return authenticator.require(request, role)
+
+    return authenticated
+
+
+def check_exposure(host: str, has_tokens: bool, allow_anonymous: bool) -> None:
+    """Raise ConfigurationError where listening on `host` would let anybody on the network act."""
+    if has_tokens or allow_anonymous or _is_loopback(host):
+        return
+    raise ConfigurationError(
+        f"refusing to listen on {host or 'every address'} without tokens: anybody who reaches it could act. "
+        "Give a tokens file (--tokens), listen on 127.0.0.1, or set TRAINMEDIC_ALLOW_ANONYMOUS=true"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _unauthenticated(detail: str) -> Problem:
+    return Problem(HTTPStatus.UNAUTHORIZED, detail, headers={"WWW-Authenticate": _CHALLENGE}, closes=True)
+
+
+def _presented(authorization: str | None) -> bytes | None:
+    """The token in the header, as bytes; None where there is none or it is malformed."""
+    scheme, _, value = (authorization or "").partition(" ")
+    value = value.strip()
+    match scheme.lower():
+        case "bearer":
+            return value.encode("latin-1") or None  # headers are decoded as latin-1; this gives the bytes back
+        case "basic":
+            try:
+                decoded = base64.b64decode(value, validate=True)
+            except (binascii.Error, ValueError):
+                return None
+            return decoded.partition(b":")[2] or None
+        case _:
+            return None
+
+
+def _refuse_other_sites(request: HTTPConnection) -> None:
+    """A web page that an operator happens to visit must not act with the rights of their browser."""
+    origin = request.headers.get("origin")
+    if origin is None:
+        return
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise Problem(HTTPStatus.FORBIDDEN, "A page of another site may not do this.", closes=True)
+
+
+def _stamp(file: Path | None) -> tuple[int, int, int] | None:
+    """What changes when the file does, also when a symlink on the way is swapped."""
+    if file is None:
+        return None
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return (status.st_ino, status.st_mtime_ns, status.st_size)

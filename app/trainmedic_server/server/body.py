@@ -1,0 +1,123 @@
+"""Reading a request's body within bounds of size, time and memory, and as JSON.
+
+Who calls it: the webhook, and the operations that take a note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.requests import Request
+
+from trainmedic_server.errors import PayloadError, Saturated
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.problems import Problem, of
+
+
+class Bodies:
+    """Reads bodies, and keeps count of what those in work hold of memory together."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._held = 0
+
+    @asynccontextmanager
+    async def read(self, request: Request, largest: int | None = None) -> AsyncIterator[bytes]:
+        """The body, which counts as held until the block ends. Raises Problem: 400, 408, 413, 415, 503."""
+        largest = self._limits.body_bytes if largest is None else largest
+        _check_headers(request, largest)
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            try:
+                async with asyncio.timeout(self._limits.body_seconds):
+                    more = True
+                    while more:
+                        message = await request.receive()
+                        if message["type"] == "http.disconnect":
+                            raise Problem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
+                        chunk = message.get("body", b"")
+                        more = message.get("more_body", False)
+                        size += len(chunk)
+                        self._held += len(chunk)
+                        if size > largest:
+                            raise _too_large(largest)
+                        if self._held > self._limits.held_bytes:
+                            raise _full(closes=more)
+                        chunks.append(chunk)
+            except TimeoutError:
+                seconds = self._limits.body_seconds
+                raise Problem(
+                    HTTPStatus.REQUEST_TIMEOUT, f"The body did not arrive within {seconds:g} s.", closes=True
+                ) from None
+            yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        finally:
+            self._held -= size
+
+
+def parse_json(body: bytes) -> Any:
+    """The JSON value in `body`. Raises Problem 400 where it is none, PayloadError for half a surrogate pair."""
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        if b"\\ud" in body.lower():
+            _refuse_lone_surrogate(body)
+        # The parser's message holds what is wrong and where, nothing of the text.
+        raise Problem(HTTPStatus.BAD_REQUEST, f"The body is not JSON in UTF-8: {error}.") from None
+
+
+def _check_headers(request: Request, largest: int) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        # Unpacking is where a few bytes become gigabytes; Alertmanager never compresses.
+        raise Problem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "The body must not be compressed: Content-Encoding must be absent or identity.",
+            headers={"Accept-Encoding": "identity"},
+            closes=True,
+        )
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > largest:
+        raise _too_large(largest)
+
+
+def _too_large(largest: int) -> Problem:
+    return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {largest} bytes.", closes=True)
+
+
+def _full(closes: bool) -> Problem:
+    problem = of(Saturated("bodies in work exceed the memory set aside for them"))
+    problem.closes = closes
+    return problem
+
+
+def _refuse_lone_surrogate(body: bytes) -> None:
+    """Half a surrogate pair is good JSON (RFC 8259, section 8.2) but no text, and no database takes it."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    waiting: list[tuple[str, Any]] = [("", document)]
+    while waiting:
+        at, value = waiting.pop()
+        match value:
+            case dict():
+                waiting.extend((_join(at, name), name) for name in value)
+                waiting.extend((_join(at, name), member) for name, member in value.items())
+            case list():
+                waiting.extend((_join(at, str(index)), member) for index, member in enumerate(value))
+            case str() if any("\ud800" <= character <= "\udfff" for character in value):
+                raise PayloadError.at([(at, "holds half a surrogate pair, which is not text")])
+            case _:
+                pass
+
+
+def _join(at: str, name: str) -> str:
+    shown = name[:64].encode("utf-8", "replace").decode()
+    return f"{at}.{shown}" if at else shown

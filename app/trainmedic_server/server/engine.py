@@ -1,0 +1,52 @@
+"""What the API needs of the engine and of the playbooks, as interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from trainmedic_server.domain.admission import Admission
+from trainmedic_server.domain.alert import Delivery
+from trainmedic_server.domain.run import Controls, OrderKind, Run
+from trainmedic_server.ports import Book
+
+
+class Engine(Protocol):
+    """Admits deliveries, and carries out what operators say."""
+
+    async def admit(self, delivery: Delivery) -> Admission:
+        """Returns once everything is durable. Raises Saturated, StoreUnavailable."""
+        ...
+
+    async def order(self, run_id: str, kind: OrderKind, actor: str, note: str) -> Run:
+        """The run after the order. Raises NotFound, Conflict, StoreUnavailable."""
+        ...
+
+    async def pause(self, actor: str) -> Controls: ...
+    async def resume(self, actor: str) -> Controls: ...
+    async def close_breaker(self, actor: str) -> Controls: ...
+
+    @property
+    def controls(self) -> Controls: ...
+
+
+class LoadProblem(Protocol):
+    """Why a playbook file is not loaded. ``line`` and ``column`` count from 1; None where unknown."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def line(self) -> int | None: ...
+    @property
+    def column(self) -> int | None: ...
+    @property
+    def message(self) -> str: ...
+
+
+class CatalogView(Protocol):
+    """The playbooks that are loaded, and the files that could not be."""
+
+    def all(self) -> Sequence[Book]: ...
+    def get(self, name: str) -> Book | None: ...
+    @property
+    def problems(self) -> Sequence[LoadProblem]: ...

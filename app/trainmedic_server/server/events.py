@@ -1,0 +1,98 @@
+"""``GET /events``: the history as it grows, as server-sent events (WHATWG HTML, section 9.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+
+from trainmedic_server.domain.run import Event
+from trainmedic_server.errors import StoreUnavailable
+from trainmedic_server.server import examples, views
+from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.feed import Feed
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.streaming import StreamedResponse
+from trainmedic_server.server.tokens import Role
+
+EVENT_STREAM = "text/event-stream"
+_MOST = (1 << 63) - 1
+_RETRY_MILLISECONDS = 2000
+
+_EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata: {{…}}\n\n"
+
+
+def router(feed: Feed, auth: Authenticator, limits: ServerLimits) -> APIRouter:
+    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, Role.VIEWER))])
+
+    @routes.get(
+        "/events",
+        summary="Events, as they happen",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "Server-sent events. `data` is an event as in `GET /history/{run_id}`.",
+                "content": {EVENT_STREAM: {"schema": {"type": "string"}, "example": _EXAMPLE}},
+            },
+            **responses(401, 403, 422, 503),
+        },
+    )
+    async def events(
+        after: Annotated[int | None, Query(ge=0, le=_MOST, description="Begin after this event; 0 for all.")] = None,
+        run_id: Annotated[
+            str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="Only the events of this run.")
+        ] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, le=_MOST, description="Goes before `after`.")] = None,
+    ) -> Response:
+        """Every event after the one that the client names, then each new one, until either side ends it.
+
+        Without `Last-Event-ID` and `after`, only new ones. The id of each is its `seq`; a client that
+        lost the connection goes on with `Last-Event-ID` and misses none. A comment is sent when it
+        has been quiet.
+        """
+        named = after if last_event_id is None else last_event_id
+        begin = await feed.start_of(named)
+        feed.join()
+        chunks = _lines(feed, begin, run_id, limits.heartbeat_seconds, knows=named is not None)
+        return StreamedResponse(chunks, EVENT_STREAM, limits.stall_seconds, on_close=feed.leave)
+
+    return routes
+
+
+async def _lines(
+    feed: Feed, begin: int, run_id: str | None, heartbeat_seconds: float, *, knows: bool
+) -> AsyncGenerator[bytes, None]:
+    """What is sent to one client; whether it `knows` where it begins, because it said so itself.
+
+    Ends when the feed closes, or the store does not answer: the client comes back and names the last
+    event that it has.
+    """
+    clock = asyncio.get_running_loop().time
+    position, sent_at = begin, clock()
+    # An id first, so that a client which is cut off before the first event misses none either.
+    first = "" if knows else f"id: {begin}\n"
+    yield f"retry: {_RETRY_MILLISECONDS}\n{first}\n".encode()
+    while not feed.closed:
+        try:
+            events = await feed.after(position, max(0.0, sent_at + heartbeat_seconds - clock()))
+        except StoreUnavailable:
+            return
+        if events:
+            position = events[-1].seq or position
+        lines = [_line(event) for event in events if run_id is None or event.run_id == run_id]
+        if lines:
+            yield b"".join(lines)
+            sent_at = clock()
+        elif clock() >= sent_at + heartbeat_seconds:
+            yield b": still here\n\n"
+            sent_at = clock()
+
+
+def _line(event: Event) -> bytes:
+    # JSON in one line holds no line break, and the kinds are the engine's own words, so that nothing
+    # from outside can begin a line.
+    view = views.event(event)
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (view.seq, view.kind.encode(), views.one_line(view))

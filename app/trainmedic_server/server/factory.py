@@ -1,0 +1,145 @@
+"""The application, put together from what wiring hands in. Reads no setting and no environment."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainmedic_server import __version__, telemetry
+from trainmedic_server.ports import Clock, CommandBus, History, Pods, RunStore
+from trainmedic_server.server import events, history, jobs, operations, problems, schemas, status, webhook
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.body import Bodies
+from trainmedic_server.server.engine import CatalogView, Engine
+from trainmedic_server.server.feed import Feed
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.streaming import ClientStalled
+
+log = telemetry.logger(__name__)
+
+_DESCRIPTION = """Takes alerts from Alertmanager, repairs their causes by playbook, and shows what it did and why.
+
+Errors are `application/problem+json` (RFC 9457). A token is given as Bearer, or as the password of
+Basic with any user name; where no tokens are configured, none is asked for."""
+_WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
+_WRITTEN_BY_HAND = (schemas.AlertmanagerPayload, operations.OrderBody, operations.ResumeBody)
+
+
+def create_app(
+    *,
+    engine: Engine,
+    runs: History,
+    catalog: CatalogView,
+    bus: CommandBus,
+    store: RunStore,
+    metrics: telemetry.Metrics,
+    auth: Authenticator,
+    clock: Clock,
+    limits: ServerLimits = ServerLimits(),
+    pods: Pods | None = None,
+) -> FastAPI:
+    """The API. Its ``state.feed`` is the `Feed` of its event streams, for `listener.serve` to close."""
+    bodies = Bodies(limits)
+    handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
+    app = _Api(
+        _Boundary(webhook.Shortcut(handle), metrics),
+        title="Trainmedic",
+        version=__version__,
+        description=_DESCRIPTION,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    feed = app.state.feed = Feed(runs, limits.poll_seconds, limits.streams, metrics)
+    webhook.declare(app.router, handle)
+    app.include_router(history.router(runs, auth, clock, limits))
+    app.include_router(events.router(feed, auth, limits))
+    app.include_router(operations.orders(engine, auth, bodies))
+    app.include_router(operations.overview(catalog, runs, bus, auth))
+    app.include_router(jobs.router(bus, pods, clock, auth))
+    app.include_router(status.router(engine, store, bus, catalog, clock, metrics, limits))
+    problems.register(app)
+    app.add_middleware(_Boundary, metrics=metrics)
+    _describe(app)
+    return app
+
+
+class _Api(FastAPI):
+    """FastAPI, but for deliveries, which take the shortcut."""
+
+    def __init__(self, deliveries: ASGIApp, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._deliveries = deliveries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if webhook.Shortcut.takes(scope):
+            await self._deliveries(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+class _Boundary:
+    """Where an error that nobody foresaw ends: it is logged and counted, and nothing of it is told."""
+
+    def __init__(self, app: ASGIApp, metrics: telemetry.Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except ClientStalled:
+            # Without the end of the response the listener closes the connection.
+            log.info("stream ended: the client does not read it", path=scope["path"])
+        except Exception:  # one request must not take down the others
+            self._metrics.loop_errors.labels("http").inc()
+            log.exception("request failed", method=scope["method"], path=scope["path"])
+            if not started:
+                await problems.ProblemResponse(problems.unexpected(), scope["path"])(scope, receive, send)
+
+
+def _describe(app: FastAPI) -> None:
+    """Complete the OpenAPI document: tokens, the media type of errors, bodies that we read ourselves."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            _complete(document)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(document: dict[str, Any]) -> None:
+    schemas_of = document["components"]["schemas"]
+    for model in _WRITTEN_BY_HAND:
+        schema = TypeAdapter(model).json_schema(ref_template="#/components/schemas/{model}")
+        schemas_of.update(schema.pop("$defs", {}))
+        schemas_of[model.__name__] = schema
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "basic": {"type": "http", "scheme": "basic", "description": "Any user name; the token as the password."},
+    }
+    for path, operations_of in document["paths"].items():
+        for operation in operations_of.values():
+            if path not in _WITHOUT_TOKEN:
+                operation["security"] = [{"bearer": []}, {"basic": []}]
+            for code, response in operation["responses"].items():
+                of_problem = int(code) >= HTTPStatus.BAD_REQUEST and (path, code) != ("/ready", "503")
+                if of_problem and "application/json" in response.get("content", {}):
+                    response["content"] = {problems.MEDIA_TYPE: response["content"]["application/json"]}

@@ -1,0 +1,212 @@
+"""``GET /history``: what was done, as pages or as one long stream, and single runs in full."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Response
+from pydantic import AfterValidator
+
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.run import Decision, Run, Status
+from trainmedic_server.errors import NotFound
+from trainmedic_server.ports import Clock, History, HistoryFilter
+from trainmedic_server.server import views
+from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.limits import KIB, ServerLimits
+from trainmedic_server.server.negotiation import preferred
+from trainmedic_server.server.problems import Problem, responses
+from trainmedic_server.server.streaming import StreamedResponse
+from trainmedic_server.server.tokens import Role
+
+NDJSON = "application/x-ndjson"
+CSV = "text/csv"
+_CHUNK_BYTES = 64 * KIB
+_COLUMNS = tuple(views.HistoryItem.model_fields)
+
+Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
+RunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's id.")]
+
+
+def _readable(text: str) -> str:
+    _moment(text, datetime(2000, 1, 1, tzinfo=UTC))
+    return text
+
+
+Moment = Annotated[
+    str,
+    AfterValidator(_readable),
+    Query(
+        max_length=64,
+        description="An RFC 3339 time, or a Prometheus duration meaning that long ago.",
+        examples=["2026-01-31T12:00:00Z", "24h"],
+    ),
+]
+
+
+def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits) -> APIRouter:
+    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, Role.VIEWER))])
+
+    @routes.get(
+        "/history",
+        summary="Runs, newest first",
+        response_model=views.HistoryPage,
+        responses={
+            200: {"content": {NDJSON: {"schema": {"type": "string"}}, CSV: {"schema": {"type": "string"}}}},
+            **responses(401, 403, 422, 503),
+        },
+    )
+    async def runs(
+        wanted: HistoryFilter = Depends(_filter(clock)),
+        limit: Annotated[int, Query(ge=1, le=1000, description="Items of a page.")] = 100,
+        cursor: Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")] = None,
+        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    ) -> Any:
+        """A page of runs and of decisions not to start one.
+
+        With `Accept: application/x-ndjson` or `text/csv` the whole filtered result is streamed, and
+        `limit` and `cursor` have no meaning.
+        """
+        kind = preferred(accept, ("application/json", NDJSON, CSV))
+        if kind == NDJSON:
+            return await _export(history.stream(wanted), _ndjson, NDJSON, limits)
+        if kind == CSV:
+            return await _export(history.stream(wanted), _csv, CSV, limits)
+        try:
+            found, following = await history.page(wanted, limit, cursor)
+        except ValueError:
+            raise _wrong_cursor() from None
+        return views.page(found, following)
+
+    @routes.get(
+        "/history/{run_id}",
+        summary="One run in full",
+        response_model=views.RunView,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def run(run_id: RunId) -> views.RunView:
+        """The run with its alerts, its steps, its events in order, and what operators told it."""
+        found = await history.record(run_id)
+        if found is None:
+            raise NotFound(f"There is no run {run_id}.")
+        return views.record(found)
+
+    return routes
+
+
+def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
+    """The dependency that reads the filters."""
+
+    async def wanted(
+        alertname: Name | None = None,
+        playbook: Name | None = None,
+        status: Status | None = None,
+        decision: Decision | None = None,
+        node: Name | None = None,
+        gpu: Name | None = None,
+        job: Name | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+    ) -> HistoryFilter:
+        now = clock.now()
+        return HistoryFilter(
+            alertname=alertname,
+            playbook=playbook,
+            status=status,
+            decision=decision,
+            node=node,
+            gpu=gpu,
+            job=job,
+            since=_moment(since, now) if since else None,
+            until=_moment(until, now) if until else None,
+        )
+
+    return wanted  # type: ignore[return-value]
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    """The moment that `text` names. Raises ValueError."""
+    try:
+        return now - duration.parse(text)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        # A plus sign that was not encoded arrives as a space.
+        moment = datetime.fromisoformat(text.upper().replace(" ", "+"))
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("must be an RFC 3339 time with its zone (2026-01-31T12:00:00Z), or a duration (24h)")
+
+
+def _wrong_cursor() -> Problem:
+    message = "is not a cursor that this server gave"
+    return Problem(422, f"cursor: {message}", problems=[("cursor", message)])
+
+
+async def _export(
+    runs: AsyncIterator[Run],
+    write: Callable[[Run | None], bytes],
+    media_type: str,
+    limits: ServerLimits,
+) -> Response:
+    """Stream `runs`. The first is fetched before anything is sent, so that a store that does not
+    answer is still a 503."""
+    try:
+        first = await anext(runs)
+    except StopAsyncIteration:
+        return Response(write(None), media_type=media_type)
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        waiting = [write(None), write(first)]
+        size = 0
+        async for run in runs:
+            waiting.append(write(run))
+            size += len(waiting[-1])
+            if size >= _CHUNK_BYTES:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+        yield b"".join(waiting)
+
+    async def stop_query() -> None:
+        if isinstance(runs, AsyncGenerator):
+            await runs.aclose()
+
+    return StreamedResponse(chunks(), media_type, limits.stall_seconds, stop_query)
+
+
+def _ndjson(run: Run | None) -> bytes:
+    return b"" if run is None else views.one_line(views.item(run)) + b"\n"
+
+
+def _csv(run: Run | None) -> bytes:
+    """One record of RFC 4180; the header for None."""
+    cells: list[str] = list(_COLUMNS)
+    if run is not None:
+        members = views.item(run).model_dump(mode="json")
+        cells = [_cell(members[column]) for column in _COLUMNS]
+    record = io.StringIO()
+    csv.writer(record, lineterminator="\r\n").writerow(cells)
+    return record.getvalue().encode()
+
+
+def _cell(value: Any) -> str:
+    """The text of a cell. An apostrophe keeps spreadsheets from running what an alert says."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case dict():
+            return json.dumps(value, ensure_ascii=False, sort_keys=True)
+        case _:
+            text = str(value)
+            return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text

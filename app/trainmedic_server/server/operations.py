@@ -1,0 +1,236 @@
+"""What operators do and look at: runs' orders, pause and resume, playbooks, agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.run import Controls, OrderKind
+from trainmedic_server.errors import NotFound, PayloadError
+from trainmedic_server.ports import Book, CommandBus, History
+from trainmedic_server.server import views
+from trainmedic_server.server.auth import Authenticator, Principal, requires
+from trainmedic_server.server.body import Bodies, parse_json
+from trainmedic_server.server.engine import CatalogView, Engine
+from trainmedic_server.server.history import RunId
+from trainmedic_server.server.limits import KIB
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.tokens import Role
+
+_BODY_BYTES = 16 * KIB
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+class OrderBody(BaseModel):
+    """Why; recorded with the order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the fan was replaced"}]})
+
+    note: str = Field("", max_length=2000, pattern=r"^[^\x00]*$")
+
+
+class ResumeBody(BaseModel):
+    """What else to set right."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"breaker": True}]})
+
+    breaker: bool = Field(False, description="Close the breaker too.")
+
+
+class ControlsView(BaseModel):
+    """The switches."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    paused: bool
+    paused_by: str | None
+    paused_at: datetime | None
+    breaker_open: bool
+    breaker_opened_at: datetime | None
+    breaker_reason: str | None
+
+
+class PlaybookSummary(BaseModel):
+    """A playbook that is loaded."""
+
+    name: str
+    summary: str
+    mode: Mode
+    alerts: list[str] = Field(description="The alertnames that it reacts to.")
+    source: str = Field(description="The file that it came from.")
+    version: str = Field(description="Hash of its text.")
+    runs: dict[str, int] = Field(description="Its runs in the history, by status.", examples=[{"succeeded": 12}])
+
+
+class PlaybookView(PlaybookSummary):
+    """A playbook with its text."""
+
+    text: str
+
+
+class LoadProblemView(BaseModel):
+    """Why a file is not loaded."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    file: str
+    line: int | None
+    column: int | None
+    message: str
+
+
+class PlaybookList(BaseModel):
+    """What is loaded, and what could not be."""
+
+    items: list[PlaybookSummary]
+    errors: list[LoadProblemView]
+
+
+class PresenceView(BaseModel):
+    """Who is connected, and what it said of itself."""
+
+    name: str
+    last_seen: datetime
+    details: dict[str, Any] = Field(description="Such as its GPUs, its actions, its version.")
+
+
+class PresenceList(BaseModel):
+    items: list[PresenceView]
+
+
+def orders(engine: Engine, auth: Authenticator, bodies: Bodies) -> APIRouter:
+    """``POST /runs/{id}/approve`` and so on, ``/pause``, ``/resume``."""
+    operator = requires(auth, Role.OPERATOR)
+    routes = APIRouter(tags=["operations"])
+
+    def order_route(kind: OrderKind, summary: str) -> None:
+        @routes.post(
+            f"/runs/{{run_id}}/{kind}",
+            name=kind.value,
+            summary=summary,
+            response_model=views.RunState,
+            responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+            openapi_extra=_body_schema(OrderBody),
+        )
+        async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.RunState:
+            body = await _body(bodies, request, OrderBody)
+            return views.state(await engine.order(run_id, kind, actor.name, body.note))
+
+    for kind, summary in _ORDERS.items():
+        order_route(kind, summary)
+
+    @routes.post(
+        "/pause",
+        summary="Do no new harm",
+        response_model=ControlsView,
+        responses=responses(401, 403, 503),
+    )
+    async def pause(actor: Principal = Depends(operator)) -> Controls:
+        """The kill switch: nothing new is done until `/resume`; undo still runs."""
+        return await engine.pause(actor.name)
+
+    @routes.post(
+        "/resume",
+        summary="Go on",
+        response_model=ControlsView,
+        responses=responses(400, 401, 403, 408, 413, 415, 422, 503),
+        openapi_extra=_body_schema(ResumeBody),
+    )
+    async def resume(request: Request, actor: Principal = Depends(operator)) -> Controls:
+        """End the pause and, where asked, close the breaker. What queued up meanwhile is not replayed."""
+        body = await _body(bodies, request, ResumeBody)
+        controls = await engine.resume(actor.name)
+        return await engine.close_breaker(actor.name) if body.breaker else controls
+
+    return routes
+
+
+def overview(catalog: CatalogView, history: History, bus: CommandBus, auth: Authenticator) -> APIRouter:
+    """``GET /playbooks``, ``/agents``."""
+    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, Role.VIEWER))])
+
+    @routes.get(
+        "/playbooks",
+        summary="The playbooks that are loaded",
+        response_model=PlaybookList,
+        responses=responses(401, 403, 503),
+    )
+    async def playbooks() -> PlaybookList:
+        """Each with its source, its version and how its runs ended; and why files were not loaded."""
+        counts = await history.playbook_counts()
+        return PlaybookList(
+            items=[PlaybookSummary(**_summary(book, counts)) for book in catalog.all()],
+            errors=[LoadProblemView.model_validate(problem) for problem in catalog.problems],
+        )
+
+    @routes.get(
+        "/playbooks/{name}",
+        summary="One playbook",
+        response_model=PlaybookView,
+        responses=responses(401, 403, 404, 503),
+    )
+    async def playbook(name: str) -> PlaybookView:
+        book = catalog.get(name)
+        if book is None:
+            raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
+        return PlaybookView(**_summary(book, await history.playbook_counts()), text=book.text)
+
+    @routes.get(
+        "/agents",
+        summary="The node agents that are connected",
+        response_model=PresenceList,
+        responses=responses(401, 403, 503),
+    )
+    async def agents() -> PresenceList:
+        return PresenceList(
+            items=[
+                PresenceView(name=one.name, last_seen=one.last_seen, details=dict(one.details))
+                for one in sorted(await bus.agents(), key=lambda one: one.name)
+            ]
+        )
+
+    return routes
+
+
+_ORDERS = {
+    OrderKind.APPROVE: "Let a waiting run go on",
+    OrderKind.REJECT: "Refuse what a waiting run asks",
+    OrderKind.CANCEL: "Stop a run; what it owes to undo is undone",
+    OrderKind.UNDO: "Take back what a run did",
+}
+
+
+async def _body(bodies: Bodies, request: Request, model: type[_Body]) -> _Body:
+    """The optional body as `model`. Read here and not by the framework, which sets no limit and reads
+    it before it asks who calls."""
+    async with bodies.read(request, _BODY_BYTES) as raw:
+        document = parse_json(raw) if raw.strip() else {}
+    try:
+        return model.model_validate(document, strict=True)
+    except ValidationError as error:
+        raise PayloadError.at(
+            [(".".join(str(part) for part in problem["loc"]), problem["msg"]) for problem in error.errors()[:20]]
+        ) from None
+
+
+def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}
+
+
+def _summary(book: Book, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    spec = book.spec
+    return {
+        "name": spec.name,
+        "summary": spec.summary,
+        "mode": spec.mode,
+        "alerts": list(spec.on.alertnames),
+        "source": book.source,
+        "version": book.version,
+        "runs": dict(counts.get(spec.name, {})),
+    }

@@ -1,0 +1,192 @@
+"""From the JSON of a webhook to a `Delivery`: checks everything, reports all that is wrong.
+
+The contract is Alertmanager's payload version "4". Members that Trainmedic has no use for, known or
+unknown, are not looked at. Written by hand rather than as a model because the number of problems
+reported, and the work done for a hostile body, must be bounded; `schemas.AlertmanagerPayload`
+documents the same contract and a test holds the two together.
+
+Who calls it: the webhook, and commands that read an alert from a file.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
+from trainmedic_server.errors import PayloadError
+
+VERSION = "4"
+LABELS_PER_ALERT = 1_000
+TEXT_LENGTH = 65_536
+FINGERPRINT_LENGTH = 128
+PROBLEMS_REPORTED = 20
+
+_STATUSES = {status.value: status for status in AlertStatus}
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_MISSING: Any = object()
+_FNV_OFFSET = 14695981039346656037
+_FNV_PRIME = 1099511628211
+_64_BITS = (1 << 64) - 1
+
+
+def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:
+    """The delivery that `document`, parsed JSON, holds. Raises PayloadError with every problem, up to 20.
+
+    Tolerated, because senders differ: absent or null ``annotations``, ``endsAt``, ``generatorURL``,
+    ``fingerprint`` (then computed from the labels as Alertmanager does), ``truncatedAlerts``,
+    ``receiver``, ``groupKey``, ``externalURL`` and ``status`` of the whole.
+    """
+    if not isinstance(document, dict):
+        raise PayloadError.at([("", "the body must be a JSON object")])
+    found = _Problems()
+    _version(document.get("version", _MISSING), found)
+    _status(document.get("status"), "status", found, required=False)
+    entries = document.get("alerts", _MISSING)
+    alerts: list[Alert] = []
+    if type(entries) is list:
+        for index, entry in enumerate(entries):
+            alert = _alert(entry, f"alerts.{index}", found)
+            if alert is not None:
+                alerts.append(alert)
+            if found.full:
+                break
+    else:
+        found.add("alerts", "is missing" if entries is _MISSING else "must be a list")
+    receiver = _text(document.get("receiver"), "receiver", found)
+    group_key = _text(document.get("groupKey"), "groupKey", found)
+    external_url = _text(document.get("externalURL"), "externalURL", found)
+    truncated = _count(document.get("truncatedAlerts"), "truncatedAlerts", found)
+    found.raise_any()
+    return Delivery(delivery_id, received_at, receiver, group_key, external_url, tuple(alerts), truncated)
+
+
+def fingerprint(labels: dict[str, str]) -> str:
+    """The fingerprint that Alertmanager gives these labels.
+
+    64-bit FNV-1a over each name and value in the order of the names, each followed by the byte 255
+    (prometheus/common, model/signature.go, labelSetToFingerprint).
+    """
+    value = _FNV_OFFSET
+    for name in sorted(labels):
+        for byte in b"%b\xff%b\xff" % (name.encode(), labels[name].encode()):
+            value = ((value ^ byte) * _FNV_PRIME) & _64_BITS
+    return f"{value:016x}"
+
+
+class _Problems:
+    """What is wrong so far, as (field, message)."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, str]] = []
+
+    @property
+    def full(self) -> bool:
+        return len(self._found) >= PROBLEMS_REPORTED
+
+    def add(self, field: str, message: str) -> None:
+        if not self.full:
+            self._found.append((field, message))
+
+    def raise_any(self) -> None:
+        if self._found:
+            raise PayloadError.at(self._found)
+
+
+def _version(value: Any, found: _Problems) -> None:
+    if value is _MISSING:
+        found.add("version", 'is missing; it must be "4", Alertmanager\'s webhook payload')
+    elif value == "1":
+        found.add("version", 'is "1", as Grafana\'s own webhook sends; send through an Alertmanager, which sends "4"')
+    elif value != VERSION:
+        found.add("version", 'must be "4", Alertmanager\'s webhook payload')
+
+
+def _alert(entry: Any, at: str, found: _Problems) -> Alert | None:
+    """The alert, or None where something of it is wrong."""
+    if type(entry) is not dict:
+        found.add(at, "must be an object")
+        return None
+    status = _status(entry.get("status"), f"{at}.status", found, required=True)
+    labels = _strings(entry.get("labels"), f"{at}.labels", found, required=True)
+    annotations = _strings(entry.get("annotations"), f"{at}.annotations", found, required=False)
+    starts_at = _time(entry.get("startsAt"), f"{at}.startsAt", found, required=True)
+    ends_at = _time(entry.get("endsAt") or None, f"{at}.endsAt", found, required=False)
+    generator_url = _text(entry.get("generatorURL"), f"{at}.generatorURL", found)
+    known_as = _text(entry.get("fingerprint"), f"{at}.fingerprint", found, FINGERPRINT_LENGTH)
+    if status is None or labels is None or annotations is None or starts_at is None:
+        return None
+    if status is AlertStatus.FIRING or (ends_at is not None and ends_at.year == 1):
+        ends_at = None
+    return Alert(known_as or fingerprint(labels), status, labels, annotations, starts_at, ends_at, generator_url)
+
+
+def _status(value: Any, at: str, found: _Problems, *, required: bool) -> AlertStatus | None:
+    status = _STATUSES.get(value) if type(value) is str else None
+    if status is None and (required or value is not None):
+        found.add(at, "is missing" if value is None else 'must be "firing" or "resolved"')
+    return status
+
+
+def _strings(value: Any, at: str, found: _Problems, *, required: bool) -> dict[str, str] | None:
+    """A mapping of text to text, as labels and annotations are."""
+    if value is None and not required:
+        return {}
+    if type(value) is not dict:
+        found.add(at, "is missing" if value is None else "must be an object")
+        return None
+    if len(value) > LABELS_PER_ALERT:
+        found.add(at, f"has {len(value)} members; at most {LABELS_PER_ALERT} are taken")
+        return None
+    sound = True
+    for name, text in value.items():
+        wrong = _wrong_with(text) or _wrong_with(name)
+        if wrong:
+            sound = False
+            found.add(f"{at}.{name[:64]}", wrong)
+    return value if sound else None
+
+
+def _text(value: Any, at: str, found: _Problems, longest: int = TEXT_LENGTH) -> str:
+    if value is None:
+        return ""
+    wrong = _wrong_with(value, longest)
+    if wrong:
+        found.add(at, wrong)
+        return ""
+    return str(value)
+
+
+def _wrong_with(value: Any, longest: int = TEXT_LENGTH) -> str | None:
+    if type(value) is not str:
+        return "must be a string"
+    if len(value) > longest:
+        return f"is {len(value)} characters long; at most {longest} are taken"
+    if "\0" in value:
+        return "holds a NUL character, which no database takes"
+    return None
+
+
+def _time(value: Any, at: str, found: _Problems, *, required: bool) -> datetime | None:
+    """The moment in UTC; digits past the microsecond are cut off."""
+    if value is None:
+        if required:
+            found.add(at, "is missing")
+        return None
+    if type(value) is str and _TIME.fullmatch(value):
+        try:
+            return datetime.fromisoformat(value.upper()).astimezone(UTC)
+        except (ValueError, OverflowError):
+            pass
+    found.add(at, 'must be an RFC 3339 time, such as "2026-01-31T12:00:00Z"')
+    return None
+
+
+def _count(value: Any, at: str, found: _Problems) -> int:
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        found.add(at, "must be a whole number from 0 to 2147483647")
+        return 0
+    return value

@@ -1,0 +1,235 @@
+"""Errors on the wire: problem details (RFC 9457), and which error of ours becomes which status.
+
+Who calls it: the factory registers the handlers; routes raise `Problem` for what concerns HTTP alone
+and let the errors of ``trainmedic_server.errors`` pass. No detail carries what a library said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trainmedic_server import errors, telemetry
+
+MEDIA_TYPE = "application/problem+json"
+STORE_RETRY_SECONDS = 5
+_LINGER_SECONDS = 2.0
+
+log = telemetry.logger(__name__)
+
+
+class FieldProblem(BaseModel):
+    """One thing that is wrong with a request, and where."""
+
+    field: str = Field(description="Path of the member, query parameter or header.")
+    message: str
+
+
+class ProblemDetails(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Unprocessable Content",
+                    "status": 422,
+                    "detail": "alerts.0.startsAt: is missing",
+                    "field": "alerts.0.startsAt",
+                    "errors": [{"field": "alerts.0.startsAt", "message": "is missing"}],
+                }
+            ]
+        },
+    )
+
+    type: str = "about:blank"
+    title: str = Field(description="The status in words.")
+    status: int
+    detail: str = Field(description="What is wrong with this request, for a person.")
+    instance: str | None = Field(None, description="The path that was asked for.")
+    field: str | None = Field(None, description="Where the first problem is; only with 422.")
+    errors: list[FieldProblem] | None = Field(None, description="Every problem that was found, up to 20.")
+
+
+class Problem(errors.TrainmedicError):
+    """A request that is answered with an error.
+
+    ``closes`` says that the request's body was not read to its end, so that the connection cannot
+    be used again. ``problems`` are (field, message).
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        problems: Sequence[tuple[str, str]] = (),
+        closes: bool = False,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = dict(headers or {})
+        self.problems = tuple(problems)
+        self.closes = closes
+
+
+class ProblemResponse(Response):
+    """A problem on the wire.
+
+    Where it closes the connection it goes on reading for a moment first: to close while the client
+    still sends would reset the connection, and the client might never see the answer.
+    """
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, problem: Problem, instance: str | None = None) -> None:
+        content: dict[str, Any] = {
+            "type": "about:blank",
+            "title": _title(problem.status),
+            "status": problem.status,
+            "detail": problem.detail,
+        }
+        if instance is not None:
+            content["instance"] = instance
+        if problem.problems:
+            content["field"] = problem.problems[0][0]
+            content["errors"] = [{"field": field, "message": message} for field, message in problem.problems]
+        super().__init__(json.dumps(content), problem.status, problem.headers)
+        self._closes = problem.closes
+        if problem.closes:
+            self.headers["Connection"] = "close"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._closes:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        try:
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+        except TimeoutError:
+            pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def of(error: errors.TrainmedicError) -> Problem:
+    """The problem that one of our own errors is to a client."""
+    match error:
+        case Problem():
+            return error
+        case errors.PayloadError():
+            problems = error.problems or ((error.field or "", str(error)),)
+            return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), problems=problems)
+        case errors.NotFound():
+            return Problem(HTTPStatus.NOT_FOUND, str(error))
+        case errors.Conflict():
+            return Problem(HTTPStatus.CONFLICT, str(error))
+        case errors.Saturated():
+            return _retry_later("The server has more deliveries than it can take now.", error.retry_after)
+        case errors.StoreUnavailable():
+            return _retry_later("The run store does not answer.", STORE_RETRY_SECONDS)
+        case errors.BusUnavailable():
+            return _retry_later("Redis does not answer.", STORE_RETRY_SECONDS)
+        case _:
+            return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something unexpected went wrong; the log says what.")
+
+
+def unexpected() -> Problem:
+    """The answer to an error that nobody foresaw: nothing of it."""
+    return of(errors.TrainmedicError())
+
+
+def answer(scope: Scope, problem: Problem) -> ProblemResponse:
+    """The response, and a line in the log: never a body, a header or a query."""
+    client = scope.get("client")
+    level = "warning" if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "info"
+    getattr(log, level)(
+        "request refused",
+        method=scope.get("method"),
+        path=scope.get("path"),
+        status=problem.status,
+        detail=problem.detail,
+        client=client[0] if client else None,
+    )
+    return ProblemResponse(problem, instance=scope.get("path"))
+
+
+def answer_ours(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse:
+    """The response to an error of ours; what has no status of its own is logged whole."""
+    if type(error) is errors.TrainmedicError or not _is_foreseen(error):
+        log.error("request failed", path=scope["path"], exc_info=error)
+    return answer(scope, of(error))
+
+
+def register(app: FastAPI) -> None:
+    """Have every error of `app` answered as a problem."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, errors.TrainmedicError)
+        return answer_ours(request.scope, error)
+
+    async def of_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        detail = _HTTP_DETAILS.get(error.status_code, str(error.detail))
+        return answer(request.scope, Problem(error.status_code, detail, headers=error.headers))
+
+    async def of_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        problems = [(_path(problem["loc"]), _sentence(problem["msg"])) for problem in error.errors()[:20]]
+        detail = "; ".join(f"{field}: {message}" for field, message in problems)
+        return answer(request.scope, Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems))
+
+    app.add_exception_handler(errors.TrainmedicError, ours)
+    app.add_exception_handler(HTTPException, of_http)
+    app.add_exception_handler(RequestValidationError, of_validation)
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route declares in OpenAPI for the errors that it can answer."""
+    return {status: {"model": ProblemDetails, "description": _title(status)} for status in statuses}
+
+
+_HTTP_DETAILS = {
+    404: "There is nothing at this path.",
+    405: "This path does not take this method; the header Allow says which it does.",
+}
+
+
+def _retry_later(detail: str, seconds: int) -> Problem:
+    return Problem(
+        HTTPStatus.SERVICE_UNAVAILABLE, f"{detail} Try again.", headers={"Retry-After": str(max(1, seconds))}
+    )
+
+
+def _is_foreseen(error: errors.TrainmedicError) -> bool:
+    return of(error).status != HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _title(status: int) -> str:
+    # Python 3.11 still has the phrase of RFC 4918 for 422, and that of RFC 7231 for 413.
+    renamed = {413: "Content Too Large", 422: "Unprocessable Content"}
+    return renamed.get(status) or HTTPStatus(status).phrase
+
+
+def _path(location: Sequence[Any]) -> str:
+    return ".".join(str(part) for part in location[1:]) or str(location[0])
+
+
+def _sentence(message: str) -> str:
+    return message.removeprefix("Value error, ")

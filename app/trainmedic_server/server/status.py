@@ -1,0 +1,133 @@
+"""``GET /health``, ``/ready`` and ``/metrics``: for probes and for Prometheus, without a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query, Response
+from prometheus_client.exposition import choose_encoder
+from pydantic import BaseModel, Field
+
+from trainmedic_server import __version__, telemetry
+from trainmedic_server.errors import TrainmedicError
+from trainmedic_server.ports import Clock, CommandBus, RunStore
+from trainmedic_server.server import problems
+from trainmedic_server.server.engine import CatalogView, Engine
+from trainmedic_server.server.limits import ServerLimits
+
+log = telemetry.logger(__name__)
+
+
+class Health(BaseModel):
+    """The process is alive."""
+
+    status: Literal["healthy"] = "healthy"
+    timestamp: datetime
+    version: str
+
+
+class Dependency(BaseModel):
+    """Whether one dependency can be used."""
+
+    ok: bool
+    detail: str
+
+
+class Ready(BaseModel):
+    """Whether everything can be used that the server needs, and whether it may act."""
+
+    ready: bool = Field(description="True where every dependency is ok.")
+    store: Dependency
+    redis: Dependency
+    playbooks: Dependency
+    paused: bool
+    breaker_open: bool
+
+
+def router(
+    engine: Engine,
+    store: RunStore,
+    bus: CommandBus,
+    catalog: CatalogView,
+    clock: Clock,
+    metrics: telemetry.Metrics,
+    limits: ServerLimits,
+) -> APIRouter:
+    routes = APIRouter(tags=["status"])
+
+    @routes.get("/health", summary="Whether the process is alive", response_model=Health)
+    async def health() -> Health:
+        return Health(timestamp=clock.now(), version=__version__)
+
+    @routes.get(
+        "/ready",
+        summary="Whether the server can do its work",
+        response_model=Ready,
+        responses={
+            503: {"model": Ready, "description": "A dependency cannot be used; webhooks may be taken still."},
+            **problems.responses(422),
+        },
+    )
+    async def ready(
+        response: Response,
+        any_server: Annotated[
+            bool, Query(alias="any", description="Where several servers share a database: that of the one that works.")
+        ] = False,
+    ) -> Ready:
+        """One entry per dependency. A server that stands by is not ready, and says so.
+
+        While only Redis is away webhooks are taken and recorded all the same, so a probe that decides
+        where deliveries go should rather ask `/health`.
+        """
+        stored, bused = await asyncio.gather(
+            _check(store.check, "the run store", limits.check_seconds),
+            _check(bus.check, "Redis", limits.check_seconds),
+        )
+        books = _playbooks(catalog)
+        controls = engine.controls
+        well = stored.ok and bused.ok and books.ok
+        if not well:
+            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        return Ready(
+            ready=well,
+            store=stored,
+            redis=bused,
+            playbooks=books,
+            paused=controls.paused,
+            breaker_open=controls.breaker_open,
+        )
+
+    @routes.get(
+        "/metrics",
+        summary="Metrics for Prometheus",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def exposition(accept: Annotated[str | None, Header(include_in_schema=False)] = None) -> Response:
+        encode, content_type = choose_encoder(accept or "")
+        content: bytes = encode(metrics.registry)
+        return Response(content, headers={"Content-Type": content_type})
+
+    return routes
+
+
+async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float) -> Dependency:
+    try:
+        async with asyncio.timeout(seconds):
+            await check()
+    except TimeoutError:
+        return Dependency(ok=False, detail=f"{name} did not answer within {seconds:g} s")
+    except TrainmedicError:
+        return Dependency(ok=False, detail=f"{name} does not answer")
+    return Dependency(ok=True, detail="answers")
+
+
+def _playbooks(catalog: CatalogView) -> Dependency:
+    """Not ok only where there are files and none could be loaded: one bad file takes nothing down."""
+    loaded, failed = len(catalog.all()), len(catalog.problems)
+    detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")
+    return Dependency(ok=loaded > 0 or failed == 0, detail=detail)

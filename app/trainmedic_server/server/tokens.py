@@ -1,0 +1,118 @@
+"""The tokens file: who may call the API, and as what.
+
+A YAML list of ``{name, sha256, roles}``. Only the hash of a token is kept, so that the file gives
+nobody access. Who calls it: wiring reads the file at start; `auth.Authenticator` reads it again when
+it changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from trainmedic_server.errors import ConfigurationError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}")
+_HASH = re.compile(r"[0-9a-fA-F]{64}")
+_MEMBERS = ("name", "sha256", "roles")
+
+
+class Role(StrEnum):
+    """What a token allows. An operator may do all that a viewer may."""
+
+    WEBHOOK = "webhook"
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One entry of the file; ``digest`` is the SHA-256 of the token's UTF-8 bytes."""
+
+    name: str
+    digest: bytes
+    roles: frozenset[Role]
+
+
+def read(path: Path) -> tuple[Token, ...]:
+    """The tokens in the file at `path`. Raises ConfigurationError, naming file, line and field."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"{path}: the tokens file cannot be read: {reason}") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> tuple[Token, ...]:
+    """The tokens that `text` lists. `source` is the file's name, for messages."""
+    try:
+        document = YAML(typ="rt").load(text)
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        # The text around the mark may hold a token that somebody wrote in place of its hash.
+        raise ConfigurationError(f"{source}:{line}: not YAML: {error.problem}") from None
+    except YAMLError:
+        raise ConfigurationError(f"{source}: not YAML") from None
+    if not isinstance(document, CommentedSeq) or not document:
+        raise ConfigurationError(f"{source}:1: must be a list of at least one {{name, sha256, roles}}")
+    tokens = [_token(entry, _Place(source, document, index)) for index, entry in enumerate(document)]
+    for member, values in (("name", [t.name for t in tokens]), ("sha256", [t.digest for t in tokens])):
+        for index, value in enumerate(values):
+            if value in values[:index]:
+                raise _Place(source, document, index).wrong(member, "is the same as an earlier token's")
+    return tuple(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the file an entry stands."""
+
+    source: str
+    document: CommentedSeq
+    index: int
+
+    def wrong(self, member: str, why: str) -> ConfigurationError:
+        entry = self.document[self.index]
+        line: int = self.document.lc.item(self.index)[0]
+        if isinstance(entry, CommentedMap) and member in entry:
+            line = entry.lc.key(member)[0]
+        field = f"{self.index}.{member}" if member else str(self.index)
+        return ConfigurationError(f"{self.source}:{line + 1}: {field} {why}")
+
+
+def _token(entry: Any, place: _Place) -> Token:
+    if not isinstance(entry, CommentedMap):
+        raise place.wrong("", "must be a mapping with name, sha256 and roles")
+    for member in entry:
+        if member not in _MEMBERS:
+            raise place.wrong(str(member), f"is not known; a token has {', '.join(_MEMBERS)}")
+    for member in _MEMBERS:
+        if member not in entry:
+            raise place.wrong(member, "is missing")
+    name, digest = entry["name"], entry["sha256"]
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise place.wrong("name", "must be 1 to 128 letters, digits, '.', '_', '-' or '@'")
+    if name == "anonymous":
+        raise place.wrong("name", "must not be 'anonymous', which stands for nobody in the history")
+    if not isinstance(digest, str) or not _HASH.fullmatch(digest):
+        raise place.wrong("sha256", "must be 64 hexadecimal digits (in quotes where it is all digits)")
+    return Token(name, bytes.fromhex(digest), _roles(entry["roles"], place))
+
+
+def _roles(value: Any, place: _Place) -> frozenset[Role]:
+    known = ", ".join(Role)
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise place.wrong("roles", f"must be a list of one or more of {known}")
+    for role in value:
+        if role not in list(Role):
+            raise place.wrong("roles", f"must be of {known}")
+    return frozenset(Role(role) for role in value)

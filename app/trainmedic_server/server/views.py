@@ -1,0 +1,237 @@
+"""What the API shows of runs, their alerts and their events: the models, and making them."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainmedic_server.domain.alert import AlertRecord, AlertStatus
+from trainmedic_server.domain.playbook import Mode, UndoTrigger
+from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepStatus, UndoStatus
+from trainmedic_server.ports import RunRecord
+from trainmedic_server.server import examples
+
+
+class View(BaseModel):
+    """Base of what is shown: made from a domain value's attributes of the same names."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class HistoryItem(View):
+    """A run in one line, or a decision not to start one."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.ITEM]})
+
+    run_id: str
+    timestamp: datetime = Field(description="When the decision was made.")
+    alert_name: str
+    alert_labels: dict[str, str]
+    playbook: str
+    target: str | None = Field(description="Such as gpu:node-1/GPU-5f3a, node:node-1, job:llm-1, cluster.")
+    node: str | None = Field(description="The target's node.")
+    gpu: str | None = Field(description="The target's GPU.")
+    job: str | None = Field(description="The target's training job.")
+    mode: Mode
+    status: Status
+    decision: Decision
+    action_taken: str | None = Field(description="The applied actions in order; in mode observe those that would be.")
+    success: bool | None = Field(description="null while open, observed or not started.")
+    message: str
+    duration_ms: int | None = Field(description="null while open.")
+
+
+class RunState(HistoryItem):
+    """A run in one line, and what it waits for or still owes."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.STATE]})
+
+    waiting_on: str | None = Field(description="target, resolved, retry, approval or resume; null while it works.")
+    owes_undo: bool
+
+
+class HistoryPage(View):
+    """Runs, newest first. ``next`` is the cursor of the page after this one; null on the last."""
+
+    items: list[HistoryItem]
+    next: str | None
+
+
+class AlertView(View):
+    """An alert that led to the run or joined it, and what was heard of it."""
+
+    fingerprint: str
+    status: AlertStatus
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    starts_at: datetime
+    ends_at: datetime | None
+    generator_url: str
+    first_heard_at: datetime
+    last_heard_at: datetime
+    count: int = Field(description="How often it was reported.")
+    resolved_at: datetime | None
+    resolved_because: str | None = Field(description="alertmanager, superseded, asked or assumed.")
+
+
+class AttemptView(View):
+    """One try of an action."""
+
+    number: int
+    command_id: str
+    started_at: datetime
+    deadline: datetime
+    status: str
+    ended_at: datetime | None
+    error: str | None
+
+
+class UndoView(View):
+    """The recorded inverse of the step's action."""
+
+    trigger: UndoTrigger
+    action: str
+    params: dict[str, Any]
+    undo_of: str
+    status: UndoStatus
+    because: str | None
+    attempts: list[AttemptView]
+    output: dict[str, Any]
+    error: str | None
+
+
+class StepView(View):
+    """One step, its parameters as they were rendered."""
+
+    phase: str = Field(description="steps or on_failure.")
+    index: int
+    id: str
+    kind: str
+    action: str | None
+    status: StepStatus
+    params: dict[str, Any]
+    attempts: list[AttemptView]
+    output: dict[str, Any]
+    error: str | None
+    message: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    deadline: datetime | None
+    undo: UndoView | None
+
+
+class EventView(View):
+    """One line of the append-only history."""
+
+    seq: int
+    kind: str
+    at: datetime
+    run_id: str | None
+    actor: str
+    data: dict[str, Any]
+
+
+class OrderView(View):
+    """What an operator told the run."""
+
+    kind: OrderKind
+    actor: str
+    at: datetime
+    note: str
+    step: str | None
+
+
+class RunView(RunState):
+    """Everything that is known of a run."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.RUN]})
+
+    version: str = Field(description="Hash of the playbook's text that the run works with.")
+    ended_at: datetime | None
+    acted_at: datetime | None = Field(description="When its first harmful act was recorded.")
+    alerts: list[AlertView]
+    steps: list[StepView]
+    events: list[EventView]
+    orders: list[OrderView]
+
+
+def item(run: Run) -> HistoryItem:
+    return HistoryItem(**_line(run))
+
+
+def state(run: Run) -> RunState:
+    return RunState(**_line(run), waiting_on=run.waiting_on, owes_undo=run.owes_undo)
+
+
+def page(runs: list[Run], cursor: str | None) -> HistoryPage:
+    return HistoryPage(items=[item(run) for run in runs], next=cursor)
+
+
+def record(found: RunRecord) -> RunView:
+    run = found.run
+    return RunView(
+        **_line(run),
+        version=run.version,
+        ended_at=run.ended_at,
+        acted_at=run.acted_at,
+        waiting_on=run.waiting_on,
+        owes_undo=run.owes_undo,
+        alerts=[_alert(known) for known in found.alerts],
+        steps=[StepView.model_validate(step) for step in run.steps],
+        events=[event(happened) for happened in found.events],
+        orders=[OrderView.model_validate(order) for order in found.orders],
+    )
+
+
+def one_line(view: View) -> bytes:
+    """The view as JSON in ASCII: the line separators of Unicode, which some clients split lines at,
+    are escaped."""
+    return json.dumps(view.model_dump(mode="json"), separators=(",", ":")).encode()
+
+
+def event(happened: Event) -> EventView:
+    return EventView.model_validate(happened)
+
+
+def _alert(known: AlertRecord) -> AlertView:
+    alert = known.alert
+    return AlertView(
+        fingerprint=alert.fingerprint,
+        status=alert.status,
+        labels=dict(alert.labels),
+        annotations=dict(alert.annotations),
+        starts_at=alert.starts_at,
+        ends_at=alert.ends_at,
+        generator_url=alert.generator_url,
+        first_heard_at=known.first_heard_at,
+        last_heard_at=known.last_heard_at,
+        count=known.count,
+        resolved_at=known.resolved_at,
+        resolved_because=known.resolved_because,
+    )
+
+
+def _line(run: Run) -> dict[str, Any]:
+    """The members that an item of the history has."""
+    target = run.target
+    return {
+        "run_id": run.id,
+        "timestamp": run.created_at,
+        "alert_name": run.alert_name,
+        "alert_labels": run.alert_labels,
+        "playbook": run.playbook,
+        "target": target.key if target else None,
+        "node": target.node if target else None,
+        "gpu": target.gpu if target else None,
+        "job": target.job if target else None,
+        "mode": run.mode,
+        "status": run.status,
+        "decision": run.decision,
+        "action_taken": run.action_taken,
+        "success": run.success,
+        "message": run.message,
+        "duration_ms": round((run.ended_at - run.created_at).total_seconds() * 1000) if run.ended_at else None,
+    }

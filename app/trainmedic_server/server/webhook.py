@@ -1,0 +1,162 @@
+"""``POST /webhook``: Alertmanager's deliveries, in; what became of them, out, once it is durable.
+
+The endpoint takes the request as it is and writes its reply by hand: nothing is validated twice, and
+no dependency is resolved. It is declared to FastAPI with models all the same, for OpenAPI. The
+factory lets deliveries take the `Shortcut`, past FastAPI's middleware and routing, which cost more
+than taking in an alert does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trainmedic_server import telemetry
+from trainmedic_server.domain.admission import Admission
+from trainmedic_server.domain.alert import Delivery
+from trainmedic_server.errors import TrainmedicError
+from trainmedic_server.ports import Clock
+from trainmedic_server.server import payload, problems, schemas
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.body import Bodies, parse_json
+from trainmedic_server.server.engine import Engine
+from trainmedic_server.server.tokens import Role
+from trainmedic.envelope import new_id
+
+# Bodies from this size on are read in a thread: they take tens of milliseconds, most of which is
+# Python, and in a thread the loop goes on between the interpreter's switches.
+_LARGE_BYTES = 512 * 1024
+
+PATH = "/webhook"
+
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class _PlainRoute(APIRoute):
+    """A route whose endpoint takes the request and returns the response, with nothing in between."""
+
+    def get_route_handler(self) -> _Handler:
+        handler: _Handler = self.endpoint
+        return handler
+
+
+def endpoint(engine: Engine, auth: Authenticator, bodies: Bodies, clock: Clock, metrics: telemetry.Metrics) -> _Handler:
+    """The handler of deliveries."""
+
+    async def webhook(request: Request) -> Response:
+        """Take a delivery of alerts.
+
+        The reply comes once everything is committed. 503 says that the same delivery may succeed
+        later, which Alertmanager then tries; every other error is final.
+        """
+        began = time.perf_counter()
+        outcome = "failed"
+        try:
+            auth.require(request, Role.WEBHOOK)
+            received_at = clock.now()
+            async with bodies.read(request) as body:
+                if len(body) < _LARGE_BYTES:
+                    delivery = _read(body, received_at)
+                else:
+                    delivery = await asyncio.to_thread(_read, body, received_at)
+                admission = await engine.admit(delivery)
+            outcome = "accepted"
+            return Response(reply(admission), media_type="application/json")
+        except TrainmedicError as error:
+            outcome = _outcome(problems.of(error).status)
+            raise
+        finally:
+            metrics.deliveries.labels(outcome).inc()
+            metrics.webhook_seconds.observe(time.perf_counter() - began)
+
+    return webhook
+
+
+class Shortcut:
+    """The endpoint as an ASGI application of its own."""
+
+    def __init__(self, handle: _Handler) -> None:
+        self._handle = handle
+
+    @staticmethod
+    def takes(scope: Scope) -> bool:
+        return bool(scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response: Response
+        try:
+            response = await self._handle(Request(scope, receive))
+        except TrainmedicError as error:
+            response = problems.answer_ours(scope, error)
+        await response(scope, receive, send)
+
+
+def declare(routes: APIRouter, handle: _Handler) -> None:
+    """Add the route that documents the endpoint to `routes`."""
+    routes.add_api_route(
+        PATH,
+        handle,
+        methods=["POST"],
+        tags=["webhook"],
+        summary="Take a delivery of alerts from Alertmanager",
+        route_class_override=_PlainRoute,
+        response_model=schemas.WebhookReply,
+        responses={
+            200: {"content": {"application/json": {"example": schemas.REPLY_EXAMPLE}}},
+            **problems.responses(400, 401, 403, 408, 413, 415, 422, 503),
+        },
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": {
+                        "schema": {"$ref": "#/components/schemas/AlertmanagerPayload"},
+                        "example": schemas.PAYLOAD_EXAMPLE,
+                    }
+                },
+            }
+        },
+    )
+
+
+def reply(admission: Admission) -> bytes:
+    """The reply's body, as `schemas.WebhookReply` describes it."""
+    return to_json(
+        {
+            "delivery_id": admission.delivery_id,
+            "alerts": admission.alerts,
+            "runs": [
+                {
+                    "run_id": run.run_id,
+                    "playbook": run.playbook,
+                    "target": run.target or None,
+                    "decision": run.decision,
+                }
+                for run in admission.runs
+            ],
+            "duplicates": admission.duplicates,
+            "unmatched": admission.unmatched,
+            "truncated": admission.truncated,
+        }
+    )
+
+
+def _read(body: bytes, received_at: datetime) -> Delivery:
+    return payload.delivery(parse_json(body), new_id(), received_at)
+
+
+def _outcome(status: int) -> str:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return "unavailable"
+    return "refused" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"

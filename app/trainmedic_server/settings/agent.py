@@ -1,0 +1,185 @@
+"""The node agent's settings: one frozen value, and how flags and environment variables become one.
+
+Every field says its unit, its default and the reason for it; ``docs/reference/settings.md`` lists the same,
+and a test keeps the two together. Variables that the server has too mean the same here.
+
+Who calls it: ``cli.agent`` makes its flags from `OPTIONS` and reads the settings with `load`; ``wiring.agent``
+is handed the result.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.settings import options
+from trainmedic_server.settings.options import Option
+from trainmedic import settings as sdk
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
+_SHORT_KEY = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What an agent is told when it starts."""
+
+    node: str
+    policy: Path | None
+    redis: str | None = field(repr=False)
+    signing_key: bytes | None = field(repr=False)
+    state_dir: Path
+    exporter_host: str
+    exporter_port: int
+    log_level: str
+
+    def find_redis(self) -> str | None:
+        """The Redis URL: the one that was given, else what a server has left in the state directory by now."""
+        return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
+
+    @property
+    def has_short_key(self) -> bool:
+        """Whether the signing key could be guessed."""
+        return self.signing_key is not None and len(self.signing_key) < _SHORT_KEY
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One setting: how it is given, what it is when it is not, how its text is read, and what it means."""
+
+    option: Option
+    default: Callable[[], Any]
+    read: Callable[[str], Any]
+    description: str
+
+
+def _node(text: str) -> str:
+    if not _NODE.fullmatch(text):
+        raise ValueError("must be the node's name as its alerts give it, without spaces, at most 253 characters")
+    return text
+
+
+def _url(text: str) -> str:
+    if not text.startswith(sdk.SCHEMES):
+        raise ValueError("must be a URL that begins with redis:// or rediss:// or unix://")
+    return text
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or int(text) > 65535:
+        raise ValueError("must be a port, 0 to 65535")
+    return int(text)
+
+
+def _level(text: str) -> str:
+    if text.lower() not in LOG_LEVELS:
+        raise ValueError(f"must be one of {', '.join(LOG_LEVELS)}")
+    return text.lower()
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _nothing() -> None:
+    return None
+
+
+_STATE = "~/.local/state/trainmedic"
+
+SPECS: Mapping[str, Spec] = {
+    "node": Spec(
+        Option("TRAINMEDIC_NODE", "--node", "NAME", shown_default="host name"),
+        socket.gethostname,
+        _node,
+        "This node's name, as its alerts give it: commands are addressed to it. The host name by default, because "
+        "that is what most exporters report.",
+    ),
+    "policy": Spec(
+        Option("TRAINMEDIC_POLICY", "--policy", "FILE", shown_default="none"),
+        _nothing,
+        _path,
+        "YAML file that says what commands may do on this node. Without one the agent only reads, so that an agent "
+        "that was merely started changes nothing.",
+    ),
+    "redis": Spec(
+        Option(
+            "TRAINMEDIC_REDIS_URL",
+            "--redis",
+            "URL",
+            secret=True,
+            shown_default="the embedded Redis of the same user on the same machine",
+        ),
+        _nothing,
+        _url,
+        "redis:// or rediss:// URL where commands come from; the server's.",
+    ),
+    "signing_key": Spec(
+        Option("TRAINMEDIC_SIGNING_KEY", secret=True, shown_default="none"),
+        _nothing,
+        lambda text: text.strip().encode(),
+        "The server's key. With it, a command without the right signature is refused; without it, whoever can write "
+        "to Redis can command this agent within its policy. No flag, because other users can see a command line.",
+    ),
+    "state_dir": Spec(
+        Option("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default=_STATE),
+        lambda: _path(_STATE),
+        _path,
+        "Directory of what must outlive a restart: the agent's journal. Must be on a disk of this node.",
+    ),
+    "exporter_host": Spec(
+        Option("TRAINMEDIC_EXPORTER_HOST", "--exporter-host", "TEXT", shown_default="127.0.0.1"),
+        lambda: "127.0.0.1",
+        str,
+        "Address on which Prometheus reads the node's metrics; 0.0.0.0 for a Prometheus elsewhere. Loopback by "
+        "default, because the endpoint has no password.",
+    ),
+    "exporter_port": Spec(
+        Option("TRAINMEDIC_EXPORTER_PORT", "--exporter-port", "NUMBER", shown_default="9445"),
+        lambda: 9445,
+        _port,
+        "TCP port of the metrics; 0 picks a free one. 9445 is what GPU exporters are expected on.",
+    ),
+    "log_level": Spec(
+        Option("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL", shown_default="info"),
+        lambda: "info",
+        _level,
+        "Least level of the JSON log lines on standard error: debug, info, warning, error.",
+    ),
+}
+"""Every setting by its field's name, in the order of the documentation."""
+assert tuple(SPECS) == tuple(one.name for one in fields(AgentSettings))
+
+# Variables of the same family that are not the agent's: one environment may serve the server too.
+_ELSEWHERE = frozenset({"TRAINMEDIC_JOB", "TRAINMEDIC_URL", "TRAINMEDIC_TOKEN", "TRAINMEDIC_PORT", "TRAINMEDIC_HOST"})
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
+    """The settings that `flags` (by field name; None where not given) and `environ` make.
+
+    Raises ConfigurationError, which names every flag or variable that is wrong, its value unless it is a
+    secret, and what is allowed.
+    """
+    made: dict[str, Any] = {}
+    wrong: list[str] = []
+    for name, spec in SPECS.items():
+        found = options.given(spec.option, flags.get(name), environ)
+        try:
+            made[name] = spec.default() if found is None else spec.read(str(found[0]))
+        except ValueError as error:
+            assert found is not None
+            wrong.append(f"{found[1]}: {error}" if spec.option.secret else f"{found[1]}: {found[0]!r}: {error}")
+    if wrong:
+        raise ConfigurationError("\n".join(wrong))
+    return AgentSettings(**made)
+
+
+def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Variables that look like a setting but are none, each with the nearest that is one."""
+    return options.misspelt(environ, [spec.option for spec in SPECS.values()], _ELSEWHERE)

@@ -1,0 +1,85 @@
+"""How a setting is given: by a flag, which wins, or by an environment variable, or by a file for a secret.
+
+Callers: ``server`` and ``agent``, which say which settings there are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmedic_server.errors import ConfigurationError
+
+PREFIX = "TRAINMEDIC_"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a setting is given: its environment variable, and its flag where it has one.
+
+    A ``secret`` is never shown, and can be read from the file that ``<variable>_FILE`` names. Of
+    several values in one variable (``repeatable``) a colon stands between, as in ``PATH``. A
+    ``family`` takes every variable that begins like that.
+    """
+
+    variable: str
+    flag: str | None = None
+    value: str = "TEXT"
+    secret: bool = False
+    repeatable: bool = False
+    family: bool = False
+    shown_default: str | None = None
+
+
+def given(option: Option, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
+    """The value of a setting and where it came from; None where it is not given.
+
+    An empty variable counts as unset. Raises ConfigurationError.
+    """
+    if option.family:
+        # As they are: who uses them reads a _FILE each time, so that it can be renewed.
+        members = {name: value for name, value in environ.items() if name.startswith(option.variable) and value}
+        return (members, option.variable) if members else None
+    if flag is not None and flag != ():
+        return flag, option.flag or option.variable
+    text, file = environ.get(option.variable), environ.get(f"{option.variable}_FILE") if option.secret else None
+    if text and file:
+        raise ConfigurationError(f"{option.variable} and {option.variable}_FILE are both set; keep one of them")
+    if file:
+        return _read_secret(f"{option.variable}_FILE", file), f"{option.variable}_FILE"
+    if not text:
+        return None
+    if option.variable == "TRAINMEDIC_PORT" and text.startswith("tcp://"):
+        # Kubernetes sets this in every pod beside a Service that is called trainmedic.
+        return None
+    return (tuple(filter(None, text.split(os.pathsep))) if option.repeatable else text), option.variable
+
+
+def _read_secret(variable: str, file: str) -> str:
+    try:
+        text = Path(file).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigurationError(f"{variable}: cannot read {file}: {reason}") from error
+    if not text:
+        raise ConfigurationError(f"{variable}: {file} is empty")
+    return text
+
+
+def misspelt(
+    environ: Mapping[str, str], options: Collection[Option], elsewhere: Collection[str]
+) -> list[tuple[str, str]]:
+    """Variables that look like one of `options` but are none, nor one of another program's, each with the nearest
+    that is one."""
+    known = {option.variable for option in options} | set(elsewhere)
+    known |= {f"{option.variable}_FILE" for option in options if option.secret}
+    families = tuple(option.variable for option in options if option.family)
+    strangers = sorted(
+        name for name in environ if name.startswith(PREFIX) and name not in known and not name.startswith(families)
+    )
+    nearest = [(name, difflib.get_close_matches(name, known, n=1, cutoff=0.85)) for name in strangers]
+    return [(name, close[0]) for name, close in nearest if close]

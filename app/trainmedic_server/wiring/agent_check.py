@@ -1,0 +1,186 @@
+"""``trainmedic agent check``: what an agent with these settings would offer here, and what would keep it from it.
+
+It reads only: no limit is set, no file is removed, no lock is taken, and an agent that is running is not
+disturbed. What needs a privilege is judged by what the kernel says of this process, so the check is to be run
+as the agent's user.
+
+Who calls it: ``cli.agent``, which shows the `Report`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from trainmedic_server import __version__
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
+from trainmedic_server.agent import policy as policies
+from trainmedic_server.agent import privileges
+from trainmedic_server.agent.disk import roots
+from trainmedic_server.agent.disk.holders import Holders
+from trainmedic_server.agent.disk.pace import Pace, Time
+from trainmedic_server.agent.facts.gpu import presence
+from trainmedic_server.agent.policy import CHANGING, READING, Policy
+from trainmedic_server.agent.privileges import Privileges
+from trainmedic_server.domain import duration
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.settings.agent import AgentSettings
+from trainmedic import envelope
+from trainmedic.link import open_client
+
+_ASK_AS = "run the check as the agent's user, or give the agent's service what is missing"
+
+
+@dataclass
+class Report:
+    """``told`` is plain values for JSON. Of what is wrong, ``errors`` keep the agent from something that its policy
+    allows, ``warnings`` may be meant so; ``is_cut_off``: Redis cannot be reached."""
+
+    told: dict[str, Any]
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    is_cut_off: bool = False
+
+
+def check(settings: AgentSettings) -> Report:
+    """Look at everything, and at what is left of it where a part is wrong."""
+    report = Report({"node": settings.node, "version": __version__})
+    policy = _policy(settings, report)
+    mine = privileges.own()
+    report.told["user"] = mine.user
+    report.told["capabilities"] = sorted(mine.held)
+    _power(policy, mine, report)
+    _cleaning(policy, settings.state_dir, mine, report)
+    _state(settings.state_dir, report)
+    _redis(settings, policy, report)
+    report.told |= {"errors": report.errors, "warnings": report.warnings}
+    return report
+
+
+def _policy(settings: AgentSettings, report: Report) -> Policy:
+    policy = Policy()
+    if settings.policy is None:
+        report.warnings.append("no policy is set, so this agent only reads; name one with --policy")
+    else:
+        try:
+            policy = policies.load(settings.policy)
+        except ConfigurationError as error:
+            report.errors.extend(str(error).splitlines())
+    report.told["policy"] = {"file": policy.source, "digest": policy.digest}
+    report.told["actions"] = policies.allowed(policy, [*READING, *CHANGING])
+    return policy
+
+
+def _power(policy: Policy, mine: Privileges, report: Report) -> None:
+    calls = Calls()
+    with contextlib.closing(PatientGpus(NvmlGpus(apart=calls), calls)) as gpus:
+        found = presence(gpus)
+    problems = found.pop("gpu_problems", [])
+    report.told |= {"driver": None, **found}
+    report.told["power"] = {
+        "is_allowed": policy.allows("gpu.power_limit"),
+        "floor_percent": policy.power.floor_percent,
+        "max_lease": duration.write(policy.power.max_lease),
+        "may_set": not mine.lacks(privileges.POWER),
+    }
+    report.warnings.extend(problems)
+    report.warnings.extend(one["problem"] for one in found["gpus"] if "problem" in one)
+    if policy.allows("gpu.power_limit") and found["gpus"] and mine.lacks(privileges.POWER):
+        report.errors.append(
+            f"the policy allows gpu.power_limit, and the user {mine.user} may not set one: it needs "
+            f"{', '.join(privileges.POWER)}; {_ASK_AS}"
+        )
+
+
+def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: Report) -> None:
+    cleaning = policy.cleaning
+    told: dict[str, Any] = {}
+    for name, rule in cleaning.rules.items():
+        with roots.opened(rule.roots, cleaning.owners, roots.identity(state_dir)) as opened:
+            usable = {root.path: None for root in opened.roots}
+            states = {path: usable.get(path, opened.refused.get(path)) for path in rule.roots}
+        told[name] = {"kind": rule.kind, "do": rule.do, "min_age": duration.write(rule.min_age), "roots": states}
+        for path, refusal in states.items():
+            if refusal is not None:
+                where = report.errors if os.path.lexists(path) else report.warnings
+                where.append(f"the rule {name} cannot clean {path}: {refusal}")
+    report.told["rules"] = told
+    report.told["is_cleaning_allowed"] = policy.allows("disk.clean")
+    if cleaning.rules and not policy.allows("disk.clean"):
+        report.warnings.append("the policy has cleaning rules, and disk.clean is not under allow")
+    if not policy.allows("disk.clean"):
+        return
+    if not cleaning.rules:
+        report.warnings.append("the policy allows disk.clean, and has no cleaning rule")
+    missing = mine.lacks(privileges.FILES_OF_OTHERS)
+    if missing:
+        report.warnings.append(
+            f"files of other users than {mine.user} will be left where they are: that needs {', '.join(missing)}"
+        )
+    clock = Time()
+    holders = Holders(clock, Pace(clock, math.inf, lambda: False))
+    if not holders.sees_every_process() or mine.lacks(privileges.PROCESSES_OF_OTHERS):
+        report.warnings.append(
+            "not all processes of this machine can be seen (CAP_SYS_PTRACE, the first PID namespace, no hidepid): "
+            "where the kernel does not say whether a file is open, it is left"
+        )
+
+
+def _state(directory: Path, report: Report) -> None:
+    """Whether the journal could be kept there. Of a directory that is still missing the nearest parent decides."""
+    report.told["state_dir"] = str(directory)
+    nearest = directory
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        report.errors.append(
+            f"the state directory {directory} cannot be used: the agent may not write in {nearest}; make it writable "
+            "for the agent's user, or name another with --state-dir"
+        )
+
+
+def _redis(settings: AgentSettings, policy: Policy, report: Report) -> None:
+    report.told["signing_key"] = settings.signing_key is not None
+    if settings.signing_key is None:
+        report.warnings.append("no signing key is set: whoever can write to Redis can command this agent")
+    elif settings.has_short_key:
+        report.warnings.append("the signing key is short enough to be guessed; use 16 random characters or more")
+    url = settings.find_redis()
+    running: Mapping[str, Any] | None = None
+    why = "no URL is set, and no server of this user runs on this machine; name one with --redis"
+    if url is not None:
+        try:
+            with contextlib.closing(open_client(url)) as client:
+                running = _presence(client.get(envelope.agent_presence(settings.node)))
+                why = ""
+        except (redis.RedisError, OSError, ValueError, TypeError) as error:
+            why = str(error) or type(error).__name__
+    report.told["redis"] = {"is_reachable": not why, "agent": running}
+    if why:
+        report.is_cut_off = True
+        report.errors.append(f"Redis cannot be used: {why}")
+    elif running is not None and running.get("policy") != (policy.digest or "none"):
+        report.warnings.append(
+            f"the agent of {settings.node} that is running (process {running.get('pid')} on {running.get('host')}) was "
+            "started with another policy: restart it"
+        )
+
+
+def _presence(raw: Any) -> Mapping[str, Any] | None:
+    """What a running agent says of itself, as far as it matters here."""
+    if raw is None:
+        return None
+    try:
+        told = json.loads(raw)
+        return {name: told.get(name) for name in ("host", "pid", "version", "policy")}
+    except (ValueError, AttributeError):
+        return None

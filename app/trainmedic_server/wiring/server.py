@@ -1,0 +1,318 @@
+"""The server's composition root: builds every part from the settings, starts them in order, and stops them.
+
+The order: the run store first, for it also holds the lock that keeps a second server away; Redis
+beside it; then the playbooks, the engine, which takes up what an earlier process left, and last
+the listener, so that nobody is answered before everything can be. Stopping goes the other way.
+What fails while it starts takes down what has started.
+
+With PostgreSQL the listener comes first: it answers for a server that stands by, until the lock is
+this one's. Then everything else is started, as after a restart, and takes its place.
+
+Who calls it: ``cli.serve``, and tests that want a whole server in their process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from fastapi import FastAPI
+
+from trainmedic_server import __version__, ports, telemetry
+from trainmedic_server.actions import registry
+from trainmedic_server.adapters import file_inventory
+from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
+from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
+from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
+from trainmedic_server.adapters.httpx_caller import HttpxCaller
+from trainmedic_server.adapters.kubernetes_whereabouts import Whereabouts as KubernetesWhereabouts
+from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.sql_store import postgresql
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.adapters.sql_store.turn import Turn
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.domain.playbook import TargetParts
+from trainmedic_server.engine.service import Engine
+from trainmedic_server.engine.whereabouts import Whereabouts
+from trainmedic_server.errors import BusUnavailable, StoreUnavailable
+from trainmedic_server.server import auth, factory, listener
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.standby import Front, Standby
+from trainmedic_server.settings.server import Settings
+
+PRUNE_EVERY = timedelta(hours=1)
+_SHORT_KEY = 16
+_PRUNE_FIRST_AFTER = timedelta(minutes=1)
+_FIRST_LOOK_SECONDS = 2.0
+"""How long a start waits for a slow Redis to tell where jobs run; the first alerts may come at once."""
+
+log = telemetry.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A server that has started, without its listener."""
+
+    api: FastAPI
+    store: SqlStore
+    bus: RedisBus
+    catalog: Library
+    engine: Engine
+    metrics: telemetry.Metrics
+    redis_url: str
+
+
+class Application:
+    """One server. `clock` and `metrics` can be handed in by tests."""
+
+    def __init__(
+        self, settings: Settings, clock: ports.Clock | None = None, metrics: telemetry.Metrics | None = None
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._metrics = metrics or telemetry.Metrics()
+
+    async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
+        """Serve until `stop` is set; `on_started` is told the address once requests are answered.
+
+        Raises ConfigurationError where a setting or file is of no use, StoreUnavailable where the
+        run store is.
+        """
+        settings = self._settings
+        if postgresql.is_meant(settings.database_url):
+            await self._run_in_turn(stop, on_started)
+        else:
+            began = asyncio.get_running_loop().time()
+
+            def started(host: str, port: int) -> None:
+                self._log_ready(began, host=host, port=port)
+                if on_started is not None:
+                    on_started(host, port)
+
+            async with self.started() as parts:
+                await listener.serve(parts.api, settings.host, settings.port, stop, started)
+        log.info("stopped")
+
+    async def _run_in_turn(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None) -> None:
+        """Serve as one of several: stand by, and work when the lock is free."""
+        settings = self._settings
+        self._authenticator()  # what is wrong with it is said before anybody is answered
+        if settings.redis is None and settings.advertise is not None:
+            log.warning("the embedded Redis is this server's alone: agents and jobs are lost to one that takes over")
+        turn = Turn(settings.database_url, settings.takeover, settings.advertise or "")
+        standby = Standby(turn, self._clock, self._metrics)
+        front = Front(standby)
+
+        def listening(host: str, port: int) -> None:
+            log.info("listening", host=host, port=port, version=__version__)
+            if on_started is not None:
+                on_started(host, port)
+
+        serving = asyncio.create_task(listener.serve(front, settings.host, settings.port, stop, listening))
+        working = asyncio.create_task(self._work_in_turn(turn, front))
+        try:
+            await asyncio.wait([serving, working], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.set()
+            await asyncio.wait([serving])
+            working.cancel()
+            await asyncio.wait([working])
+            await standby.close()
+        for task in (serving, working):
+            if not task.cancelled():
+                task.result()
+
+    async def _work_in_turn(self, turn: Turn, front: Front) -> None:
+        """Until cancelled."""
+        session = await turn.come()
+        began = asyncio.get_running_loop().time()
+        async with self.started(session) as parts:
+            front.put(parts.api)
+            self._log_ready(began)
+            await asyncio.get_running_loop().create_future()
+
+    def _log_ready(self, began: float, **more: Any) -> None:
+        seconds = round(asyncio.get_running_loop().time() - began, 3)
+        log.info("ready", **more, version=__version__, mode=self._settings.mode, seconds=seconds)
+
+    @contextlib.asynccontextmanager
+    async def started(self, session: postgresql.Session | None = None) -> AsyncIterator[Parts]:
+        """The server without its listener, for as long as the block lasts; `session` has the lock, with PostgreSQL."""
+        settings, clock, metrics = self._settings, self._clock, self._metrics
+        authenticator = self._authenticator()
+        written = dict(file_inventory.load(settings.inventory)) if settings.inventory else {}
+
+        async with contextlib.AsyncExitStack() as stack:
+            store = await asyncio.to_thread(self._store, session)
+            stack.push_async_callback(store.close)
+            redis_url = await self._redis(stack)
+            bus = RedisBus(
+                redis_url,
+                clock,
+                metrics,
+                _key(settings),
+                on_late_reply=lambda reply: engine.note_late_reply(reply),
+                fence=store.fence,
+            )
+            cluster, pods = await self._cluster(stack, store.fence)
+            services = await self._services(stack, bus, cluster, pods)
+            actions = registry.build(services)
+            catalog = Library(settings.playbooks, actions, metrics=metrics)
+            await asyncio.to_thread(catalog.reload)
+            whereabouts = Whereabouts(
+                bus,
+                clock,
+                metrics,
+                lambda: any(_names_its_job(book) for book in catalog.all()),
+                written,
+                pods.inventory if pods is not None else dict,
+                pods,
+            )
+            engine = Engine(
+                store,
+                catalog,
+                actions,
+                clock,
+                settings.limits,
+                metrics,
+                whereabouts.known,
+                services.alertmanager,
+                store.fence,
+            )
+            await bus.start()
+            stack.push_async_callback(bus.close)
+            with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` says so, and tries again
+                async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                    await whereabouts.refresh()
+            await stack.enter_async_context(_background(whereabouts.watch(), "whereabouts"))
+            await engine.start()
+            stack.push_async_callback(engine.stop)
+            metrics.working.set(1)
+            stack.callback(metrics.working.set, 0)
+            await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
+            await stack.enter_async_context(_background(self._prune(store), "retention"))
+            api = factory.create_app(
+                engine=engine,
+                runs=store,
+                catalog=catalog,
+                bus=bus,
+                pods=pods,
+                store=store,
+                metrics=metrics,
+                auth=authenticator,
+                clock=clock,
+                limits=ServerLimits(body_bytes=settings.max_body, held_bytes=max(8 * settings.max_body, 64 << 20)),
+            )
+            yield Parts(api, store, bus, catalog, engine, metrics, redis_url)
+
+    def _authenticator(self) -> auth.Authenticator:
+        settings = self._settings
+        made = auth.Authenticator.from_file(settings.tokens) if settings.tokens else auth.Authenticator()
+        auth.check_exposure(settings.host, made.has_tokens, settings.allow_anonymous)
+        return made
+
+    def _store(self, session: postgresql.Session | None) -> SqlStore:
+        def failed() -> None:
+            self._metrics.store_errors.inc()
+
+        if session is not None:
+            return SqlStore.of_session(session, on_error=failed)
+        return SqlStore.open(self._settings.database_url, on_error=failed)
+
+    async def _redis(self, stack: contextlib.AsyncExitStack) -> str:
+        """The URL of the Redis that is configured, else of the embedded one, which is started."""
+        if self._settings.redis is not None:
+            return self._settings.redis.get_secret_value()
+        embedded = EmbeddedRedis(self._settings.state_dir)
+        url = await embedded.start()
+        stack.push_async_callback(embedded.stop)
+        return url
+
+    async def _services(
+        self,
+        stack: contextlib.AsyncExitStack,
+        bus: RedisBus,
+        cluster: ports.Cluster | None,
+        pods: ports.Pods | None,
+    ) -> ports.Services:
+        settings = self._settings
+        http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
+        stack.push_async_callback(http.close)
+        channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
+        alertmanager = None
+        if settings.alertmanager is not None:
+            url = settings.alertmanager.get_secret_value()
+            settles_after = min(SETTLES_AFTER, settings.assume_resolved_after / 4)
+            alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token, settles_after)
+            stack.push_async_callback(alertmanager.close)
+        return ports.Services(
+            clock=self._clock,
+            bus=bus,
+            http=http,
+            notifier=AppriseNotifier(channels) if channels else None,
+            alertmanager=alertmanager,
+            cluster=cluster,
+            pods=pods,
+        )
+
+    async def _cluster(
+        self, stack: contextlib.AsyncExitStack, fence: Callable[[], object]
+    ) -> tuple[ports.Cluster | None, KubernetesWhereabouts | None]:
+        """The Kubernetes cluster that is configured, and what its watch knows. Its client takes a third of a
+        second to import, which a server without a cluster does not wait for."""
+        if self._settings.kubernetes == "off":
+            return None, None
+        from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
+
+        cluster = await KubernetesCluster.opened(self._settings.kubeconfig, fence=fence)
+        stack.push_async_callback(cluster.close)
+        if not self._settings.kubernetes_watch:
+            return cluster, None
+        watched = KubernetesWhereabouts(cluster, self._metrics)
+        await stack.enter_async_context(_background(watched.watch(), "cluster"))
+        return cluster, watched
+
+    async def _prune(self, store: ports.RunStore) -> None:
+        """Delete what is older than the retention, every hour; the first time when the start has settled."""
+        await self._clock.sleep_until(self._clock.now() + _PRUNE_FIRST_AFTER)
+        while True:
+            try:
+                if gone := await store.prune(self._clock.now() - self._settings.retention):
+                    log.info("old runs deleted", runs=gone)
+            except StoreUnavailable as error:
+                log.warning("old runs could not be deleted; trying again later", error=str(error))
+            except Exception:  # the loop outlives one failure, which is logged and counted
+                self._metrics.loop_errors.labels("retention").inc()
+                log.exception("old runs could not be deleted; trying again later")
+            await self._clock.sleep_until(self._clock.now() + PRUNE_EVERY)
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run `work` beside the block."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _names_its_job(book: ports.Book) -> bool:
+    """Whether the target is a job that may be named by what it uses."""
+    return isinstance(book.spec.target, TargetParts) and book.spec.target.job is not None
+
+
+def _key(settings: Settings) -> bytes | None:
+    """The signing key, trimmed as the SDK trims it; a file often ends in a newline."""
+    if settings.signing_key is None:
+        return None
+    key = settings.signing_key.get_secret_value().strip().encode()
+    if len(key) < _SHORT_KEY:
+        log.warning("the signing key is short enough to be guessed; use 16 random characters or more", length=len(key))
+    return key
