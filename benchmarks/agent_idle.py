@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.alert_storm import redis_server
 from tests.driver.driver import Driver, cards
-from tests.gpu_node import GpuNode
-from tests.programs import ROOT
+from tests.support.gpu_node import GpuNode
+from tests.support.programs import ROOT
 
 SETTLING = 5.0
 """Seconds before it counts: the start is no idling."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -25,9 +24,9 @@ import uvloop
 
 from benchmarks.alert_storm import redis_server
 from benchmarks.sender import Connection, Exchange, alert, get, send_all, webhook
-from tests.programs import ROOT, Program, eventually, start_server
-from trainmedic import envelope
-from trainmedic.writer import GROUP
+from tests.support.programs import PYTHON_PATH, Program, eventually, start_server
+from trainmedic.wire import envelope
+from trainmedic.wire.writer import GROUP
 
 KEY = "the key of a benchmark"
 PLAYBOOK = """\
@@ -130,7 +129,7 @@ def main() -> None:
         directory = Path(name)
         (directory / "playbooks").mkdir()
         (directory / "playbooks" / "question.yaml").write_text(PLAYBOOK)
-        python_path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
+        python_path = {"PYTHONPATH": PYTHON_PATH}
         with redis_server(directory) as redis_url:
             settings = ("--mode", "enforce", "--redis", redis_url, "--breaker-min-nodes", str(options.agents + 1))
             environment = {"TRAINMEDIC_SIGNING_KEY": KEY}

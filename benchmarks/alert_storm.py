@@ -19,8 +19,8 @@ import redis
 import uvloop
 
 from benchmarks.sender import Exchange, alert, send_all, webhook
-from tests.programs import Program, eventually, free_port, start_server
-from trainmedic.envelope import job_commands
+from tests.support.programs import Program, eventually, free_port, start_server
+from trainmedic.wire.envelope import job_commands
 
 PLAYBOOK = """\
 playbook: storm

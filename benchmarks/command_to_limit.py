@@ -18,9 +18,9 @@ import redis
 
 from benchmarks.alert_storm import redis_server
 from tests.driver.driver import Driver, cards
-from tests.gpu_node import GpuNode
-from tests.node import KEY
-from trainmedic import envelope
+from tests.support.agent_node import KEY
+from tests.support.gpu_node import GpuNode
+from trainmedic.wire import envelope
 
 
 def main() -> None:

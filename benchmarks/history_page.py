@@ -21,6 +21,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from trainmedic.wire.envelope import new_id
 from trainmedic_server import ports
 from trainmedic_server.adapters.sql_store import database
 from trainmedic_server.adapters.sql_store.pending import Flush, Pending
@@ -29,7 +30,6 @@ from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision, Run, Status, StepState, StepStatus
 from trainmedic_server.domain.target import Kind, Target
-from trainmedic.envelope import new_id
 
 LIMIT = 100
 ROUNDS = 60

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.sender import Connection, alert, get, webhook
-from tests.programs import ROOT, Program, eventually, start_server
+from tests.support.programs import PYTHON_PATH, Program, eventually, start_server
 
 JOB = "waiting-job"
 PLAYBOOK = """\
@@ -81,7 +80,7 @@ def main() -> None:
         (directory / "playbooks" / "latency.yaml").write_text(PLAYBOOK)
         server, url = start_server(directory, "--mode", "enforce", playbooks=directory / "playbooks")
         environment = {
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}",
+            "PYTHONPATH": PYTHON_PATH,
             "TRAINMEDIC_STATE_DIR": str(directory / "state"),
         }
         argv = [sys.executable, "-m", "benchmarks.waiting_job", JOB, str(options.step_ms / 1000)]

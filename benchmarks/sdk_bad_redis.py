@@ -30,7 +30,7 @@ from pathlib import Path
 
 import trainmedic
 from tests.conftest import RedisServer
-from tests.programs import ROOT, free_port, inherited
+from tests.support.programs import PYTHON_PATH, ROOT, free_port, inherited
 
 GOOD = "good"
 _SETTLE_SECONDS = 1.0
@@ -133,7 +133,7 @@ def steps_per_second(url: str, seconds: float, compute: float) -> float:
     """Of a process of its own."""
     argv = [sys.executable, "-m", "benchmarks.sdk_bad_redis", "--train", url]
     argv += ["--block", str(seconds), "--step", str(compute)]
-    environment = {**inherited(), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
+    environment = {**inherited(), "PYTHONPATH": PYTHON_PATH}
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60)
     return int(done.stdout) / seconds
 

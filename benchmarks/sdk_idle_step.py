@@ -16,7 +16,7 @@ from collections.abc import Callable
 import redis
 
 import trainmedic
-from tests.programs import free_port
+from tests.support.programs import free_port
 
 _BLOCK = 20_000
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.programs import start_server
+from tests.support.programs import start_server
 
 
 def seconds_to_ready(directory: Path) -> float:

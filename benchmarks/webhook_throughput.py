@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.sender import alert, send_all, webhook
-from tests.programs import ROOT, Program, free_port, start_server
+from tests.support.programs import ROOT, Program, free_port, start_server
 
 PLAYBOOK = """\
 playbook: benchmark

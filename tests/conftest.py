@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from tests.driver.driver import Card, Driver, cards
-from tests.postgres import PostgresServer
+from tests.support.postgres import PostgresServer
 
 # How long an example takes says something about the machine, and nothing about the code.
 hypothesis.settings.register_profile("trainmedic", deadline=None)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.unattended import faults, phases, stack
-from tests.programs import ROOT, Program, eventually, free_port
+from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
 
 CALM, ALONE, MEDIC = "calm", "alone", "medic"
 _SETTLES = 60.0
@@ -96,7 +96,7 @@ def train(directory: Path, arm: str, plan: Plan, port: int = 0, state: Path | No
         argv += ["--medic", "--pace", str(plan.pace), "--metrics-port", str(port)]
         argv += ["--checkpoints", str(directory / "checkpoints"), "--checkpoint-every", str(plan.checkpoint_every)]
         argv += ["--hang-floor", str(60 / plan.faster)]
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"}
+    environment = {"PYTHONPATH": PYTHON_PATH}
     if state is not None:
         environment["TRAINMEDIC_STATE_DIR"] = str(state)
     with Program(argv, directory / f"{arm}.log", environment) as program:

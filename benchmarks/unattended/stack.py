@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from tests.acceptance.intervals import hasten
-from tests.programs import ROOT, alertmanagers, start_alertmanager, start_prometheus, start_server
+from tests.support.programs import ROOT, alertmanagers, start_alertmanager, start_prometheus, start_server
 
 MONITORING = ROOT / "monitoring"
 

@@ -22,9 +22,8 @@ from trainmedic.version import __version__
 
 if TYPE_CHECKING:
     from trainmedic.client import LIVE, RESTART, Medic, connect
-    from trainmedic.commands import JobCommand
-    from trainmedic.desk import UNSUPPORTED
-    from trainmedic.parameters import (
+    from trainmedic.job.command import JobCommand
+    from trainmedic.job.parameters import (
         Accumulate,
         Checkpoint,
         DataloaderWorkers,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         ScaleLr,
         Stop,
     )
+    from trainmedic.job.queue import UNSUPPORTED
 
 __all__ = [
     "LIVE",
@@ -71,7 +71,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         """A name of `__all__` that no line above has brought here yet."""
         if name in __all__:
-            for module in ("client", "commands", "desk", "parameters"):
+            for module in ("client", "job.command", "job.queue", "job.parameters"):
                 found = getattr(importlib.import_module(f"trainmedic.{module}"), name, None)
                 if found is not None:
                     globals()[name] = found

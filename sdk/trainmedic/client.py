@@ -15,22 +15,23 @@ import time
 from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, TypeVar
 
-from trainmedic import devices, envelope
-from trainmedic.agreement.board import Store
-from trainmedic.agreement.share import Share
-from trainmedic.commands import JobCommand
-from trainmedic.desk import UNSUPPORTED, Answers, Desk, Hands, utc_now
 from trainmedic.errors import ConfigurationError
-from trainmedic.group import Alone, Group
-from trainmedic.link import Link, Outage, open_client
-from trainmedic.memory import Memory
-from trainmedic.metrics import Endpoint
-from trainmedic.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window, whole
-from trainmedic.reader import Reader
+from trainmedic.job import devices
+from trainmedic.job.command import JobCommand
+from trainmedic.job.group import Alone, Group
+from trainmedic.job.metrics import Endpoint
+from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window, whole
+from trainmedic.job.queue import UNSUPPORTED, Answers, Desk, Hands, utc_now
+from trainmedic.job.rank_stats import Vitals
+from trainmedic.job.receiver import Reader
+from trainmedic.ranks.share import Share
+from trainmedic.ranks.shared_store import Store
 from trainmedic.settings import Settings, resolve
 from trainmedic.version import __version__
-from trainmedic.vitals import Vitals
-from trainmedic.writer import Writer
+from trainmedic.wire import envelope
+from trainmedic.wire.connection import Link, Outage, open_client
+from trainmedic.wire.memory import Memory
+from trainmedic.wire.writer import Writer
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
 

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from trainmedic import devices
-from trainmedic.agreement.share import CALL_PATIENCE, PATIENCE, Share
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
+from trainmedic.job import devices
+from trainmedic.ranks.share import CALL_PATIENCE, PATIENCE, Share
 
 _STORE_SECONDS = 30.0
 

@@ -15,7 +15,7 @@ The tree::
 Once a job is connected this package raises nothing into the training loop: when Redis is away, it logs
 a line and goes on trying in the background. One thing is different: of a checkpoint that was loaded only in
 part, with none to go back to in its place, ``trainmedic.torch`` makes a `TrainmedicError`, which ends the
-training. (`trainmedic.envelope.EnvelopeError`, a ValueError, is for
+training. (`trainmedic.wire.envelope.EnvelopeError`, a ValueError, is for
 programs that read or write the wire format themselves.)
 """
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from tests.acceptance.intervals import hasten
-from tests.programs import ROOT, Program, free_port, start_alertmanager, start_prometheus
+from tests.support.programs import ROOT, Program, free_port, start_alertmanager, start_prometheus
 
 FASTER = 15
 """15 s between evaluations become 1 s (5 s of the training rules a third), 5 minutes of a baseline 20 s."""

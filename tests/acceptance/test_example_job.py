@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from examples import train_char_model as example  # noqa: E402 (needs torch)
-from tests.commanding import Commander  # noqa: E402 (goes with it)
+from tests.support.command_sender import Commander  # noqa: E402 (goes with it)
 
 # PyTorch says so where NumPy is not installed; nothing here needs it.
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")

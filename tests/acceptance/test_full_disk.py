@@ -21,8 +21,8 @@ import pytest
 
 from tests.acceptance import scene
 from tests.acceptance.intervals import hasten
-from tests.node import KEY, Node
-from tests.programs import alertmanagers, eventually, start_alertmanager, start_server
+from tests.support.agent_node import KEY, Node
+from tests.support.programs import alertmanagers, eventually, start_alertmanager, start_server
 
 FASTER = 60
 """The 2 minutes that temporary files have to be enough become 2 s."""

@@ -18,9 +18,9 @@ import pytest
 
 from tests.acceptance import scene
 from tests.driver.driver import Driver, cards
-from tests.gpu_node import GpuNode
-from tests.node import KEY
-from tests.programs import alertmanagers, eventually, free_port, start_server
+from tests.support.agent_node import KEY
+from tests.support.gpu_node import GpuNode
+from tests.support.programs import alertmanagers, eventually, free_port, start_server
 
 FASTER = 30
 """15 s between scrapes become half a second, the 5 minutes for which an alert is kept 10 s."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.intervals import DURATION, hasten
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 MONITORING = ROOT / "monitoring"
 SHIPPED = [

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.acceptance import scene
-from tests.programs import alertmanagers, eventually, start_server
+from tests.support.programs import alertmanagers, eventually, start_server
 
 LOSS = 'training_loss{job_name="char-model"}'
 LEARNING_RATE = 'training_learning_rate{job_name="char-model"}'

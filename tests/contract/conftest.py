@@ -8,10 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.support.postgres import PostgresServer
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store import schema
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from tests.postgres import PostgresServer
 
 _EMPTY = [f"DELETE FROM {table.name}" for table in reversed(schema.metadata.sorted_tables)]
 _EMPTY += [

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from trainmedic.wire.envelope import new_id
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import (
@@ -22,7 +23,6 @@ from trainmedic_server.domain.run import (
     UndoStatus,
 )
 from trainmedic_server.domain.target import Kind, Target
-from trainmedic.envelope import new_id
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

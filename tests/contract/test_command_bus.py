@@ -13,11 +13,11 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
+from trainmedic.wire import envelope
+from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters import redis_bus
 from trainmedic_server.adapters.redis_bus import RedisBus
-from trainmedic import envelope
-from trainmedic.envelope import Command, Reply
 
 KEY = b"a signing key of the tests"
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.driver import driver as standin
+from tests.driver.driver import SET_LIMIT, Card, Driver, cards
+from tests.support.programs import PYTHON_PATH
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
 from trainmedic_server.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
 from trainmedic_server.ports.gpus import EccErrors, GpuReading, Gpus
-from tests.driver import driver as standin
-from tests.driver.driver import SET_LIMIT, Card, Driver, cards
-from tests.programs import ROOT
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 
@@ -309,7 +309,7 @@ def test_without_nvml_on_the_machine_everything_says_so(tmp_path) -> None:
     program = "from trainmedic_server.adapters.nvml_gpus import NvmlGpus; print(NvmlGpus().inventory().problems)"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"},
+        env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": PYTHON_PATH},
         capture_output=True,
         text=True,
         check=True,

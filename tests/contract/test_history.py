@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.contract import run_store_values as values
+from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run
 from trainmedic_server import ports
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Decision, Order, OrderKind, Run, Status
 from trainmedic_server.domain.target import Kind, Target
-from tests.contract import run_store_values as values
-from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run
 
 Store = MemoryStore | SqlStore
 Filter = ports.HistoryFilter

@@ -11,6 +11,9 @@ from typing import TypeVar
 
 import pytest
 
+from tests.driver.driver import SET_LIMIT, Driver, cards
+from tests.support.programs import eventually
+from tests.unit.agent.test_exporter import of, scrape
 from trainmedic_server.adapters import patient_gpus
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
@@ -18,9 +21,6 @@ from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.facts.gpu import all_facts, presence
 from trainmedic_server.agent.tally import Tally
 from trainmedic_server.errors import GpuError, GpuStuck
-from tests.driver.driver import SET_LIMIT, Driver, cards
-from tests.programs import eventually
-from tests.unit.agent.test_exporter import of, scrape
 
 T = TypeVar("T")
 FIRST, SECOND = (card.uuid for card in cards(2))

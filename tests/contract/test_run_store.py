@@ -10,14 +10,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.contract import run_store_values as values
+from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run, step, undo
 from trainmedic_server import errors, ports
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import AlertRecord, Identity
-from trainmedic_server.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status, StepStatus, UndoStatus
+from trainmedic_server.domain.run import (
+    Controls,
+    Decision,
+    Event,
+    Order,
+    OrderKind,
+    Run,
+    Status,
+    StepStatus,
+    UndoStatus,
+)
 from trainmedic_server.domain.target import Kind, Target
-from tests.contract import run_store_values as values
-from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run, step, undo
 
 Store = MemoryStore | SqlStore
 Tx = ports.Transaction

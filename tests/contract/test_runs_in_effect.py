@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.contract.run_store_values import at, attempt, closed, event, gpu, heard, run, step, undo
 from trainmedic_server import ports
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Run, StepStatus, UndoStatus
-from tests.contract.run_store_values import at, attempt, closed, event, gpu, heard, run, step, undo
 
 Store = MemoryStore | SqlStore
 Tx = ports.Transaction

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from doomed_server import watch_commits, watch_sends
 
+from tests.integration.hasty_server import LEASE
 from trainmedic_server.actions.nodes import PowerLimit
 from trainmedic_server.cli import main
 from trainmedic_server.engine import lapses, leases
-from tests.integration.hasty_server import LEASE
 
 
 class Ordered:

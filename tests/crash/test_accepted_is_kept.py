@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live import Server, delivery
+from tests.support.live import Server, delivery
 
 PLAYBOOK = """
 playbook: watch

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 import trainmedic
-from tests.programs import ROOT, Program, eventually, free_port
+from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
 
 PLAYBOOK = """
 playbook: three-steps
@@ -104,7 +104,7 @@ class Server:
                 *("--state-dir", self._directory / "state", "--playbooks", self._directory / "playbooks"),
             ],
             self._directory / f"server-{self.deaths}.log",
-            {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"},
+            {"PYTHONPATH": PYTHON_PATH},
         )
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:

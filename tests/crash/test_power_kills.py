@@ -17,10 +17,10 @@ import redis
 
 from tests.conftest import RedisServer
 from tests.driver.driver import SET_LIMIT, Driver
-from tests.gpu_node import GpuNode
-from tests.programs import eventually
-from trainmedic import envelope
-from trainmedic.envelope import Command
+from tests.support.gpu_node import GpuNode
+from tests.support.programs import eventually
+from trainmedic.wire import envelope
+from trainmedic.wire.envelope import Command
 
 TRIALS = int(os.environ.get("TRIALS", "8"))
 GPUS = 8

@@ -21,11 +21,11 @@ from typing import Any
 
 from tests.conftest import RedisServer
 from tests.driver.driver import SET_LIMIT, Driver, SetCall
-from tests.gpu_node import GpuNode
 from tests.integration.hasty_server import LEASE
-from tests.live import OPEN, Server, delivery, resolved
-from tests.node import KEY
-from tests.programs import eventually
+from tests.support.agent_node import KEY
+from tests.support.gpu_node import GpuNode
+from tests.support.live import OPEN, Server, delivery, resolved
+from tests.support.programs import eventually
 
 TRIALS = int(os.environ.get("TRIALS", "3"))
 GPUS = 8

@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.live import OPEN, Job, Server, delivery, resolved
-from tests.programs import eventually
+from tests.support.live import OPEN, Job, Server, delivery, resolved
+from tests.support.programs import eventually
 
 KILLS = int(os.environ.get("KILLS", "5"))
 JOBS = 5

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.crash.test_random_kills import PLAYBOOKS, Flaky, check_effects, go_through
-from tests.postgres import PostgresServer
-from tests.several import Servers
+from tests.support.postgres import PostgresServer
+from tests.support.server_group import Servers
 
 TROUBLES = int(os.environ.get("TROUBLES", "4"))
 JOBS = 5

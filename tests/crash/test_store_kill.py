@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.run_store_values import event
+from tests.support.programs import PYTHON_PATH
 from trainmedic_server import ports
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Run, Status
-from tests.contract.run_store_values import event
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +55,7 @@ asyncio.run(main())
 async def test_everything_acknowledged_is_there_after_a_kill(tmp_path: Path, seed: int) -> None:
     """Killed at a random moment, and again: every acknowledged unit is kept, and no unit is there in part."""
     url = f"sqlite:///{tmp_path}/trainmedic.db"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     chance = random.Random(seed)
     opened: set[str] = set()
     done: set[str] = set()

@@ -21,7 +21,8 @@ if not torch.cuda.is_available():
 
 import trainmedic  # noqa: E402
 import trainmedic.torch  # noqa: E402
-from trainmedic import envelope, parameters  # noqa: E402
+from trainmedic.job import parameters  # noqa: E402
+from trainmedic.wire import envelope  # noqa: E402
 
 STEPS = 40
 Order = Callable[..., trainmedic.JobCommand]

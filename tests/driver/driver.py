@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-from tests.programs import CACHE
+from tests.support.programs import CACHE
 
 SOURCE = Path(__file__).with_name("nvml.c")
 VARIABLE = "NVML_STANDIN"

@@ -17,6 +17,11 @@ import yaml
 from click.testing import CliRunner
 from prometheus_client.metrics_core import Metric
 
+from tests.driver.driver import Driver
+from tests.helm import charts
+from tests.helm.charts import COMBINATIONS
+from tests.helm.test_rendering import KUBERNETES, validators
+from tests.support.programs import Program, eventually, free_port
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.kubernetes.jobs import CreateJobParams
@@ -30,11 +35,6 @@ from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.server import tokens
 from trainmedic_server.settings import agent as agent_settings
 from trainmedic_server.settings import server as server_settings
-from tests.driver.driver import Driver
-from tests.helm import charts
-from tests.helm.charts import COMBINATIONS
-from tests.helm.test_rendering import KUBERNETES, validators
-from tests.programs import Program, eventually, free_port
 
 with_agent = pytest.mark.parametrize("combination", [name for name in COMBINATIONS if name != "server-only"])
 

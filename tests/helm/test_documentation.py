@@ -16,8 +16,8 @@ import helm_python
 import pytest
 import yaml
 
-from tests import pages
 from tests.helm import charts
+from tests.support import doc_pages
 
 PAGES = ("docs/how-to/kubernetes.md", "docs/how-to/upgrade.md")
 FLAGS = {
@@ -57,7 +57,7 @@ def values_of(words: list[str], files: dict[str, str]) -> dict[str, Any]:
 @pytest.mark.parametrize("page", PAGES)
 def test_what_the_page_tells_to_type_is_what_there_is(page: str) -> None:
     """Commands, flags, values, and the names of objects."""
-    blocks = pages.blocks((charts.ROOT / page).read_text())
+    blocks = doc_pages.blocks((charts.ROOT / page).read_text())
     files = {str(block.option("file")): block.body for block in blocks if block.option("file")}
     values: dict[str, Any] = {}
     tried = 0
@@ -95,7 +95,7 @@ def check_objects(words: list[str], found: list[charts.Object]) -> None:
 
 def test_the_values_files_of_the_page_open_what_the_page_says() -> None:
     """act.yaml enforces, caps and cleans, and grants what a drain needs."""
-    blocks = pages.blocks((charts.ROOT / PAGES[0]).read_text())
+    blocks = doc_pages.blocks((charts.ROOT / PAGES[0]).read_text())
     files = {str(block.option("file")): yaml.safe_load(block.body) for block in blocks if block.option("file")}
     found = charts.parsed(charts.rendered(merged(files["values.yaml"], files["act.yaml"]), name="trainmedic"))
     policy = yaml.safe_load(charts.one(found, "ConfigMap", "-agent-policy")["data"]["policy.yaml"])

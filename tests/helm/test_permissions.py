@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.helm import charts
+from tests.kubernetes.accounts import client
+from tests.kubernetes.api_server import ApiServer, Rule
+from tests.kubernetes.world import IMAGE, Kubelet, World
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.kubernetes.base import ClusterAction
@@ -19,10 +23,6 @@ from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 from trainmedic_server.adapters.kubernetes_whereabouts import Whereabouts
 from trainmedic_server.errors import ClusterRefused
 from trainmedic_server.ports.cluster import JOBS, Ref, Resource
-from tests.helm import charts
-from tests.kubernetes.accounts import client
-from tests.kubernetes.api_server import ApiServer, Rule
-from tests.kubernetes.world import IMAGE, Kubelet, World
 
 TABLE = charts.CHART / "files" / "permissions.yaml"
 GUIDE = charts.ROOT / "docs" / "how-to" / "kubernetes.md"

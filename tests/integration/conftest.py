@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.command_sender import Commander
+from tests.support.rank_processes import KEY, Job
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
-from tests.commanding import Commander
-from tests.ranks import KEY, Job
 
 
 @pytest.fixture

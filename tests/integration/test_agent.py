@@ -15,9 +15,9 @@ import pytest
 import redis
 
 from tests.conftest import RedisServer
-from tests.node import KEY, Node, later
-from tests.programs import eventually
-from trainmedic import envelope
+from tests.support.agent_node import KEY, Node, later
+from tests.support.programs import eventually
+from trainmedic.wire import envelope
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.driver.driver import Driver, cards
-from tests.gpu_node import GpuNode
-from tests.programs import ROOT, inherited
-from trainmedic import envelope
+from tests.support.gpu_node import GpuNode
+from tests.support.programs import PYTHON_PATH, inherited
+from trainmedic.wire import envelope
 
 POLICY = """
 allow: [gpu.power_limit, disk.clean]
@@ -31,7 +31,7 @@ def agent(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*launcher, sys.executable, "-m", "trainmedic_server", "agent", *map(str, options)],
-        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}", **driver.environment, **environment},
+        env={**inherited(), "PYTHONPATH": PYTHON_PATH, **driver.environment, **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -13,9 +13,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from tests.support.api_world import Address, World, alert, logged, payload
 from trainmedic_server.server import listener
 from trainmedic_server.server.limits import MIB, ServerLimits
-from tests.serving import Address, World, alert, logged, payload
 
 # One server for all of it, as one would have in production.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

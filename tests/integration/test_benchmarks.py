@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import alert_storm, sender, webhook_throughput
-from tests.programs import ROOT, inherited
+from tests.support.programs import PYTHON_PATH, ROOT, inherited
 
 BENCHMARKS = (
     "agent_idle",
@@ -41,9 +41,7 @@ SMALL = {
 def test_every_benchmark_explains_its_options(name: str) -> None:
     """``--help`` works, so the module at least loads."""
     argv = [sys.executable, "-W", "error", "-m", f"benchmarks.{name}", "--help"]
-    done = subprocess.run(
-        argv, cwd=ROOT, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"}, capture_output=True, check=False
-    )
+    done = subprocess.run(argv, cwd=ROOT, env={"PYTHONPATH": PYTHON_PATH}, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -55,7 +53,7 @@ def test_a_small_run_gives_a_figure(name: str) -> None:
     done = subprocess.run(
         argv,
         cwd=ROOT,
-        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"},
+        env={**inherited(), "PYTHONPATH": PYTHON_PATH},
         capture_output=True,
         text=True,
         check=False,

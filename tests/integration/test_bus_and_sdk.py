@@ -19,11 +19,11 @@ import pytest
 from redis.asyncio import Redis
 
 import trainmedic
+from trainmedic.wire import envelope
+from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic import envelope
-from trainmedic.envelope import Command, Reply
 
 ROOT = Path(__file__).parents[2]
 KEY = "a signing key of the tests"

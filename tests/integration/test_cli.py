@@ -6,7 +6,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import PYTHON_PATH, Program, free_port, inherited, start_server
 from trainmedic_server.cli import history
 from trainmedic_server.domain.run import Decision, Status
-from tests.programs import ROOT, Program, free_port, inherited, start_server
 
 PLAYBOOKS = """
 playbook: ask-first
@@ -65,7 +64,7 @@ class Desk:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def environment(self, **more: str) -> dict[str, str]:
-        path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}", "COLUMNS": "300"}
+        path = {"PYTHONPATH": PYTHON_PATH, "COLUMNS": "300"}
         return {**inherited(), **path, "TRAINMEDIC_URL": self.url, "TRAINMEDIC_TOKEN": self.token, **more}
 
     def alert(self, job: str, **annotations: str) -> str:
@@ -261,7 +260,7 @@ def test_the_whole_help_can_be_read() -> None:
 def test_the_client_commands_do_not_load_the_server() -> None:
     """They start in a fraction of the time that the server's libraries take."""
     script = (
-        "import sys, trainmedic_server.cli, trainmedic_server.cli.history, trainmedic_server.cli.runs, trainmedic_server.cli.operations, trainmedic_server.cli.completion;"
+        "import sys; from trainmedic_server.cli import completion, history, operations, runs;"
         "print([name for name in ('fastapi', 'sqlalchemy', 'pydantic', 'redis') if name in sys.modules])"
     )
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The documentation's examples do what they say: see `tests.pages` for how a page is written."""
+"""The documentation's examples do what they say: see `tests.support.doc_pages` for how a page is written."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import pages
-from tests.programs import ROOT, inherited
+from tests.support import doc_pages
+from tests.support.programs import PYTHON_PATH, ROOT, inherited
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Followed elsewhere, because they need real programs beside the server, or check their blocks in a way of their own.
@@ -38,7 +38,7 @@ def environment(scratch: Path) -> dict[str, str]:
     return {
         **inherited(),
         "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}",
+        "PYTHONPATH": PYTHON_PATH,
         "HOME": str(scratch),
         "COLUMNS": "200",
         "OMP_NUM_THREADS": "1",  # the models are tiny, and the machine may be busy
@@ -48,7 +48,7 @@ def environment(scratch: Path) -> dict[str, str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in ELSEWHERE], ids=name_of)
 def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
     """Every example on the page is carried out in order, and comes out as the page shows."""
-    examples = pages.blocks(page.read_text(encoding="utf-8"))
+    examples = doc_pages.blocks(page.read_text(encoding="utf-8"))
     in_checkout = any("./scripts/" in example.body for example in examples)
     if in_checkout and not (ROOT / ".venv" / ".installed-server").exists():
         pytest.fail("the page works in a checkout that scripts/setup has prepared")
@@ -59,7 +59,7 @@ def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
             (directory / shipped).symlink_to(ROOT / shipped)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with pages.Reader(directory, scratch, environment(scratch)) as reader:
+    with doc_pages.Reader(directory, scratch, environment(scratch)) as reader:
         for example in examples:
             try:
                 reader.follow(example)

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live import Job, Server, delivery
-from tests.programs import Program, alertmanagers, eventually, free_port
+from tests.support.live import Job, Server, delivery
+from tests.support.programs import Program, alertmanagers, eventually, free_port
 
 PLAYBOOK = """
 playbook: slow-down

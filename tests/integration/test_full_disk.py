@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.node import Node
-from tests.programs import ROOT, inherited
-from trainmedic import envelope
+from tests.support.agent_node import Node
+from tests.support.programs import ROOT, inherited
+from trainmedic.wire import envelope
 
 MEGABYTE = 1 << 20
 POLICY = """

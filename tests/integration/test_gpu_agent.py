@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.driver.driver import SET_LIMIT, Driver, cards
-from tests.gpu_node import GpuNode
-from tests.programs import eventually
-from trainmedic import envelope
+from tests.support.gpu_node import GpuNode
+from tests.support.programs import eventually
+from trainmedic.wire import envelope
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 

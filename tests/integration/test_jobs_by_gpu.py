@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import redis
 
-from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 from tests.driver.driver import Driver, cards
-from tests.gpu_node import GpuNode
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
-from tests.live import Server, delivery, resolved
-from tests.node import KEY
-from tests.programs import ROOT, Program, eventually
-from trainmedic import envelope
+from tests.support.agent_node import KEY
+from tests.support.gpu_node import GpuNode
+from tests.support.live import Server, delivery, resolved
+from tests.support.programs import PYTHON_PATH, ROOT, Program, eventually
+from trainmedic.wire import envelope
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 PLAYBOOK = """
@@ -45,7 +45,7 @@ class SeeingNode(GpuNode):
         self.proc = directory / "proc"
 
     def _entry(self) -> tuple[str | Path, ...]:
-        return (ROOT / "tests" / "seeing_agent.py",)
+        return (ROOT / "tests" / "support" / "agent_with_proc.py",)
 
     def start(self, *options: str, wait: bool = True, **environment: str) -> None:
         super().start(*options, wait=wait, PROC=str(self.proc), **environment)
@@ -103,7 +103,11 @@ def test_the_job_on_a_broken_gpu_saves_and_its_gpus_are_capped(
     """By what the job says of its ranks, and the UUID in the alert alone. The node's other GPU is left alone; a GPU
     of no job is refused; and the power comes back with the end of the alert."""
     driver = make_driver(2)
-    job = {"PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}", "TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_SIGNING_KEY": KEY}
+    job = {
+        "PYTHONPATH": PYTHON_PATH,
+        "TRAINMEDIC_REDIS_URL": redis_url,
+        "TRAINMEDIC_SIGNING_KEY": KEY,
+    }
     job |= {"TRAINMEDIC_JOB": "llm-1", "TRAINMEDIC_NODE": "n1", "GPU": SECOND}
     program = [sys.executable, Path(__file__).with_name("placed_job.py")]
     with GpuNode(tmp_path / "node", redis_url, driver), Program(program, tmp_path / "job.log", job) as training:

@@ -15,9 +15,9 @@ from typing import Any, Self
 import redis
 
 from tests.integration.hasty_server import LEASE
-from tests.live import Server, delivery, resolved
-from tests.programs import eventually
-from trainmedic import envelope
+from tests.support.live import Server, delivery, resolved
+from tests.support.programs import eventually
+from trainmedic.wire import envelope
 
 KEY = b"a key for these tests only"
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ROOT
-from trainmedic.metrics import Shown
-from trainmedic.progress import Progress
-from trainmedic.vitals import Vitals
+from tests.support.programs import ROOT
+from trainmedic.job.metrics import Shown
+from trainmedic.job.progress import Progress
+from trainmedic.job.rank_stats import Vitals
 
 RULES = ROOT / "monitoring" / "rules" / "training.yaml"
 EVERY = 5

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
-from tests import programs
+from tests.support import programs
 
 MONITORING = programs.ROOT / "monitoring"
 RULES = sorted((MONITORING / "rules").glob("*.yaml"))

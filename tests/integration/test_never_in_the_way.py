@@ -12,9 +12,9 @@ import redis
 import torch
 
 import trainmedic
-from tests.commanding import Commander
-from tests.programs import eventually
-from trainmedic import envelope
+from tests.support.command_sender import Commander
+from tests.support.programs import eventually
+from trainmedic.wire import envelope
 
 
 def looking(medic: trainmedic.Medic, step: Any, until: Callable[[], Any], what: str) -> Any:

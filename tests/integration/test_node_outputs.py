@@ -10,15 +10,15 @@ from typing import Any
 import pynvml
 import pytest
 
+from tests.driver.driver import SET_LIMIT, UNKNOWN, Driver
+from tests.support.gpu_node import GpuNode
+from tests.support.programs import ROOT
+from trainmedic.wire import envelope
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.placement import Ended, merged_output
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.book import CompiledBook
 from trainmedic_server.domain.target import IdentityLabels, Kind, Target
-from tests.driver.driver import SET_LIMIT, UNKNOWN, Driver
-from tests.gpu_node import GpuNode
-from tests.programs import ROOT
-from trainmedic import envelope
 
 REFERENCE = (ROOT / "docs" / "reference" / "actions.md").read_text()
 CAPS = (ROOT / "docs" / "how-to" / "cap-gpu-power.md").read_text()

@@ -14,8 +14,8 @@ from typing import Any
 from tests.driver.driver import Driver
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.living_node import LivingNode, is_cordoned
-from tests.live import Server, delivery, resolved
-from tests.programs import ROOT, eventually, inherited
+from tests.support.live import Server, delivery, resolved
+from tests.support.programs import PYTHON_PATH, ROOT, eventually, inherited
 
 JOBS = ("batch/v1", "jobs")
 NAMESPACES = ("v1", "namespaces")
@@ -35,7 +35,7 @@ def checked(job: dict[str, Any], driver: Driver) -> int:
     environment = {one["name"]: one["value"] for one in container["env"]}
     done = subprocess.run(
         [sys.executable, "-m", "trainmedic_server", *container["args"]],
-        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}", **driver.environment, **environment},
+        env={**inherited(), "PYTHONPATH": PYTHON_PATH, **driver.environment, **environment},
         capture_output=True,
         check=False,
         timeout=60,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, inherited
+from tests.support.programs import PYTHON_PATH, inherited
 
 GOOD = """
 playbook: slow-down
@@ -36,7 +35,7 @@ def playbook(directory: Path, *arguments: str, given: str = "", **environment: s
     return subprocess.run(
         [sys.executable, "-m", "trainmedic_server", "playbook", *arguments],
         cwd=directory,
-        env={**inherited(), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}", **environment},
+        env={**inherited(), "PYTHONPATH": PYTHON_PATH, **environment},
         input=given,
         capture_output=True,
         text=True,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.catalog.library import Library
 from tests.unit.catalog.actions import PLAYBOOK, config_map, library
+from trainmedic_server.catalog.library import Library
 
 
 def named(name: str) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from tests.programs import eventually
-from trainmedic.link import Link, Outage
-from trainmedic.memory import Memory
-from trainmedic.writer import Writer
+from tests.support.programs import eventually
+from trainmedic.wire.connection import Link, Outage
+from trainmedic.wire.memory import Memory
+from trainmedic.wire.writer import Writer
 
 KEY = "trainmedic:agent:presence-test"
 

@@ -20,10 +20,10 @@ from redis.asyncio import Redis
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 import trainmedic.distributed
+from tests.support.rank_processes import KEY, Job, ask, command, until_present
+from trainmedic.wire import envelope
+from trainmedic.wire.memory import Memory
 from trainmedic_server.adapters.redis_bus import RedisBus
-from tests.ranks import KEY, Job, ask, command, until_present
-from trainmedic import envelope
-from trainmedic.memory import Memory
 
 TRIALS = int(os.environ.get("TRAINMEDIC_RANKS_TRIALS", "10"))
 KILLS = int(os.environ.get("TRAINMEDIC_RANKS_KILLS", "1"))

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.live import Job, Server, delivery, resolved
-from tests.programs import eventually
+from tests.support.live import Job, Server, delivery, resolved
+from tests.support.programs import eventually
 
 PLAYBOOK = """
 playbook: slow-down

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import trainmedic
-from trainmedic.metrics import HELP
+from trainmedic.job.metrics import HELP
 
 
 def scrape(port: int | None) -> dict[str, tuple[dict[str, str], float]]:
@@ -102,7 +102,7 @@ def test_a_port_that_is_taken_is_told_when_connecting() -> None:
 
 def test_without_prometheus_client_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where metrics are asked for."""
-    monkeypatch.setattr("trainmedic.metrics.prometheus_client", None)
+    monkeypatch.setattr("trainmedic.job.metrics.prometheus_client", None)
     with pytest.raises(trainmedic.ConfigurationError, match=r"pip install 'trainmedic\[metrics\]'"):
         connect(metrics_port=0)
     connect().close()

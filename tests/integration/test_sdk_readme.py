@@ -9,10 +9,10 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic import envelope
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,9 +17,9 @@ import pytest
 import redis
 
 import trainmedic
-from tests.commanding import Commander
-from tests.crew import Crew, Member, command
-from trainmedic import envelope
+from tests.support.command_sender import Commander
+from tests.support.rank_threads import Crew, Member, command
+from trainmedic.wire import envelope
 
 STEPS = int(os.environ.get("TRAINMEDIC_SOAK_STEPS", "100000"))
 EVERY = 20
@@ -41,7 +41,7 @@ def test_a_job_of_many_steps_and_commands_does_not_grow(
     redis_server: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the first quarter to the end; what waits in Redis is gone, but for the memory of what was done."""
-    monkeypatch.setattr("trainmedic.memory._KEPT_HERE", KEPT)
+    monkeypatch.setattr("trainmedic.wire.memory._KEPT_HERE", KEPT)
     commander = Commander(redis_url)
     before, after, applied = 0, 0, 0
 
@@ -80,9 +80,9 @@ def test_a_job_of_many_steps_and_commands_does_not_grow(
 
 def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the store that they share; what all have read is swept away."""
-    monkeypatch.setattr("trainmedic.memory._KEPT_HERE", KEPT)
-    monkeypatch.setattr("trainmedic.agreement.chair._GATHER", 0.05)
-    monkeypatch.setattr("trainmedic.agreement.courier._BEAT", 0.05)
+    monkeypatch.setattr("trainmedic.wire.memory._KEPT_HERE", KEPT)
+    monkeypatch.setattr("trainmedic.ranks.coordinator._GATHER", 0.05)
+    monkeypatch.setattr("trainmedic.ranks.synchronizer._BEAT", 0.05)
     keys: list[int] = []
     counts: list[int] = []
     until = STEPS // 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.programs import PYTHON_PATH, ROOT, Program, free_port, inherited, start_server
 from trainmedic_server.settings import server as settings
 from trainmedic_server.wiring.server import Application
-from tests.programs import ROOT, Program, free_port, inherited, start_server
 
-ENVIRONMENT = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
+ENVIRONMENT = {"PYTHONPATH": PYTHON_PATH}
 
 
 def serve(directory: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from tests.crew import Crew, Member, command
-from trainmedic import Rejected, envelope
+from tests.support.rank_threads import Crew, Member, command
+from trainmedic import Rejected
 from trainmedic.errors import NotAgreed
+from trainmedic.wire import envelope
 
 
 def statuses(crew: Crew, sent: envelope.Command) -> dict[int | None, str]:
@@ -285,9 +286,9 @@ class Stuck:
 def test_a_store_that_never_answers_holds_the_loop_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The training thread does not touch it. It gives up after a bounded time, for good."""
     for module in (
-        "trainmedic.agreement.courier.GRACE",
-        "trainmedic.agreement.courier.JOIN_PATIENCE",
-        "trainmedic.agreement.share.JOIN_PATIENCE",
+        "trainmedic.ranks.synchronizer.GRACE",
+        "trainmedic.ranks.synchronizer.JOIN_PATIENCE",
+        "trainmedic.ranks.share.JOIN_PATIENCE",
     ):
         monkeypatch.setattr(module, 0.3)
     shared = HashStore()
@@ -360,8 +361,14 @@ def test_when_rank_0_ends_the_others_stop_asking() -> None:
 
 def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 is gone in the middle of a command: `poll` raises NotAgreed after a while, it does not hang."""
-    for name in ("courier.GRACE", "courier.SILENT_AFTER", "courier._BEAT", "courier._BEAT_OF_MANY", "rounds._GRACE"):
-        monkeypatch.setattr(f"trainmedic.agreement.{name}", 0.3)
+    for name in (
+        "synchronizer.GRACE",
+        "synchronizer.SILENT_AFTER",
+        "synchronizer._BEAT",
+        "synchronizer._BEAT_OF_MANY",
+        "rounds._GRACE",
+    ):
+        monkeypatch.setattr(f"trainmedic.ranks.{name}", 0.3)
     caught: list[BaseException] = []
 
     with Crew(2, every=1, patience=0.3) as crew:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from tests.contract.run_store_values import closed, event
 from trainmedic_server import errors, ports
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from tests.contract.run_store_values import closed, event
 
 
 class Counter:

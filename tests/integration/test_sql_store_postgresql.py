@@ -14,15 +14,15 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from tests.contract import run_store_values as values
+from tests.contract.run_store_values import at, closed, event, run
+from tests.support.postgres import PASSWORD, PostgresServer
 from trainmedic_server import errors, ports
 from trainmedic_server.adapters.sql_store import postgresql, revision, schema
 from trainmedic_server.adapters.sql_store.history import page_statement
 from trainmedic_server.adapters.sql_store.postgresql import Session
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.sql_store.turn import Turn
-from tests.contract import run_store_values as values
-from tests.contract.run_store_values import at, closed, event, run
-from tests.postgres import PASSWORD, PostgresServer
 
 SLOW = timedelta(seconds=60)
 """So long that no machine is too busy."""

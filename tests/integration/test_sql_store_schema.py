@@ -17,13 +17,14 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from tests.contract import run_store_values as values
+from tests.contract.run_store_values import at, closed, heard, run
+from tests.support.programs import PYTHON_PATH
 from trainmedic_server import errors, ports
 from trainmedic_server.adapters.sql_store import database, revision, schema
 from trainmedic_server.adapters.sql_store.history import page_statement
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Order, OrderKind
-from tests.contract import run_store_values as values
-from tests.contract.run_store_values import at, closed, heard, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +103,7 @@ def test_a_start_with_nothing_to_migrate_does_not_import_alembic(url: str, migra
         f"asyncio.run(SqlStore.open({url!r}).close())\n"
         "assert 'alembic' not in sys.modules\n"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.live import Job, Server, delivery, resolved
-from tests.postgres import PostgresServer
-from tests.programs import eventually
-from tests.several import QUICK, member, works
+from tests.support.live import Job, Server, delivery, resolved
+from tests.support.postgres import PostgresServer
+from tests.support.programs import eventually
+from tests.support.server_group import QUICK, member, works
 
 PLAYBOOK = """
 playbook: slow-down

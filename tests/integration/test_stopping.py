@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.test_store_outages import PLAYBOOK, locked
-from tests.live import Job, Server, delivery
-from tests.programs import eventually
+from tests.support.live import Job, Server, delivery
+from tests.support.programs import eventually
 
 
 def test_the_server_stops_with_streams_open_and_runs_in_flight_while_redis_is_down(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RedisServer
-from tests.live import Job, Server, delivery
-from tests.programs import eventually
+from tests.support.live import Job, Server, delivery
+from tests.support.programs import eventually
 
 PLAYBOOK = """
 playbook: slow-down

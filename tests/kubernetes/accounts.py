@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
-from trainmedic_server.ports.cluster import Resource
 from tests.kubernetes.api_server import ApiServer, Rule
 from tests.kubernetes.world import SERVICE_ACCOUNTS, World
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
+from trainmedic_server.ports.cluster import Resource
 
 RBAC = "rbac.authorization.k8s.io/v1"
 CLUSTER_ROLES = Resource(RBAC, "clusterroles", "ClusterRole", is_namespaced=False)

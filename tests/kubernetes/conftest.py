@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 from tests.helm import charts
 from tests.kubernetes import accounts
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 
 REAL = os.environ.get("TRAINMEDIC_TEST_KUBECONFIG")
 

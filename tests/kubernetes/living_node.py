@@ -1,6 +1,6 @@
 """A node with pods and its kubelet, in a thread of their own, for tests that drain it with a real server.
 
-Here: the node, and what the stand-in saw of a drain. Not here: the server (``tests.live``), the trouble.
+Here: the node, and what the stand-in saw of a drain. Not here: the server (``tests.support.live``), the trouble.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import asyncio
 import threading
 from pathlib import Path
 
-from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
-from trainmedic_server.ports.cluster import Ref
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import Kubelet, World
+from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
+from trainmedic_server.ports.cluster import Ref
 
 
 class LivingNode:

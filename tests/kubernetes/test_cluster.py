@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kubernetes.api_server import ApiServer, Fault, Rule
+from tests.kubernetes.world import World
 from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 from trainmedic_server.errors import (
     ClusterRefused,
@@ -20,8 +22,6 @@ from trainmedic_server.errors import (
     ObjectMissing,
 )
 from trainmedic_server.ports.cluster import NODES, PODS, Ref
-from tests.kubernetes.api_server import ApiServer, Fault, Rule
-from tests.kubernetes.world import World
 
 
 async def test_an_object_is_read_as_it_was_made(world: World) -> None:

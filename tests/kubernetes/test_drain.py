@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from tests.kubernetes.api_server import ApiServer, Fault, Rule
+from tests.kubernetes.world import Kubelet, World
+from trainmedic.wire import envelope
 from trainmedic_server import ports, telemetry
 from trainmedic_server.actions.kubernetes.drain import Drain, DrainParams, sort
 from trainmedic_server.actions.kubernetes.nodes import Cordon, Uncordon
@@ -19,9 +22,6 @@ from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.cluster import Ref
-from tests.kubernetes.api_server import ApiServer, Fault, Rule
-from tests.kubernetes.world import Kubelet, World
-from trainmedic import envelope
 
 RUN = "0198a000-0000-7000-8000-000000000001"
 

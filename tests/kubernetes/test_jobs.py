@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.kubernetes.api_server import ApiServer, Fault
+from tests.kubernetes.world import IMAGE, MANAGED_BY, World
 from trainmedic_server.actions.kubernetes.jobs import CreateJob
 from trainmedic_server.errors import ObjectExists, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.cluster import JOBS, Ref
-from tests.kubernetes.api_server import ApiServer, Fault
-from tests.kubernetes.world import IMAGE, MANAGED_BY, World
 
 MANIFEST: dict[str, Any] = {
     "metadata": {"name": "health", "labels": {"app": "health"}},

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.kubernetes.api_server import ApiServer, Fault, Rule
+from tests.kubernetes.world import World
 from trainmedic_server.actions.kubernetes import base
 from trainmedic_server.actions.kubernetes.nodes import Cordon, Label, Taint, Uncordon
 from trainmedic_server.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.cluster import NODES, Ref
-from tests.kubernetes.api_server import ApiServer, Fault, Rule
-from tests.kubernetes.world import World
 
 RUN, OTHER = "0198a000-0000-7000-8000-000000000001", "0198a000-0000-7000-8000-000000000002"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.world import World
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.kubernetes_whereabouts import Whereabouts
 from trainmedic_server.ports.cluster import Ref
-from tests.kubernetes.api_server import ApiServer
-from tests.kubernetes.world import World
 
 
 @pytest.fixture

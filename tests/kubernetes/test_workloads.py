@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.kubernetes.api_server import ApiServer, Fault
+from tests.kubernetes.world import IMAGE, World
 from trainmedic_server.actions.kubernetes.kinds import KNOWN
 from trainmedic_server.actions.kubernetes.workloads import DeletePod, Restart, Resume, Scale, Suspend
 from trainmedic_server.errors import ObjectMissing, PermanentFailure
 from trainmedic_server.ports.cluster import DEPLOYMENTS, JOBS, PODS, Ref, Resource
-from tests.kubernetes.api_server import ApiServer, Fault
-from tests.kubernetes.world import IMAGE, World
 
 RUN, OTHER = "0198a000-0000-7000-8000-000000000001", "0198a000-0000-7000-8000-000000000002"
 _POD = {"spec": {"containers": [{"name": "main", "image": IMAGE}]}}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+from trainmedic.wire.envelope import new_id
 from trainmedic_server import ports
 from trainmedic_server.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster, path_of
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -24,7 +25,6 @@ from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.errors import ActionFailure, ObjectExists, ObjectMissing
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref, Resource
-from trainmedic.envelope import new_id
 
 NAMESPACES = Resource("v1", "namespaces", "Namespace", is_namespaced=False)
 SERVICE_ACCOUNTS = Resource("v1", "serviceaccounts", "ServiceAccount")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.programs import ROOT, inherited
+from tests.support.programs import PYTHON_PATH, inherited
 
 
 @pytest.mark.parametrize("package", ["trainmedic", "trainmedic_server.ports"])
@@ -21,6 +21,6 @@ assert not hasattr(package, "no_such_name")
 """
     subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        env={**inherited(), "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"},
+        env={**inherited(), "PYTHONPATH": PYTHON_PATH},
         check=True,
     )

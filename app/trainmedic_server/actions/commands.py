@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from trainmedic.wire import envelope
 from trainmedic_server import ports
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic import envelope
 
 WAITED_OUT = timedelta(seconds=1)
 """The bus waits this long beyond the deadline for replies; when it returns later than that, some are missing."""

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, cast
 
 from pydantic import AwareDatetime, BaseModel, Field, model_validator
 
+from trainmedic.wire import envelope
 from trainmedic_server import ports
 from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible, NoParams
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import Kind
-from trainmedic import envelope
 
 _SLOW = timedelta(minutes=10)  # reading or writing a checkpoint of a large model takes minutes
 

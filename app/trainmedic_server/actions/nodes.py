@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from trainmedic.wire import envelope
 from trainmedic_server import ports
 from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams, id_at
 from trainmedic_server.domain.target import Kind
-from trainmedic import envelope
 
 LEASE = timedelta(minutes=5)
 """How long a power cap outlives the last word from the server. Long enough for a restart of the server or of

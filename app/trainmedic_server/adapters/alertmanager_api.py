@@ -17,7 +17,13 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
 from trainmedic_server.domain.alert import Identity
-from trainmedic_server.errors import ActionFailure, ConfigurationError, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import (
+    ActionFailure,
+    ConfigurationError,
+    OutcomeUnknown,
+    PermanentFailure,
+    TemporaryFailure,
+)
 from trainmedic_server.ports import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)

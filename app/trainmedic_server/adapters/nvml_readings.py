@@ -1,4 +1,4 @@
-"""What NVML is asked about one GPU, and how its answers become the fields of a `trainmedic_server.ports.gpus.GpuReading`.
+"""What NVML is asked about one GPU, and how its answers become the fields of a `GpuReading` (``ports.gpus``).
 
 Each question stands alone, so that one that fails takes no other down. Called by ``nvml_gpus``, which opens
 NVML and translates its errors.

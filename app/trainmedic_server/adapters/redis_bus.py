@@ -18,6 +18,8 @@ from datetime import timedelta
 
 from redis.asyncio import Redis
 
+from trainmedic.wire import envelope
+from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.redis_connection import ANSWER_SECONDS, FAULTS, Outage, open_client, unavailable
 from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, Inbox, LateReply
@@ -25,8 +27,6 @@ from trainmedic_server.adapters.redis_outbox import Outbox, Outgoing
 from trainmedic_server.adapters.redis_presence import Directory, ranks_of
 from trainmedic_server.adapters.redis_replies import Replies, Waiter
 from trainmedic_server.ports import Clock, Presence
-from trainmedic import envelope
-from trainmedic.envelope import Command, Reply
 
 GRACE = timedelta(seconds=1)
 """How long after a command has expired its replies are still waited for (the port's promise)."""

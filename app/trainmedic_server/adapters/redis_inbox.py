@@ -13,12 +13,12 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, Outage
 from trainmedic_server.adapters.redis_outbox import GROUP
 from trainmedic_server.adapters.redis_replies import Replies
 from trainmedic_server.ports import Clock
-from trainmedic import envelope
 
 log = telemetry.logger(__name__)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, Outage, backoff
 from trainmedic_server.ports import Clock
-from trainmedic import envelope
 
 log = telemetry.logger(__name__)
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from trainmedic.envelope import EXPIRED, Reply
+from trainmedic.wire.envelope import EXPIRED, Reply
 
 GRACE = timedelta(minutes=5)
 """How long after the start a reply that nobody waits for yet is kept: recovery asks for it again."""

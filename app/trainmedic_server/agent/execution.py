@@ -12,15 +12,24 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from trainmedic.job.command import plain
+from trainmedic.wire import envelope
 from trainmedic_server.agent.journal import Entry, Journal
 from trainmedic_server.agent.lanes import Pending
-from trainmedic_server.agent.orders import NOTHING_TO_UNDO, Abandoning, Failed, Hand, Interrupted, Order, Rejected, Unsupported
+from trainmedic_server.agent.orders import (
+    NOTHING_TO_UNDO,
+    Abandoning,
+    Failed,
+    Hand,
+    Interrupted,
+    Order,
+    Rejected,
+    Unsupported,
+)
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.replies import Replies
 from trainmedic_server.agent.tally import Tally
 from trainmedic_server.errors import JournalUnavailable, NotCarriedOut
-from trainmedic import envelope
-from trainmedic.commands import plain
 
 log = logging.getLogger(__name__)
 

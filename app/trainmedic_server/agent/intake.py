@@ -17,6 +17,10 @@ from typing import Any
 
 import redis
 
+from trainmedic.job.receiver import LARGEST_COMMAND
+from trainmedic.wire import envelope
+from trainmedic.wire.connection import Link
+from trainmedic.wire.stream_reader import Follower
 from trainmedic_server.agent.execution import Execution
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.lanes import Lane, Pending
@@ -26,10 +30,6 @@ from trainmedic_server.agent.replies import Replies
 from trainmedic_server.agent.tally import Tally
 from trainmedic_server.catalog.problems import did_you_mean
 from trainmedic_server.errors import JournalUnavailable
-from trainmedic import envelope
-from trainmedic.following import Follower
-from trainmedic.link import Link
-from trainmedic.reader import LARGEST_COMMAND
 
 log = logging.getLogger(__name__)
 

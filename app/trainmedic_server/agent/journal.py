@@ -28,9 +28,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from trainmedic.wire import envelope
 from trainmedic_server.agent.reserve import Reserve
 from trainmedic_server.errors import ConfigurationError, JournalUnavailable
-from trainmedic import envelope
 
 T = TypeVar("T")
 

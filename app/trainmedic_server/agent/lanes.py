@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from trainmedic.wire import envelope
 from trainmedic_server.agent.orders import Keeper
 from trainmedic_server.agent.tally import Tally
-from trainmedic import envelope
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from trainmedic.wire.envelope import Command
 from trainmedic_server.errors import Failed, Interrupted, Rejected, Unsupported
-from trainmedic.envelope import Command
 
 __all__ = ["Abandoning", "Failed", "Hand", "Interrupted", "Keeper", "Order", "Rejected", "Unsupported"]
 

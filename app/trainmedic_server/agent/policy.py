@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from trainmedic.wire import envelope
 from trainmedic_server.agent import forms
 from trainmedic_server.agent.disk import reading
 from trainmedic_server.agent.disk.rules import Cleaning
@@ -29,7 +30,6 @@ from trainmedic_server.catalog import yaml_text
 from trainmedic_server.catalog.problems import did_you_mean, shown
 from trainmedic_server.domain import duration
 from trainmedic_server.errors import ConfigurationError
-from trainmedic import envelope
 
 READING = frozenset({"node.facts"})
 """Actions that change nothing."""

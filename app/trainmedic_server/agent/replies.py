@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from trainmedic.wire import envelope
+from trainmedic.wire.connection import Link
+from trainmedic.wire.memory import Memory
+from trainmedic.wire.writer import Outgoing, Writer
 from trainmedic_server.agent.journal import Entry, Journal
 from trainmedic_server.agent.tally import Tally
 from trainmedic_server.errors import JournalUnavailable
-from trainmedic import envelope
-from trainmedic.link import Link
-from trainmedic.memory import Memory
-from trainmedic.writer import Outgoing, Writer
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from trainmedic.wire import envelope
+from trainmedic.wire.connection import Link, Outage
 from trainmedic_server import __version__
 from trainmedic_server.agent.execution import Execution
 from trainmedic_server.agent.intake import Intake
@@ -27,8 +29,6 @@ from trainmedic_server.agent.policy import Policy, allowed
 from trainmedic_server.agent.replies import Replies
 from trainmedic_server.agent.tally import Tally
 from trainmedic_server.errors import JournalUnavailable
-from trainmedic import envelope
-from trainmedic.link import Link, Outage
 
 log = logging.getLogger(__name__)
 

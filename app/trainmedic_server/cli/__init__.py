@@ -37,14 +37,19 @@ class _Entry:
 _COMMANDS: Mapping[str, _Entry] = {
     "serve": _Entry("trainmedic_server.cli.serve:serve", "Start the server."),
     "agent": _Entry(
-        "trainmedic_server.cli.agent:agent", "Run the agent of a node, check what it would do, or give back what it holds."
+        "trainmedic_server.cli.agent:agent",
+        "Run the agent of a node, check what it would do, or give back what it holds.",
     ),
-    "status": _Entry("trainmedic_server.cli.operations:status", "Show whether the server is well, and what it is doing."),
+    "status": _Entry(
+        "trainmedic_server.cli.operations:status", "Show whether the server is well, and what it is doing."
+    ),
     "history": _Entry("trainmedic_server.cli.history:history", "Show what was done, and why."),
     "runs": _Entry("trainmedic_server.cli.runs:runs", "Approve, reject, cancel or undo a run."),
     "pause": _Entry("trainmedic_server.cli.operations:pause", "Stop new repairs; undo still runs."),
     "resume": _Entry("trainmedic_server.cli.operations:resume", "Allow new repairs again."),
-    "playbook": _Entry("trainmedic_server.cli.playbook:playbook", "Check, explain and test playbooks, without a server."),
+    "playbook": _Entry(
+        "trainmedic_server.cli.playbook:playbook", "Check, explain and test playbooks, without a server."
+    ),
     "completion": _Entry("trainmedic_server.cli.completion:completion", "Print the completion script of a shell."),
 }
 

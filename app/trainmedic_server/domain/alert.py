@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from trainmedic.envelope import write_time
+from trainmedic.wire.envelope import write_time
 
 
 class AlertStatus(StrEnum):

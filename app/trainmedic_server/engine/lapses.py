@@ -38,7 +38,18 @@ from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, OrderKind, Run, Status, UndoStatus
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.locks import TargetLocks
-from trainmedic_server.ports import AlertSource, Book, Clock, Hold, Leased, Limits, Placed, Renewal, RunStore, Transaction
+from trainmedic_server.ports import (
+    AlertSource,
+    Book,
+    Clock,
+    Hold,
+    Leased,
+    Limits,
+    Placed,
+    Renewal,
+    RunStore,
+    Transaction,
+)
 
 HEARD_OUT = timedelta(minutes=5)
 """Alertmanager's group_interval: after so long it has sent again what it could not deliver."""

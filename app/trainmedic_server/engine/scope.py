@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from trainmedic.wire.envelope import write_time
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.domain.target import Target
 from trainmedic_server.ports import Book, Scope
-from trainmedic.envelope import write_time
 
 
 class Deferred(Mapping[str, Any]):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
@@ -25,7 +26,6 @@ from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.sweeper import Sweeper
 from trainmedic_server.engine.workers import Workers
 from trainmedic_server.ports import Actions, AlertSource, Catalog, Clock, Limits, RunStore, Transaction
-from trainmedic import envelope
 
 HEARTBEAT = timedelta(seconds=10)
 """How often the server notes that it is alive; a restart's downtime is known to within this."""

@@ -12,8 +12,26 @@ from datetime import timedelta
 from typing import Any
 
 from trainmedic_server import errors
-from trainmedic_server.domain.playbook import APPROVAL, ActionStep, ApproveStep, Question, UndoTrigger, WaitStep, step_id
-from trainmedic_server.domain.run import Attempt, Decision, OrderKind, Run, Status, StepState, StepStatus, Undo, UndoStatus
+from trainmedic_server.domain.playbook import (
+    APPROVAL,
+    ActionStep,
+    ApproveStep,
+    Question,
+    UndoTrigger,
+    WaitStep,
+    step_id,
+)
+from trainmedic_server.domain.run import (
+    Attempt,
+    Decision,
+    OrderKind,
+    Run,
+    Status,
+    StepState,
+    StepStatus,
+    Undo,
+    UndoStatus,
+)
 from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Outcome
 from trainmedic_server.ports import Action, Book, Step
 

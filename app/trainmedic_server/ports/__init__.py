@@ -28,9 +28,26 @@ if TYPE_CHECKING:
     )
     from trainmedic_server.ports.cluster import Cluster
     from trainmedic_server.ports.limits import Limits
-    from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, HttpReply, Notifier, Pods, Presence
+    from trainmedic_server.ports.outside import (
+        AlertSource,
+        Clock,
+        CommandBus,
+        HttpCaller,
+        HttpReply,
+        Notifier,
+        Pods,
+        Presence,
+    )
     from trainmedic_server.ports.playbooks import Book, Catalog, Match, Scope, Step
-    from trainmedic_server.ports.store import GuardFacts, History, HistoryFilter, LinkedRun, RunRecord, RunStore, Transaction
+    from trainmedic_server.ports.store import (
+        GuardFacts,
+        History,
+        HistoryFilter,
+        LinkedRun,
+        RunRecord,
+        RunStore,
+        Transaction,
+    )
 
 __all__ = [
     "Action",

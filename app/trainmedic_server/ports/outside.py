@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.whereabouts import Pod
-from trainmedic.envelope import Command, Reply
 
 
 class Clock(Protocol):

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from trainmedic.wire.envelope import new_id
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
@@ -32,7 +33,6 @@ from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import Bodies, parse_json
 from trainmedic_server.server.engine import Engine
 from trainmedic_server.server.tokens import Role
-from trainmedic.envelope import new_id
 
 # Bodies from this size on are read in a thread: they take tens of milliseconds, most of which is
 # Python, and in a thread the loop goes on between the interpreter's switches.

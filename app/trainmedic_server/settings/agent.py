@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from trainmedic import settings as sdk
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings import options
 from trainmedic_server.settings.options import Option
-from trainmedic import settings as sdk
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")

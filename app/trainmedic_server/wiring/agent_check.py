@@ -20,6 +20,8 @@ from typing import Any
 
 import redis
 
+from trainmedic.wire import envelope
+from trainmedic.wire.connection import open_client
 from trainmedic_server import __version__
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
@@ -34,8 +36,6 @@ from trainmedic_server.agent.privileges import Privileges
 from trainmedic_server.domain import duration
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings.agent import AgentSettings
-from trainmedic import envelope
-from trainmedic.link import open_client
 
 _ASK_AS = "run the check as the agent's user, or give the agent's service what is missing"
 

@@ -17,7 +17,7 @@ import transformers
 from trainmedic.client import Medic, connect
 from trainmedic.huggingface.callback import Callback
 from trainmedic.huggingface.loop import Loop
-from trainmedic.restarts import Limits
+from trainmedic.recovery.restarts import Limits
 
 __all__ = ["Callback", "Limits", "protect", "run_by", "train"]
 

@@ -15,12 +15,12 @@ from typing import Any, Callable, Mapping
 from transformers import TrainerCallback
 
 from trainmedic.client import Medic, connect
-from trainmedic.commands import JobCommand
-from trainmedic.desk import NOTHING_TO_UNDO
 from trainmedic.errors import Rejected
 from trainmedic.huggingface import saved
 from trainmedic.huggingface.health import Health
 from trainmedic.huggingface.loop import Loop
+from trainmedic.job.command import JobCommand
+from trainmedic.job.queue import NOTHING_TO_UNDO
 from trainmedic.torch.live import HUNG, NEEDS_RESTART, Live, harmless, join
 
 _NEEDS_HELP = f"{NEEDS_RESTART}; see trainmedic.huggingface.train and trainmedic.huggingface.protect"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainmedic.client import Medic
-from trainmedic.progress import CHECKPOINT, EVALUATION, Window
+from trainmedic.job.progress import CHECKPOINT, EVALUATION, Window
 
 
 class Health:

@@ -1,7 +1,7 @@
 """A Trainer whose training loop is restarted: by commands, and after a crash.
 
 Here is what a restart means for the Trainer: which checkpoint, which of its arguments change, which batches are
-left out. When to restart is `trainmedic.restarts`'s business. Who calls it: the `callback` for commands, and
+left out. When to restart is `trainmedic.recovery.restarts`'s business. Who calls it: the `callback` for commands, and
 ``trainmedic.huggingface`` to train.
 """
 
@@ -13,16 +13,16 @@ from typing import Any, Callable, Mapping
 
 from transformers.trainer_utils import get_last_checkpoint
 
-from trainmedic.budget import Budget
-from trainmedic.changes import check_workers
-from trainmedic.checkpoints import Found, choose
 from trainmedic.client import Medic
-from trainmedic.commands import JobCommand
 from trainmedic.errors import Rejected
 from trainmedic.huggingface import saved
 from trainmedic.huggingface.skipping import LeftOut
-from trainmedic.parameters import DataloaderWorkers, Rollback, ScaleBatch
-from trainmedic.restarts import Limits, Restart, Restarts, agreed
+from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import DataloaderWorkers, Rollback, ScaleBatch
+from trainmedic.recovery.changes import check_workers
+from trainmedic.recovery.checkpoints import Found, choose
+from trainmedic.recovery.restarts import Limits, Restart, Restarts, agreed
+from trainmedic.recovery.rollback_budget import Budget
 
 log = logging.getLogger("trainmedic")
 

@@ -4,7 +4,7 @@ A checkpoint is a directory ``checkpoint-<step>`` in the Trainer's output direct
 everything that a resumption reads is there and whole; the Trainer's last file is ``trainer_state.json``. The
 mark that this package leaves in it (`note`) tells besides what was changed in the run.
 
-Not here: which checkpoint a rollback means (``trainmedic.checkpoints``). Who calls it: ``restarts``, and
+Not here: which checkpoint a rollback means (``trainmedic.recovery.checkpoints``). Who calls it: ``restarts``, and
 ``callback`` when the Trainer has saved.
 """
 
@@ -18,9 +18,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from trainmedic import checkpoints
-from trainmedic.checkpoints import Found
 from trainmedic.errors import Rejected
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.checkpoints import Found
 
 _NAME = re.compile(r"checkpoint-(\d{1,18})\Z")
 _STATE = "trainer_state.json"

@@ -16,7 +16,7 @@ from trainmedic.client import Medic, connect
 from trainmedic.lightning.callback import Callback
 from trainmedic.lightning.loop import Loop
 from trainmedic.lightning.replay import Replay
-from trainmedic.restarts import Limits
+from trainmedic.recovery.restarts import Limits
 
 __all__ = ["Callback", "Limits", "fit"]
 

@@ -15,16 +15,16 @@ from typing import Any, Mapping
 
 import torch
 
-from trainmedic.changes import whole
 from trainmedic.client import Medic, connect
-from trainmedic.commands import JobCommand
-from trainmedic.desk import NOTHING_TO_UNDO
 from trainmedic.errors import Rejected
+from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import Accumulate, Stop
+from trainmedic.job.progress import CHECKPOINT, EVALUATION, Window
+from trainmedic.job.queue import NOTHING_TO_UNDO
 from trainmedic.lightning import saved
 from trainmedic.lightning.frameworks import LightningCallback
 from trainmedic.lightning.loop import Loop, directory_of
-from trainmedic.parameters import Accumulate, Stop
-from trainmedic.progress import CHECKPOINT, EVALUATION, Window
+from trainmedic.recovery.changes import whole
 from trainmedic.torch import randomness
 from trainmedic.torch.live import HUNG, NEEDS_RESTART, Live, harmless, join
 

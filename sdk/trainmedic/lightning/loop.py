@@ -1,7 +1,7 @@
 """A Lightning fit that is restarted: by a rollback, and after a crash.
 
 Here is what a restart means for Lightning: ``trainer.fit`` once more, from another checkpoint. When to restart is
-`trainmedic.restarts`'s business. Who calls it: the `callback` for commands, ``trainmedic.lightning`` to train.
+`trainmedic.recovery.restarts`'s business. Who calls it: the `callback` for commands, ``trainmedic.lightning`` to train.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import logging
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-from trainmedic.budget import Budget
-from trainmedic.checkpoints import Found, choose, newest_first
 from trainmedic.client import Medic
-from trainmedic.commands import JobCommand
 from trainmedic.errors import Rejected
+from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import Rollback
 from trainmedic.lightning import saved
 from trainmedic.lightning.replay import Replay
-from trainmedic.parameters import Rollback
-from trainmedic.restarts import Limits, Restart, Restarts, agreed
+from trainmedic.recovery.checkpoints import Found, choose, newest_first
+from trainmedic.recovery.restarts import Limits, Restart, Restarts, agreed
+from trainmedic.recovery.rollback_budget import Budget
 
 log = logging.getLogger("trainmedic")
 

@@ -2,7 +2,7 @@
 
 They are files, or directories where each rank writes its part, in the directories of the Trainer's
 ``ModelCheckpoint`` callbacks. Their step is in their name, as ``step=<n>``, or is read from the file. Not here:
-which one a rollback means (``trainmedic.checkpoints``). Who calls it: `loop`.
+which one a rollback means (``trainmedic.recovery.checkpoints``). Who calls it: `loop`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Iterable
 
 import torch
 
-from trainmedic.checkpoints import Found
+from trainmedic.recovery.checkpoints import Found
 
 SUFFIX = ".ckpt"
 _STEP = re.compile(r"step=(\d{1,18})")

@@ -14,7 +14,7 @@
 Needs torch, which the package ``trainmedic`` itself does not.
 """
 
-from trainmedic.interrupt import SIGNAL as INTERRUPT_SIGNAL
+from trainmedic.job.interrupt import SIGNAL as INTERRUPT_SIGNAL
 from trainmedic.torch.attaching import attach
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.own_checkpoints import OwnCheckpoints

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, TypeVar
 
 from trainmedic.errors import NotAgreed, TrainmedicError
-from trainmedic.group import Group, ranks_named
+from trainmedic.job.group import Group, ranks_named
 
 Result = TypeVar("Result")
 

@@ -11,10 +11,10 @@ from typing import Any, Mapping
 import torch
 
 from trainmedic import distributed
-from trainmedic.budget import LIMIT, Budget
-from trainmedic.changes import Changes
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
+from trainmedic.recovery.changes import Changes
+from trainmedic.recovery.rollback_budget import LIMIT, Budget
 from trainmedic.torch.feeds import REREAD
 from trainmedic.torch.handlers import Handlers
 from trainmedic.torch.joint import Contents, JointDirectory, JointStorage, Whole

@@ -12,7 +12,7 @@ from typing import Any, Iterator
 import torch
 
 from trainmedic.errors import Unsupported
-from trainmedic.interrupt import fetch
+from trainmedic.job.interrupt import fetch
 from trainmedic.torch import randomness
 from trainmedic.torch.order import LeftOut, Place
 

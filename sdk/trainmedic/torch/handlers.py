@@ -14,19 +14,11 @@ from typing import Any, Mapping
 
 import torch
 
-from trainmedic.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, check_workers, whole
 from trainmedic.client import Medic
-from trainmedic.commands import JobCommand
 from trainmedic.errors import Rejected
-from trainmedic.parameters import (
-    Accumulate,
-    DataloaderWorkers,
-    Pause,
-    Rollback,
-    ScaleBatch,
-    ScaleLr,
-    Stop,
-)
+from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, ScaleLr, Stop
+from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, check_workers, whole
 from trainmedic.torch.agreeing import together
 from trainmedic.torch.learning_rate import output as rates
 from trainmedic.torch.run import Run

@@ -19,14 +19,15 @@ from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import torch
 
-from trainmedic import checkpoints, envelope
-from trainmedic.checkpoints import Found
 from trainmedic.errors import NotAgreed, TrainmedicError
-from trainmedic.group import Group
+from trainmedic.job.group import Group
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.checkpoints import Found
 from trainmedic.torch.agreeing import Apart, together
 from trainmedic.torch.order import for_other_ranks
 from trainmedic.torch.parts import Parts
 from trainmedic.torch.storage import TRAINING, Directory, HalfLoaded, Storage, Unusable, read_file, write_file
+from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 

@@ -16,12 +16,12 @@ from typing import Any, Callable, Mapping, TypeVar
 import torch
 
 from trainmedic import distributed
-from trainmedic.changes import LEARNING_RATE, Changes
 from trainmedic.client import Medic
-from trainmedic.commands import JobCommand
-from trainmedic.parameters import ACTIONS, ScaleLr
-from trainmedic.parameters import Pause as PauseParameters
-from trainmedic.pausing import Pause
+from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import ACTIONS, ScaleLr
+from trainmedic.job.parameters import Pause as PauseParameters
+from trainmedic.recovery.changes import LEARNING_RATE, Changes
+from trainmedic.recovery.pausing import Pause
 from trainmedic.torch.learning_rate import LearningRate, output
 
 log = logging.getLogger("trainmedic")

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from trainmedic.errors import Rejected
-from trainmedic.interrupt import fetch
+from trainmedic.job.interrupt import fetch
 from trainmedic.torch import randomness
 from trainmedic.torch.feeds import NOT_REPLAYED, REPLAYED, Feed
 from trainmedic.torch.order import Order, Place

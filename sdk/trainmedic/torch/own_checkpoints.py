@@ -11,11 +11,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
-from trainmedic import checkpoints, envelope
-from trainmedic.checkpoints import Found
 from trainmedic.errors import Rejected
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.checkpoints import Found
 from trainmedic.torch.parts import Parts
 from trainmedic.torch.storage import PartLoaded, Unusable
+from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 
@@ -32,7 +33,7 @@ class OwnCheckpoints:
     knows its step only, and goes on with the data that come. Where it raises, the next older one is tried; where
     none can be loaded the training ends, for it may be half loaded, unless it was `trainmedic.Rejected` that was
     raised each time, which says that nothing was changed. ``found()`` lists what is there as
-    `trainmedic.checkpoints.Found`, whose ``path`` is whatever ``load`` knows it by. ``directory`` is for small
+    `trainmedic.recovery.checkpoints.Found`, whose ``path`` is whatever ``load`` knows it by. ``directory`` is for small
     files about the run: the rollback budget, what commands have changed. Nothing is ever deleted or renamed.
     """
 

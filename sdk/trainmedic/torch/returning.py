@@ -11,14 +11,14 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from trainmedic import checkpoints
-from trainmedic.budget import Spent
-from trainmedic.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, whole
-from trainmedic.checkpoints import Found
 from trainmedic.errors import NotAgreed, Refusal
-from trainmedic.group import Group
-from trainmedic.parameters import Rollback
-from trainmedic.progress import number
+from trainmedic.job.group import Group
+from trainmedic.job.parameters import Rollback
+from trainmedic.job.progress import number
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, whole
+from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.rollback_budget import Spent
 from trainmedic.torch import randomness
 from trainmedic.torch.agreeing import faults, first_line
 from trainmedic.torch.feeds import Feed

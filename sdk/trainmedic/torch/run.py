@@ -20,15 +20,15 @@ import time
 from types import TracebackType
 from typing import Any, Iterator, Mapping
 
-from trainmedic.budget import Budget
-from trainmedic.changes import Changes
-from trainmedic.checkpoints import Found
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError, Interrupted, Refusal
-from trainmedic.interrupt import Interrupter
-from trainmedic.parameters import Rollback
-from trainmedic.pausing import Pause
-from trainmedic.progress import CHECKPOINT, number
+from trainmedic.job.interrupt import Interrupter
+from trainmedic.job.parameters import Rollback
+from trainmedic.job.progress import CHECKPOINT, number
+from trainmedic.recovery.changes import Changes
+from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.pausing import Pause
+from trainmedic.recovery.rollback_budget import Budget
 from trainmedic.torch import randomness
 from trainmedic.torch.feeds import Feed
 from trainmedic.torch.learning_rate import LearningRate

@@ -5,7 +5,7 @@ somebody has changed there goes on, changed, as theirs: their last rate proves n
 the rate of a step by its number, and that is asked here. MultiplicativeLR and ChainedScheduler do not; of them
 only a change since their last step is seen.
 
-Not here: changing a rate (``learning_rate``), how far two of them are apart (``trainmedic.progress``).
+Not here: changing a rate (``learning_rate``), how far two of them are apart (``trainmedic.job.progress``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Sequence
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
-from trainmedic.progress import deviation
+from trainmedic.job.progress import deviation
 
 _AGREE = 1e-3
 _IN_A_ROW = 3

@@ -25,10 +25,11 @@ from typing import Any, Mapping, Protocol, Sequence
 
 import torch
 
-from trainmedic import checkpoints, envelope
-from trainmedic.checkpoints import Found
 from trainmedic.errors import TrainmedicError
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.checkpoints import Found
 from trainmedic.torch.parts import Parts
+from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ROOT
+from tests.support.programs import PYTHON_PATH, ROOT
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
 
@@ -45,7 +45,7 @@ def in_namespace(base: Path, script: str) -> Any:
     done = subprocess.run(
         [*UNSHARE, sys.executable, "-c", SCRIPT + script, base],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'app'}:{ROOT / 'sdk'}"},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
         capture_output=True,
         text=True,
         check=False,

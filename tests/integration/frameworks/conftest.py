@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import trainmedic
-from tests.commanding import Commander, Sent
+from tests.support.command_sender import Commander, Sent
 
 os.environ.update(TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", OMP_NUM_THREADS="1")
 

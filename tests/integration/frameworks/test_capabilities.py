@@ -7,8 +7,8 @@ from pathlib import Path
 
 import trainmedic
 from tests.integration.frameworks.hf import Script, make_trainer
-from tests.live import Server, delivery
-from tests.programs import eventually
+from tests.support.live import Server, delivery
+from tests.support.programs import eventually
 from trainmedic import huggingface
 
 PLAYBOOK = """

@@ -9,8 +9,8 @@ import pytest
 
 import trainmedic
 import trainmedic.lightning
-from tests.commanding import Sent
 from tests.integration.frameworks import hf, line
+from tests.support.command_sender import Sent
 from trainmedic import huggingface
 
 QUICK = huggingface.Limits(retries=2, delay=0.0, rollbacks=1)

@@ -13,10 +13,11 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 import trainmedic
-from tests.commanding import Commander, Sent
 from tests.integration.frameworks.hf import Script, Windows, make_trainer
-from trainmedic import envelope, huggingface
+from tests.support.command_sender import Commander, Sent
+from trainmedic import huggingface
 from trainmedic.huggingface.loop import split
+from trainmedic.wire import envelope
 
 QUICK = huggingface.Limits(retries=2, delay=0.0)
 

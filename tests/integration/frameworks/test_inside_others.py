@@ -20,9 +20,9 @@ import pytest
 from transformers import Trainer
 
 import trainmedic
-from tests.commanding import Commander, Sent
 from tests.integration.frameworks.hf import Script, make_trainer
-from tests.programs import ROOT
+from tests.support.command_sender import Commander, Sent
+from tests.support.programs import ROOT
 from trainmedic import huggingface
 
 PLUGIN = ROOT / "sdk" / "trainmedic" / "huggingface" / "ms_swift.py"

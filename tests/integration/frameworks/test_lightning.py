@@ -12,8 +12,8 @@ import torch
 
 import trainmedic
 import trainmedic.lightning
-from tests.commanding import Commander, Sent
 from tests.integration.frameworks.line import Line, Points, Script, loader, make_trainer
+from tests.support.command_sender import Commander, Sent
 from trainmedic.lightning import saved
 
 QUICK = trainmedic.lightning.Limits(retries=2, delay=0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.commanding import Commander
 from tests.conftest import RedisServer
-from tests.programs import ROOT, Program, eventually
-from trainmedic import envelope
+from tests.support.command_sender import Commander
+from tests.support.programs import PYTHON_PATH, Program, eventually
+from trainmedic.wire import envelope
 
 RANKS = 2
 PROGRAM = Path(__file__).with_name("ranks.py")
@@ -40,7 +39,7 @@ def stories(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory)
         shared_redis.start()
     directory = tmp_path_factory.mktemp("ranks")
     environment = {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}",
+        "PYTHONPATH": PYTHON_PATH,
         "TRAINMEDIC_REDIS_URL": shared_redis.url,
         "OMP_NUM_THREADS": "1",
     }

@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 
 import trainmedic
 import trainmedic.lightning
-from tests.commanding import Sent
 from tests.integration.frameworks import hf, line
+from tests.support.command_sender import Sent
 from trainmedic import huggingface
 
 QUICK = huggingface.Limits(retries=1, delay=0.0)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import trainmedic
-from tests.commanding import Commander
 from tests.integration.plain_torch.training import Training
+from tests.support.command_sender import Commander
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 
 import trainmedic
 import trainmedic.torch
-from tests.commanding import Commander
 from tests.integration.plain_torch.training import SAMPLES, Augmented, Training
-from tests.programs import eventually
-from trainmedic import envelope
+from tests.support.command_sender import Commander
+from tests.support.programs import eventually
 from trainmedic.errors import ConfigurationError
-from trainmedic.progress import LOOK_EVERY
+from trainmedic.job.progress import LOOK_EVERY
+from trainmedic.wire import envelope
 
 Begin = Callable[..., Training]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.commanding import Commander
-from tests.programs import ROOT, Program, eventually
+from tests.support.command_sender import Commander
+from tests.support.programs import PYTHON_PATH, Program, eventually
 
 JOB = Path(__file__).with_name("hanging_job.py")
 
@@ -18,7 +17,7 @@ JOB = Path(__file__).with_name("hanging_job.py")
 def hanging(commander: Commander, directory: Path, *ways: str) -> Iterator[Program]:
     """The job, which ends by itself when its hangs are over."""
     argv = [sys.executable, JOB, commander.url, directory, *ways]
-    with Program(argv, directory / "job.log", {"PYTHONPATH": f"{ROOT / 'app'}{os.pathsep}{ROOT / 'sdk'}{os.pathsep}{ROOT}"}) as job:
+    with Program(argv, directory / "job.log", {"PYTHONPATH": PYTHON_PATH}) as job:
         yield job
         assert job.process.wait(timeout=30) == 0, job.tail()
 

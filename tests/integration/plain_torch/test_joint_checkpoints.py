@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.crew import Crew, Member
-from trainmedic import checkpoints
-from trainmedic.checkpoints import Found
+from tests.support.rank_threads import Crew, Member
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.checkpoints import Found
 from trainmedic.torch.agreeing import Apart
 from trainmedic.torch.joint import JointDirectory, JointStorage, Whole
 from trainmedic.torch.own_checkpoints import OwnCheckpoints

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.rank_processes import Job, ask, command, until_present
+from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_bus import RedisBus
-from tests.ranks import Job, ask, command, until_present
-from trainmedic import envelope
 
 PROGRAM = Path(__file__).with_name("ranks_training.py")
 RANKS = 2

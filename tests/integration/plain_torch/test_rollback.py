@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import trainmedic
 import trainmedic.torch
-from tests.commanding import Commander
 from tests.integration.plain_torch.training import Augmented, Training, same
-from trainmedic import checkpoints
-from trainmedic.checkpoints import Found
+from tests.support.command_sender import Commander
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.checkpoints import Found
 
 Begin = Callable[..., Training]
 

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import trainmedic
 import trainmedic.torch
-from tests.commanding import Commander
 from tests.integration.plain_torch.training import Training, same
-from trainmedic.checkpoints import Found
+from tests.support.command_sender import Commander
+from trainmedic.recovery.checkpoints import Found
 
 Begin = Callable[..., Training]
 

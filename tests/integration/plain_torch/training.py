@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import trainmedic
 import trainmedic.torch
-from tests.commanding import Commander
-from trainmedic.envelope import Reply
+from tests.support.command_sender import Commander
+from trainmedic.wire.envelope import Reply
 
 SAMPLES, BATCH = 50, 4
 

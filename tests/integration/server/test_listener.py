@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.api_world import World, payload
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.server import listener
 from trainmedic_server.server.listener import serve
-from tests.serving import World, payload
 
 
 async def test_a_taken_port_is_a_configuration_error() -> None:

@@ -18,9 +18,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.support.api_world import START, Address, World
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.ports import Presence
-from tests.serving import START, Address, World
 
 CHECKS = [
     not_a_server_error,

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from tests.support.api_world import Address, World, payload
 from trainmedic_server.domain.run import Run
 from trainmedic_server.ports import HistoryFilter
 from trainmedic_server.server import listener
 from trainmedic_server.server.limits import ServerLimits
-from tests.serving import Address, World, payload
 
 
 @contextlib.asynccontextmanager

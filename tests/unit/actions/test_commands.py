@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from trainmedic.wire import envelope
+from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server import ports
 from trainmedic_server.actions import jobs, nodes
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.errors import BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic import envelope
-from trainmedic.envelope import Command, Reply
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 STARTED = NOW - timedelta(minutes=3)

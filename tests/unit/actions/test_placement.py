@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.unit.actions.test_commands import FixedClock, NoHttp
+from trainmedic.wire import envelope
+from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server import ports
 from trainmedic_server.actions import nodes, placement, registry
 from trainmedic_server.actions.nodes import Facts, PowerLimit
@@ -23,9 +26,6 @@ from trainmedic_server.errors import (
     PlaybookError,
     TemporaryFailure,
 )
-from tests.unit.actions.test_commands import FixedClock, NoHttp
-from trainmedic import envelope
-from trainmedic.envelope import Command, Reply
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 JOB = Target(Kind.JOB, job="llm-1")

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from tests.unit.actions.test_commands import NoHttp
+from tests.unit.actions.test_placement import NOW, AgentsBus, call, placed
 from trainmedic_server import ports
 from trainmedic_server.actions.nodes import Facts, PowerLimit
 from trainmedic_server.domain.whereabouts import Pod
 from trainmedic_server.errors import ActionFailure, PermanentFailure, TemporaryFailure
-from tests.unit.actions.test_commands import NoHttp
-from tests.unit.actions.test_placement import NOW, AgentsBus, call, placed
 
 
 class Cluster:

@@ -11,14 +11,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.driver import driver as standin
+from tests.driver.driver import Card, Driver, cards
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent import exporter as exporters
 from trainmedic_server.agent.exporter import AgentCollector, Exporter
 from trainmedic_server.agent.power.holds import Baseline, GpuPower, Hold
 from trainmedic_server.agent.tally import Tally
 from trainmedic_server.errors import ConfigurationError
-from tests.driver import driver as standin
-from tests.driver.driver import Card, Driver, cards
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 NAME = "NVIDIA H100 80GB HBM3"

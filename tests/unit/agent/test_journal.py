@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from trainmedic.wire import envelope
 from trainmedic_server.agent import journal as journals
 from trainmedic_server.agent.journal import Entry, Journal
 from trainmedic_server.agent.reserve import PIECE, PIECES
 from trainmedic_server.errors import ConfigurationError, JournalUnavailable
-from trainmedic import envelope
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 

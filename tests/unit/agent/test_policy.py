@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.agent.test_journal import command
 from trainmedic_server.agent.policy import Policy, load, parse
 from trainmedic_server.errors import ConfigurationError
-from tests.unit.agent.test_journal import command
 
 WHOLE = """\
 allow: [gpu.power_limit, disk.clean]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.unit.catalog.actions import PLAYBOOK, alert, book_of
 from trainmedic_server import errors, ports
 from trainmedic_server.domain.target import Kind, Target, Unresolved
-from tests.unit.catalog.actions import PLAYBOOK, alert, book_of
 
 SCOPE: dict[str, Any] = {"labels": {"n": "7", "word": "x"}, "steps": {}, "run": {"id": "r1"}}
 

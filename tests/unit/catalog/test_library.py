@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.catalog.actions import PLAYBOOK, TestActions, config_map, library
 from trainmedic_server import errors, ports, telemetry
 from trainmedic_server.catalog.library import Library
-from tests.unit.catalog.actions import PLAYBOOK, TestActions, config_map, library
 
 
 def named(name: str) -> str:

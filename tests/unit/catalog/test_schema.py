@@ -5,9 +5,9 @@ from __future__ import annotations
 import jsonschema_rs
 import pytest
 
+from tests.unit.catalog.actions import PLAYBOOK, TestActions
 from trainmedic_server.catalog import yaml_text
 from trainmedic_server.catalog.schema import json_schema
-from tests.unit.catalog.actions import PLAYBOOK, TestActions
 
 
 @pytest.mark.parametrize(

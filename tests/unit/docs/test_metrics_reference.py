@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.driver.driver import Driver
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.tally import Tally
 from trainmedic_server.ports.gpus import THROTTLE_REASONS
-from tests.driver.driver import Driver
 
 REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
 

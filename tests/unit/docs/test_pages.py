@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests import pages
+from tests.support import doc_pages
 
 PAGE = """# A page
 
@@ -27,7 +27,7 @@ free text
 
 def test_blocks_are_found_with_their_words_and_lines() -> None:
     """Indented ones too, without the indent; one without a kind is an illustration."""
-    found = pages.blocks(PAGE)
+    found = doc_pages.blocks(PAGE)
     assert [(block.kind, block.words, block.line) for block in found] == [
         ("console", ("exit=1",), 3),
         ("yaml", ("file=a.yaml",), 12),
@@ -39,7 +39,7 @@ def test_blocks_are_found_with_their_words_and_lines() -> None:
 
 def test_commands_keep_their_output() -> None:
     """A backslash joins lines; empty lines are no output."""
-    first, second = pages.commands(pages.blocks(PAGE)[0].body)
+    first, second = doc_pages.commands(doc_pages.blocks(PAGE)[0].body)
     assert (first.text, first.shown) == ("first \\\n  --long", ("one … three",))
     assert (second.text, second.shown) == ("second", ())
 
@@ -47,7 +47,7 @@ def test_commands_keep_their_output() -> None:
 def test_what_is_shown_must_be_printed_in_order() -> None:
     """An ellipsis stands for anything, and the width of gaps does not count."""
     printed = "zero\none two  three\nfour\n"
-    assert pages.is_shown(("one … three", "…", "four"), printed)
-    assert pages.is_shown(("one two three",), printed)
-    assert not pages.is_shown(("four", "one … three"), printed)
-    assert not pages.is_shown(("one",), printed)
+    assert doc_pages.is_shown(("one … three", "…", "four"), printed)
+    assert doc_pages.is_shown(("one two three",), printed)
+    assert not doc_pages.is_shown(("four", "one … three"), printed)
+    assert not doc_pages.is_shown(("one",), printed)

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from hypothesis import strategies as st
 
+from tests.unit.engine.world import Scripted, World
 from trainmedic_server import errors, ports
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.domain.alert import Alert, Identity
@@ -26,7 +27,6 @@ from trainmedic_server.domain.run import OrderKind, UndoStatus
 from trainmedic_server.domain.target import Target
 from trainmedic_server.ports import Call
 from trainmedic_server.rehearsal import virtual_time
-from tests.unit.engine.world import Scripted, World
 
 ALERTS = ("Hot", "Slow")
 PLACES = (("n1", "0"), ("n1", "1"), ("n2", "0"))

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 
-from trainmedic_server import errors
-from trainmedic_server.domain.run import Decision, Status
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
-from trainmedic.envelope import Reply
+from trainmedic.wire.envelope import Reply
+from trainmedic_server import errors
+from trainmedic_server.domain.run import Decision, Status
 
 MakeWorld = Callable[..., World]
 

@@ -14,13 +14,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.engine.histories import History, Life, histories, live, world_of
+from tests.unit.engine.world import World
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.engine import steps
 from trainmedic_server.ports import RunRecord
 from trainmedic_server.rehearsal import virtual_time
-from tests.unit.engine.histories import History, Life, histories, live, world_of
-from tests.unit.engine.world import World
 
 MANY = settings(deadline=None, max_examples=int(os.environ.get("HISTORIES", "60")))
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from trainmedic_server import errors
-from trainmedic_server.domain.run import Decision, OrderKind, Status
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
+from trainmedic_server import errors
+from trainmedic_server.domain.run import Decision, OrderKind, Status
 
 MakeWorld = Callable[..., World]
 

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.unit.engine.books import CAP
+from tests.unit.engine.world import World
 from trainmedic_server import ports
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.domain.run import Decision, Run, Status
-from tests.unit.engine.books import CAP
-from tests.unit.engine.world import World
 
 MakeWorld = Callable[..., World]
 T = TypeVar("T")

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.unit.engine.test_lost_playbooks import lose
+from tests.unit.engine.world import Cap, Source, World
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import OrderKind, Status, UndoStatus
 from trainmedic_server.ports import Hold, Renewal
-from tests.unit.engine.test_lost_playbooks import lose
-from tests.unit.engine.world import Cap, Source, World
 
 MakeWorld = Callable[..., World]
 

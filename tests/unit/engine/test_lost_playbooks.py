@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainmedic_server import errors
-from trainmedic_server.domain.run import OrderKind, Status, StepStatus, UndoStatus
-from trainmedic_server.ports import Book
 from tests.unit.engine.books import CAP, catalog_of
 from tests.unit.engine.test_runs import RETRYING, TWO_STAGES
 from tests.unit.engine.world import World
+from trainmedic_server import errors
+from trainmedic_server.domain.run import OrderKind, Status, StepStatus, UndoStatus
+from trainmedic_server.ports import Book
 
 MakeWorld = Callable[..., World]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tests.unit.engine.world import Amount, Scripted, World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Status, StepStatus, UndoStatus
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.ports import Call, Inverse
-from tests.unit.engine.world import Amount, Scripted, World
 
 MakeWorld = Callable[..., World]
 

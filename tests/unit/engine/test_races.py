@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.unit.engine.books import CAP
+from tests.unit.engine.test_runs import RETRYING
+from tests.unit.engine.world import Source, World
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.engine.workers import Workers
-from tests.unit.engine.books import CAP
-from tests.unit.engine.test_runs import RETRYING
-from tests.unit.engine.world import Source, World
 
 MakeWorld = Callable[..., World]
 

@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 
-from trainmedic_server import errors
-from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus
-from trainmedic_server.ports import Book, Transaction
 from tests.unit.engine.books import CAP, catalog_of
 from tests.unit.engine.test_runs import RETRYING, TWO_STAGES
 from tests.unit.engine.world import Source, World
+from trainmedic_server import errors
+from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus
+from trainmedic_server.ports import Book, Transaction
 
 MakeWorld = Callable[..., World]
 

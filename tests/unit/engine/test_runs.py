@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server import errors
-from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus, UndoStatus
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
+from trainmedic_server import errors
+from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus, UndoStatus
 
 MakeWorld = Callable[..., World]
 

@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from trainmedic_server import errors
-from trainmedic_server.domain.run import OrderKind, Status, UndoStatus
 from tests.unit.engine.books import CAP
 from tests.unit.engine.test_runs import RETRYING
 from tests.unit.engine.world import World
+from trainmedic_server import errors
+from trainmedic_server.domain.run import OrderKind, Status, UndoStatus
 
 MakeWorld = Callable[..., World]
 

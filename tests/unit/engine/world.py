@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from tests.unit.engine.books import catalog_of
 from trainmedic_server import errors, ports, telemetry
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.domain.admission import Admission
@@ -24,7 +25,6 @@ from trainmedic_server.domain.target import Kind
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports import Call, Inverse, Limits, Services
 from trainmedic_server.rehearsal.virtual_time import VirtualClock
-from tests.unit.engine.books import catalog_of
 
 
 class Amount(BaseModel):

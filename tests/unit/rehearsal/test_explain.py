@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.rehearsal.actions import PLAYBOOK, RehearsedActions
 from trainmedic_server import errors
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.playbook import Mode
@@ -17,7 +18,6 @@ from trainmedic_server.domain.run import Decision
 from trainmedic_server.ports import Limits
 from trainmedic_server.rehearsal import check, explain, report
 from trainmedic_server.rehearsal.explain import Explanation, Verdict
-from tests.unit.rehearsal.actions import PLAYBOOK, RehearsedActions
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -8,9 +8,9 @@ from textwrap import indent
 
 import pytest
 
+from tests.unit.rehearsal.actions import PLAYBOOK, RehearsedActions
 from trainmedic_server.rehearsal import report, suite
 from trainmedic_server.rehearsal.suite import FileResult
-from tests.unit.rehearsal.actions import PLAYBOOK, RehearsedActions
 
 HOT = "{labels: {alertname: Hot, node: n1, runbook: r}}"
 Run = Callable[..., FileResult]

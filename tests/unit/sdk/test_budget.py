@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic.budget import FILE, Budget
 from trainmedic.errors import Rejected
+from trainmedic.recovery.rollback_budget import FILE, Budget
 
 
 def test_rollbacks_to_the_same_root_are_limited(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic.changes import ACCUMULATION, FILE, LEARNING_RATE, Changes, check_workers, whole
 from trainmedic.errors import Rejected
+from trainmedic.recovery.changes import ACCUMULATION, FILE, LEARNING_RATE, Changes, check_workers, whole
 
 
 def scaled(changes: Changes, command_id: str, factor: float, undo_of: str | None = None) -> float:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic import checkpoints
-from trainmedic.checkpoints import Found
 from trainmedic.errors import Rejected
-from trainmedic.parameters import Rollback
+from trainmedic.job.parameters import Rollback
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.checkpoints import Found
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from trainmedic import envelope
-from trainmedic.commands import JobCommand, plain
-from trainmedic.memory import Known
+from trainmedic.job.command import JobCommand, plain
+from trainmedic.wire import envelope
+from trainmedic.wire.memory import Known
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import trainmedic
-from trainmedic import devices
+from trainmedic.job import devices
 
 
 def torch_with(*held: int, initialized: bool = True) -> Any:

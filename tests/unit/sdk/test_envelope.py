@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmedic import envelope
-from trainmedic.envelope import Command, EnvelopeError, Reply
+from trainmedic.wire import envelope
+from trainmedic.wire.envelope import Command, EnvelopeError, Reply
 
 TIMES = st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(9000, 1, 1), timezones=st.just(UTC))
 IDS = st.text("0123456789abcdef-", min_size=1, max_size=128)

@@ -7,7 +7,7 @@ import logging
 import pytest
 import redis
 
-from trainmedic.link import Away, Outage, open_client
+from trainmedic.wire.connection import Away, Outage, open_client
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import trainmedic
+from trainmedic.job import parameters
 from trainmedic_server.actions import jobs
-from trainmedic import parameters
 
 
 @pytest.mark.parametrize(

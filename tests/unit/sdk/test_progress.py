@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic.progress import LOOK_EVERY, Progress
+from trainmedic.job.progress import LOOK_EVERY, Progress
 
 
 def reported(*reports: dict[str, Any], every: float = 1.0) -> Progress:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import trainmedic
-from trainmedic import envelope
-from trainmedic.checkpoints import Found
-from trainmedic.commands import JobCommand
 from trainmedic.errors import Rejected
-from trainmedic.group import Alone
-from trainmedic.restarts import Limits, Restart, Restarts, agreed
+from trainmedic.job.command import JobCommand
+from trainmedic.job.group import Alone
+from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.restarts import Limits, Restart, Restarts, agreed
+from trainmedic.wire import envelope
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 NEWEST = Path("checkpoint-10")

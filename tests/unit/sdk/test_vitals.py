@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainmedic.metrics import HELP
-from trainmedic.progress import Progress
-from trainmedic.vitals import Vitals, shown
+from trainmedic.job.metrics import HELP
+from trainmedic.job.progress import Progress
+from trainmedic.job.rank_stats import Vitals, shown
 
 
 def samples(ranks: dict[int, dict[str, Any]]) -> dict[tuple[str, ...], float]:

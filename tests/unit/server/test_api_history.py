@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.api_world import START, World, alert, payload
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Attempt, Decision, Run, Status, StepState, StepStatus, Undo
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.ports import RunRecord
 from trainmedic_server.server.payload import delivery
-from tests.serving import START, World, alert, payload
 
 ITEM = ["run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "mode", "status", "decision"]
 ITEM += ["action_taken", "success", "message", "duration_ms"]

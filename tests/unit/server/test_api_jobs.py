@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.api_world import START, World
 from trainmedic_server.domain.whereabouts import Pod
 from trainmedic_server.ports import Presence
 from trainmedic_server.server.jobs import JobView, Picture
-from tests.serving import START, World
 
 A, B = "GPU-aaaa0000-0000-0000-0000-000000000000", "GPU-bbbb0000-0000-0000-0000-000000000000"
 AGENT = Presence("n1", START, {"gpus": [{"uuid": A, "index": 0, "pods": ["u1"]}, {"uuid": B, "pods": ["u2"]}]})

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.api_world import START, Problem, World, payload
 from trainmedic_server import __version__, errors
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.ports import Presence
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.tokens import Role, Token
-from tests.serving import START, Problem, World, payload
 
 OPERATOR = {"authorization": "Bearer op"}
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.api_world import World, alert, logged, payload
 from trainmedic_server import errors
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.schemas import WebhookReply
 from trainmedic_server.server.tokens import Role, Token
-from tests.serving import World, alert, logged, payload
 
 
 async def post(world: World, body: Any, **headers: str) -> Any:

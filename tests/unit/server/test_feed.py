@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from tests.support.api_world import MemoryHistory
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import Saturated, StoreUnavailable
 from trainmedic_server.server import feed as feeds
 from trainmedic_server.server.feed import Feed
 from trainmedic_server.telemetry import Metrics
-from tests.serving import MemoryHistory
 
 
 def make(history: MemoryHistory, listeners: int = 5) -> Feed:

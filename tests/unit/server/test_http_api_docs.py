@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
+from tests.support.api_world import World
 from trainmedic_server.server.schemas import WebhookReply
 from trainmedic_server.server.tokens import parse
-from tests.serving import World
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/http-api.md").read_text()
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from trainmedic.wire import envelope
 from trainmedic_server import ports
 from trainmedic_server.actions.kubernetes.base import node_of
 from trainmedic_server.errors import BusUnavailable
-from trainmedic import envelope
 
 ACTION = "job.checkpoint"
 

@@ -10,7 +10,15 @@ from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_server import ports
 from trainmedic_server.actions.kubernetes import notes
-from trainmedic_server.actions.kubernetes.base import EVENTS, GONE, ClusterAction, ClusterParams, Permission, because, node_of
+from trainmedic_server.actions.kubernetes.base import (
+    EVENTS,
+    GONE,
+    ClusterAction,
+    ClusterParams,
+    Permission,
+    because,
+    node_of,
+)
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.cluster import NODES, Object, Ref

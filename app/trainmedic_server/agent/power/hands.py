@@ -13,12 +13,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from trainmedic.wire import envelope
 from trainmedic_server.agent import orders
 from trainmedic_server.agent.power.control import PowerControl, Settled
 from trainmedic_server.agent.power.holds import LAPSED
-from trainmedic_server.errors import Failed, GpuAbsent, GpuError, NoPermission, NotCarriedOut, NotSupported, Rejected, Unsupported
+from trainmedic_server.errors import (
+    Failed,
+    GpuAbsent,
+    GpuError,
+    NoPermission,
+    NotCarriedOut,
+    NotSupported,
+    Rejected,
+    Unsupported,
+)
 from trainmedic_server.ports.gpus import PowerLimits, in_watts
-from trainmedic import envelope
 
 log = logging.getLogger(__name__)
 

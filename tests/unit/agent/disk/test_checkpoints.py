@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, filled_by, left, put
 from trainmedic_server.agent.disk import checkpoints
 from trainmedic_server.agent.disk.cleaner import Cleaner
 from trainmedic_server.agent.disk.space import Measure
 from trainmedic_server.agent.disk.walk import DELETING
-from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, filled_by, left, put
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.agent.disk.trees import DAY, NEVER, aged, checkpoint, clean, cleaner, filled_by, left, names, put
 from trainmedic_server.agent.disk.pace import Time
 from trainmedic_server.agent.disk.space import Space
-from tests.unit.agent.disk.trees import DAY, NEVER, aged, checkpoint, clean, cleaner, filled_by, left, names, put
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.unit.agent.disk.trees import cleaner, names, put
+from trainmedic.wire import envelope
 from trainmedic_server.agent.disk import pace
 from trainmedic_server.agent.disk.hand import DiskClean
 from trainmedic_server.agent.disk.pace import Time
 from trainmedic_server.agent.orders import Order, Rejected
-from tests.unit.agent.disk.trees import cleaner, names, put
-from trainmedic import envelope
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.agent.disk.trees import NEVER, clean, cleaner, left, put
 from trainmedic_server.agent.disk import kernel
 from trainmedic_server.agent.disk.holders import Holders
 from trainmedic_server.agent.disk.pace import Pace, Time
 from trainmedic_server.agent.disk.reasons import Reason
-from tests.unit.agent.disk.trees import NEVER, clean, cleaner, left, put
 
 FIRST = 0xEFFFFFFC
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.disk.holders import Holders
 from tests.unit.agent.disk.trees import clean, cleaner, left, put
+from trainmedic_server.agent.disk.holders import Holders
 
 RULE = {"globs": "*.log", "do": "truncate", "min_age": "0s"}
 WRITER = """

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.driver import driver as standin
+from tests.driver.driver import Driver, cards
+from trainmedic.wire.envelope import Command
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.facts.gpu import presence
 from trainmedic_server.agent.facts.hand import NodeFacts
 from trainmedic_server.agent.orders import Order
-from tests.driver import driver as standin
-from tests.driver.driver import Driver, cards
-from trainmedic.envelope import Command
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 

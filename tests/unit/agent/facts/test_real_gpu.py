@@ -6,10 +6,10 @@ import ast
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent.facts.gpu import all_facts
 from benchmarks import real_gpu
 from tests.driver.driver import Driver, cards
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent.facts.gpu import all_facts
 
 PRINTED = f"""
 <gpu id="00000000:18:00.0">

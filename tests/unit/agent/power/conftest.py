@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.driver.driver import Driver
+from trainmedic.wire import envelope
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent import orders
 from trainmedic_server.agent.journal import Journal
@@ -17,8 +19,6 @@ from trainmedic_server.agent.policy import Power
 from trainmedic_server.agent.power.control import PowerControl
 from trainmedic_server.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
 from trainmedic_server.agent.power.ledger import PowerLedger
-from tests.driver.driver import Driver
-from trainmedic import envelope
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 

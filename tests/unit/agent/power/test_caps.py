@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from trainmedic_server.agent.policy import Power
-from trainmedic_server.errors import Failed, JournalUnavailable, Rejected, Unsupported
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, cards
 from tests.unit.agent.power.conftest import Node
+from trainmedic_server.agent.policy import Power
+from trainmedic_server.errors import Failed, JournalUnavailable, Rejected, Unsupported
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 

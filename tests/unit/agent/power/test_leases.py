@@ -7,12 +7,12 @@ from datetime import timedelta
 
 import pytest
 
-from trainmedic_server.agent.policy import Power
-from trainmedic_server.agent.power.hands import RenewLease
-from trainmedic_server.errors import Rejected
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, cards
 from tests.unit.agent.power.conftest import Node
+from trainmedic_server.agent.policy import Power
+from trainmedic_server.agent.power.hands import RenewLease
+from trainmedic_server.errors import Rejected
 
 FIRST = cards(1)[0].uuid
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from trainmedic import checkpoints, envelope
-from trainmedic.checkpoints import COMPLETE, PINNED, Found
 from trainmedic.errors import ConfigurationError
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.checkpoints import COMPLETE, PINNED, Found
 from trainmedic.torch import Directory, OwnCheckpoints
 from trainmedic.torch.parts import Parts
 from trainmedic.torch.storage import RUN, TRAINING, Unusable
+from trainmedic.wire import envelope
 
 WHY = {"why": "a test"}
 

@@ -1,0 +1,117 @@
+"""The optional Prometheus endpoint of a job. Everything it shows is worked out when it is asked.
+
+Not here: what was reported and what follows from it (``progress``), the figures of the ranks (``vitals``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Iterator, Mapping
+
+from trainmedic.errors import ConfigurationError
+from trainmedic.job.progress import WINDOWS, Progress
+from trainmedic.job.rank_stats import Sample, shown
+
+try:
+    import prometheus_client
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector, CollectorRegistry
+except ImportError:  # the extra "metrics" is not installed
+    prometheus_client = None  # type: ignore[assignment]
+    Collector = object  # type: ignore[assignment,misc]
+
+Ranks = Callable[[], Mapping[int, Mapping[str, Any]]]
+"""The figures of every rank that is known, by its number: see `trainmedic.Medic.stats`."""
+
+HELP = {
+    "training_loss": "Loss of the last reported step.",
+    "training_throughput_samples_per_second": "Samples per second, over the last few steps.",
+    "gradient_norm": "Norm of the gradient at the last reported step.",
+    "training_learning_rate": "Learning rate at the last reported step.",
+    "training_learning_rate_expected": "What the schedule says, times what Trainmedic has scaled it by.",
+    "training_learning_rate_deviation": "How far the two are apart, as a part of the larger one; 0 to 1.",
+    "training_step": "Number of the last reported step.",
+    "training_steps_total": "Steps reported since the process began.",
+    "training_step_seconds": "Length of a step, over the last few; at least as long as the present one has lasted.",
+    "training_step_median_seconds": "Median length of a step, over the last hundred reports.",
+    "training_stall_seconds": "Time since the last report, without that in windows.",
+    "training_hang_limit_seconds": "From how many seconds on a stall is a hang.",
+    "training_window_open": "Whether the loop is in that kind of window now.",
+    "training_window_seconds_total": "Time in that kind of window.",
+    "training_checkpoint_step": "Step of the newest complete checkpoint.",
+    "training_checkpoint_timestamp_seconds": "When the newest complete checkpoint was, in seconds since 1970.",
+    "training_ranks": "Ranks whose figures are known.",
+    "training_memory_used_bytes": "Memory in use, on the rank that has least left.",
+    "training_memory_limit_bytes": "Memory that this rank can use.",
+    "training_memory_rank": "Number of the rank that has least memory left.",
+    "training_memory_growth_bytes_per_step": "Lasting growth of memory per step, of the rank that grows most.",
+    "training_memory_resident_bytes": "Resident memory of a rank and its children, the largest.",
+    "training_cuda_memory_reserved_bytes": "CUDA memory that PyTorch holds, in use or cached, the largest.",
+    "training_cuda_memory_retries_total": "How often CUDA memory was only found after the cache was emptied.",
+    "training_own_median_seconds": "Time per step that a rank works and does not wait for others, the median.",
+    "training_rank_own_seconds": "The same for each of the slowest ranks.",
+}
+
+
+class Shown(Collector):
+    """What `Endpoint` answers with; ``now`` is the clock, in seconds."""
+
+    def __init__(self, job: str, progress: Progress, ranks: Ranks, now: Callable[[], float]) -> None:
+        self._job = job
+        self._progress = progress
+        self._ranks = ranks
+        self._now = now
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for sample in self._samples():
+            labels = {"job_name": self._job, **sample.labels}
+            family = families.get(sample.name)
+            if family is None:
+                kind = CounterMetricFamily if sample.name.endswith("_total") else GaugeMetricFamily
+                family = kind(sample.name, HELP[sample.name])
+                families[sample.name] = family
+            family.add_sample(sample.name, labels, sample.value)
+        yield from families.values()
+
+    def _samples(self) -> Iterator[Sample]:
+        now, progress = self._now(), self._progress
+        for name, value in progress.values(now).items():
+            yield Sample(name, {}, value)
+        yield Sample("training_steps_total", {}, progress.steps)
+        if progress.step is not None:
+            yield Sample("training_step", {}, progress.step)
+        stall = progress.stall(now)
+        yield Sample("training_stall_seconds", {}, stall.seconds)
+        yield Sample("training_hang_limit_seconds", {}, stall.limit)
+        is_open, seconds = progress.window, progress.seconds_in_windows(now)
+        for window in WINDOWS:
+            yield Sample("training_window_open", {"window": window}, float(window == is_open))
+            yield Sample("training_window_seconds_total", {"window": window}, seconds[window])
+        if progress.checkpoint is not None:
+            step, at = progress.checkpoint
+            yield Sample("training_checkpoint_step", {}, step)
+            yield Sample("training_checkpoint_timestamp_seconds", {}, at)
+        yield from shown(self._ranks())
+
+
+class Endpoint:
+    """``http://host:port/metrics``. Raises ConfigurationError where it cannot be opened."""
+
+    def __init__(self, job: str, progress: Progress, ranks: Ranks, host: str, port: int) -> None:
+        if prometheus_client is None:
+            raise ConfigurationError("metrics_port needs prometheus_client: pip install 'trainmedic[metrics]'")
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Shown(job, progress, ranks, time.perf_counter))
+        # When the process began, by which rules tell a job that was started anew.
+        prometheus_client.ProcessCollector(registry=registry)
+        try:
+            self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(f"metrics cannot be offered at {host}:{port}: {error}") from error
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,118 @@
+"""The vital figures of each rank, and what the job shows of them: the fullest and the slowest rank.
+
+A rank's figures are a flat mapping of numbers, so that they can be sent to rank 0. Who calls it: each
+rank's `trainmedic.Medic.stats`, and ``metrics`` on rank 0 with those of all. Not here: how they get
+there.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+from typing import Any, Iterator, Mapping, NamedTuple
+
+from trainmedic.job import memory_usage
+from trainmedic.job.progress import Progress, number
+
+HOST = "host"
+CUDA = "cuda"
+DEVICE = "device"
+MEMORIES = (HOST, CUDA, DEVICE)
+SLOWEST = 3
+"""So many of the slowest ranks have a series of their own: a job of thousands of ranks has no more."""
+
+
+class Sample(NamedTuple):
+    """One value for Prometheus, without the label ``job_name``."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class Vitals:
+    """Measures one rank. May be asked from several threads."""
+
+    def __init__(self, progress: Progress, node: str) -> None:
+        self._progress = progress
+        self._node = node
+        self._growth = {memory: memory_usage.Growth() for memory in MEMORIES}
+        self._lock = threading.Lock()
+
+    def measure(self, now: float) -> dict[str, Any]:
+        """The figures that are known, by name. ``node`` is the one that is no number."""
+        found: dict[str, Any] = {"node": self._node, "step": self._progress.step}
+        found["own_seconds"] = self._progress.own_seconds_per_step()
+        resident, host = memory_usage.resident_bytes(), memory_usage.host_memory()
+        found["resident"] = resident
+        if host is not None:
+            found[f"{HOST}_used"], found[f"{HOST}_limit"] = host
+        cuda = memory_usage.cuda_memory()
+        if cuda is not None:
+            found[f"{CUDA}_used"], found[f"{CUDA}_limit"] = cuda.allocated, cuda.total
+            found["cuda_reserved"], found["cuda_retries"] = cuda.reserved, cuda.retries
+        device = number(self._progress.memory_bytes)
+        found[f"{DEVICE}_used"] = None if device is None or math.isnan(device) else device
+        sizes = {HOST: resident, CUDA: cuda.allocated if cuda else None, DEVICE: found[f"{DEVICE}_used"]}
+        with self._lock:
+            for memory, size in sizes.items():
+                if size is not None:
+                    self._growth[memory].note(self._progress.steps, size, now)
+                    found[f"{memory}_growth"] = self._growth[memory].per_step()
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def shown(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
+    """What the job shows of its ranks' figures."""
+    yield Sample("training_ranks", {}, len(ranks))
+    for memory in MEMORIES:
+        yield from _memory(ranks, memory)
+    yield from _pace(ranks)
+
+
+def _memory(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iterator[Sample]:
+    """Of the rank with the least memory left, and the fastest growth of any."""
+    labels = {"memory": memory}
+    known = {rank: used for rank, figures in ranks.items() if (used := _figure(figures, f"{memory}_used")) is not None}
+    if known:
+        fullest = max(known, key=lambda rank: known[rank] / (_figure(ranks[rank], f"{memory}_limit") or 1.0))
+        yield Sample("training_memory_used_bytes", labels, known[fullest])
+        limit = _figure(ranks[fullest], f"{memory}_limit")
+        if limit is not None:
+            yield Sample("training_memory_limit_bytes", labels, limit)
+        yield Sample("training_memory_rank", labels, fullest)
+    grown = [growth for figures in ranks.values() if (growth := _figure(figures, f"{memory}_growth")) is not None]
+    if grown:
+        yield Sample("training_memory_growth_bytes_per_step", labels, max(grown))
+    for name, most in (("resident", HOST), ("cuda_reserved", CUDA), ("cuda_retries", CUDA)):
+        found = [figure for figures in ranks.values() if (figure := _figure(figures, name)) is not None]
+        if most == memory and found:
+            yield Sample(_TOTALS[name], {}, sum(found) if name == "cuda_retries" else max(found))
+
+
+_TOTALS = {
+    "resident": "training_memory_resident_bytes",
+    "cuda_reserved": "training_cuda_memory_reserved_bytes",
+    "cuda_retries": "training_cuda_memory_retries_total",
+}
+
+
+def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
+    """How long the ranks work on a step: the median of them, and the slowest few by name."""
+    own = {rank: seconds for rank, figures in ranks.items() if (seconds := _figure(figures, "own_seconds")) is not None}
+    if not own:
+        return
+    # The lower one of the two in the middle: of two ranks the faster one is what the other is held against.
+    yield Sample("training_own_median_seconds", {}, statistics.median_low(own.values()))
+    for rank in sorted(own, key=lambda rank: -own[rank])[:SLOWEST]:
+        node = str(ranks[rank].get("node", ""))
+        yield Sample("training_rank_own_seconds", {"rank": str(rank), "rank_node": node}, own[rank])
+
+
+def _figure(figures: Mapping[str, Any], name: str) -> float | None:
+    """A number, whatever another rank has sent."""
+    value = figures.get(name)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None

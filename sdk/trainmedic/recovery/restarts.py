@@ -1,0 +1,302 @@
+"""Running a training loop that commands may restart, and that may crash.
+
+A command such as a rollback cannot be carried out inside the loops of some frameworks: the loop has to end,
+and start again from a checkpoint. Its handler hands a `Restart` to `Restarts.ask` and lets the loop end; `run`
+starts it again, and the command is answered ``applied`` when the new loop has done its first step, or
+``failed`` when it does not come up.
+
+A loop that ends by an exception is started again from the newest checkpoint, a limited number of times
+without progress. One that hangs is interrupted when a rollback waits that can help it. Jobs of several ranks
+restart on all of them together, from the same checkpoint (`agreed`); there a crash or a hang is left to the
+launcher, for the other ranks wait in a collective that only the launcher can end.
+
+Not here: how a framework's loop is started (``huggingface``, ``lightning``), and processes that die.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Callable, Mapping, TypeVar
+
+from trainmedic.client import Medic
+from trainmedic.errors import Interrupted, Refusal, Rejected
+from trainmedic.job.command import JobCommand
+from trainmedic.job.group import Alone, Group
+from trainmedic.job.interrupt import Interrupter
+from trainmedic.job.parameters import Rollback
+from trainmedic.job.progress import REPAIR, Window
+from trainmedic.job.queue import utc_now
+from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.rollback_budget import LIMIT
+
+log = logging.getLogger("trainmedic")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start the loop again from `checkpoint`, because of `command`; None for one that follows a crash.
+
+    ``settings`` are changed before, and ``previous`` are their values until now: those of the loop that is
+    known to run. ``output`` goes into the answer.
+    """
+
+    checkpoint: Path
+    command: JobCommand | None = None
+    skip_batches: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    previous: Mapping[str, Any] = field(default_factory=dict)
+    output: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often a loop is restarted.
+
+    ``retries``: how often in a row it may fail without progress, each time after ``delay`` seconds; with several
+    ranks a crash is left to the launcher. ``rollbacks``: how many may go back to the same place, None for any.
+    """
+
+    retries: int = 3
+    delay: float = 10.0
+    rollbacks: int | None = LIMIT
+
+
+def agreed(group: Group, decide: Callable[[], Found], is_there: Callable[[Path], bool]) -> Found:
+    """What `decide` finds on rank 0, on every rank: each might see another state of a shared directory.
+
+    Raises Rejected on every rank where `decide` does, and where one of them does not see the checkpoint.
+    """
+
+    def make() -> Mapping[str, Any]:
+        found = decide()
+        return {"step": found.step, "at": found.at.isoformat(), "path": str(found.path)}
+
+    told = group.choose(make)
+    path = Path(told["path"])
+    seen = group.poll(is_there(path))
+    blind = [str(rank) for rank in range(group.world_size) if not seen.get(rank)]
+    if blind:
+        raise Rejected(f"{path.name} is not there, or not whole, as seen from rank {', '.join(blind)}")
+    return Found(told["step"], datetime.fromisoformat(told["at"]), path)
+
+
+class Restarts:
+    """Of one training. `newest` finds the newest complete checkpoint; `target` the one of a rollback, or it
+    raises Rejected, and is called by another thread too."""
+
+    def __init__(
+        self,
+        medic: Medic,
+        newest: Callable[[], Path | None],
+        target: Callable[[Rollback], Found],
+        limits: Limits,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._medic = medic
+        self._newest = newest
+        self._target = target
+        self._limits = limits
+        self._sleep = sleep
+        self._now = now
+        self._interrupter: Interrupter | None = None
+        self._asked: Restart | None = None
+        self._starting: Restart | None = None
+        self._has_come_up = False
+        self._may_start_again = True
+        self._failures = 0
+        self._furthest = -1
+        self._window: Window | None = None
+
+    # --- in the loop ------------------------------------------------------------------------------------
+
+    @property
+    def is_asked(self) -> bool:
+        """The loop is to end, in order to start again."""
+        return self._asked is not None
+
+    def ask(self, restart: Restart) -> None:
+        """A command is carried out by a restart. The caller sees to it that the loop ends."""
+        assert restart.command is not None
+        if self._asked is not None:
+            restart.command.failed("the training loop is about to restart for another command")
+            return
+        restart.command.later()
+        self._asked = restart
+        self._enter_window()
+
+    def stepped(self, step: int, finish: Callable[[Restart], Mapping[str, Any]]) -> None:
+        """The loop has completed a step. The first time after a restart, its command is answered.
+
+        `finish` is called for that first time, and gives what else goes into the answer.
+        """
+        if step > self._furthest:
+            self._furthest, self._failures = step, 0
+        if self._has_come_up:
+            return
+        self._has_come_up = True
+        self._leave_window()
+        restart = self._starting
+        if restart is not None:
+            output = finish(restart)
+            if restart.command is not None and not restart.command.is_answered:
+                self._medic.step = step
+                restart.command.applied({**restart.output, **output})
+
+    def arm(self) -> None:
+        """The framework goes on until the next step's end: until then it may be interrupted."""
+        if self._interrupter is not None:
+            self._interrupter.arm()
+
+    def disarm(self) -> None:
+        if self._interrupter is not None:
+            self._interrupter.disarm()
+
+    def stop(self) -> None:
+        """The loop is to end for good."""
+        self._may_start_again = False
+        if self._asked is not None:
+            self._fail(self._asked, "the job was told to stop before the training loop could restart")
+            self._asked = None
+        self._leave_window()
+
+    # --- around the loop --------------------------------------------------------------------------------
+
+    def run(self, attempt: Callable[[Restart | None], Result]) -> Result:
+        """Call `attempt` until the loop ends without a restart being asked for; what it returned last.
+
+        Raises what the loop raised, where it is not to be started again.
+        """
+        if self._medic.world_size == 1:
+            self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
+            if self._interrupter.works:
+                self._medic.on_arrival = self._interrupter.look
+        try:
+            while True:
+                self._has_come_up = False
+                try:
+                    result = attempt(self._starting)
+                except Interrupted as interruption:
+                    self._starting = self._after_interruption(interruption)
+                except Exception as error:
+                    self.disarm()
+                    self._starting = self._after(error)
+                else:
+                    self.disarm()
+                    if not self._has_come_up:
+                        self._fail(self._starting, "training ended before the restarted loop completed a step")
+                    if self._asked is None:
+                        return result
+                    self._starting, self._asked = self._asked, None
+        finally:
+            self._leave_window()
+            if self._interrupter is not None:
+                self._medic.on_arrival = None
+                self._interrupter.close()
+                self._interrupter = None
+
+    def together(self) -> Group:
+        """The ranks, between two loops: each of them has ended its own, or is about to."""
+        return self._medic.share.group("restart") if self._medic.share is not None else Alone()
+
+    def _is_worth_interrupting(self) -> bool:
+        """Whether a rollback waits that would be carried out. In another thread."""
+        for command in self._medic.unanswered():
+            if isinstance(command.parameters, Rollback) and not command.is_deferred:
+                try:
+                    self._target(command.parameters)
+                except Refusal:
+                    continue
+                return True
+        return False
+
+    def _after_interruption(self, interruption: Interrupted) -> Restart:
+        """The rollback that the loop was interrupted for, or what a crash would be followed by."""
+        self.disarm()
+        log.error("%s: the training loop hung and was interrupted", self._medic.job)
+        _let_go(interruption)
+        self._medic.commands(self._medic.step or 0)
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return self._after(interruption)
+        if not self._has_come_up:
+            self._fail(self._starting, "the restarted loop hung before it completed a step")
+        return asked
+
+    def _after(self, error: BaseException) -> Restart:
+        """What to start the loop with after it has crashed. Raises `error` where it is not to be started."""
+        reason = f"{type(error).__name__}: {error}"
+        asked, self._asked = self._asked, None
+        self._fail(asked, f"the training loop crashed before it could restart: {reason}")
+        self._failures += 1
+        starting = self._starting if not self._has_come_up else None
+        if not self._may_start_again or self._medic.world_size > 1:
+            self._fail(starting, reason)
+            raise error
+        if starting is not None and self._failures > self._limits.retries:
+            self._fail(starting, f"the training loop did not come up again: {reason}")
+            return self._otherwise(starting, error)
+        if starting is None:
+            starting = self._after_crash(error)
+        _let_go(error)
+        self._wait(starting)
+        return starting
+
+    def _otherwise(self, starting: Restart, error: BaseException) -> Restart:
+        """Where `starting` is given up. Raises `error` where there is nothing else to go on from."""
+        checkpoint, self._failures = self._newest(), 0
+        if starting.settings:
+            log.error("%s: going on with the settings from before", self._medic.job)
+            return Restart(starting.checkpoint, settings=starting.previous)
+        if starting.command is None or checkpoint is None or checkpoint == starting.checkpoint:
+            raise error
+        log.error("%s: going on from %s, for %s cannot be", self._medic.job, checkpoint, starting.checkpoint)
+        return Restart(checkpoint)
+
+    def _after_crash(self, error: BaseException) -> Restart:
+        checkpoint = self._newest()
+        if checkpoint is None or self._failures > self._limits.retries or self._furthest < 0:
+            raise error
+        log.error(
+            "%s: the training loop crashed and starts again from %s, try %d of %d",
+            self._medic.job,
+            checkpoint,
+            self._failures,
+            self._limits.retries,
+            exc_info=error,
+        )
+        return Restart(checkpoint)
+
+    def _wait(self, starting: Restart) -> None:
+        self._enter_window()
+        self._sleep(self._limits.delay)
+        command = starting.command
+        if command is not None and self._now() >= command.expires_at:
+            self._fail(starting, "it expired while the training loop did not come up again")
+
+    def _fail(self, restart: Restart | None, reason: str) -> None:
+        if restart is not None and restart.command is not None and not restart.command.is_answered:
+            restart.command.failed(reason)
+
+    def _enter_window(self) -> None:
+        """From the order to restart to the first step: nobody should call that a hang."""
+        if self._window is None:
+            self._window = self._medic.window(REPAIR).__enter__()
+
+    def _leave_window(self) -> None:
+        if self._window is not None:
+            self._window.__exit__(None, None, None)
+            self._window = None
+
+
+def _let_go(error: BaseException) -> None:
+    """The traceback holds the loop's frames, and they the memory of its tensors."""
+    error.__traceback__ = None
+    gc.collect()

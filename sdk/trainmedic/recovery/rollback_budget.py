@@ -1,0 +1,106 @@
+"""How often a job may go back without getting further.
+
+A rollback that does not help is ordered again, and again. So rollbacks are counted: those that land at or
+before the point from which an earlier one started belong together, and share a root, the earliest checkpoint
+that they went back to. When a checkpoint from beyond that point is gone back to, the trouble is a new one, and
+counting begins anew. After ``limit`` of them the next is rejected, so that the playbook escalates.
+
+The count is kept in a small file beside the checkpoints, so that a restart does not forget it. Not here: which
+checkpoint is meant (``checkpoints``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Mapping
+
+from trainmedic.errors import Rejected
+from trainmedic.recovery.checkpoints import write_durably
+
+log = logging.getLogger("trainmedic")
+
+FILE = ".trainmedic-rollbacks.json"
+LIMIT = 3
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Rollbacks that belong together: to which step the earliest went, from which the furthest came, how many."""
+
+    root_step: int = -1
+    furthest_step: int = -1
+    rollbacks: int = 0
+
+    def after(self, target_step: int, left_step: int) -> Spent:
+        """With one more rollback, from ``left_step`` to ``target_step``."""
+        if self.rollbacks == 0 or target_step > self.furthest_step:
+            return Spent(target_step, left_step, 1)
+        return Spent(min(self.root_step, target_step), max(self.furthest_step, left_step), self.rollbacks + 1)
+
+
+class Budget:
+    """The rollbacks of one job. ``directory`` holds the file; without one, the count ends with the process.
+
+    ``limit`` None allows any number. ``writes`` is for the one rank that keeps the file; the others count along.
+    """
+
+    def __init__(self, directory: Path | None = None, limit: int | None = LIMIT, writes: bool = True) -> None:
+        if limit is not None and limit < 0:
+            raise ValueError(f"a budget of {limit} rollbacks: it is 0 or more, or None for no limit")
+        self.limit = limit
+        self._file = directory / FILE if directory is not None else None
+        self._writes = writes
+        self.spent = _read(self._file)
+
+    def check(self, target_step: int, left_step: int) -> None:
+        """Raises Rejected where one more rollback, to that step, is one too many."""
+        then = self.spent.after(target_step, left_step)
+        if self.limit is not None and then.rollbacks > self.limit:
+            raise Rejected(
+                f"{self.spent.rollbacks} rollbacks since the checkpoint of step {then.root_step} have not brought "
+                f"the training past step {self.spent.furthest_step}; the budget is {self.limit}"
+            )
+
+    def spend(self, target_step: int, left_step: int) -> Mapping[str, Any]:
+        """One was carried out. What goes into the answer: ``rollback_number``, ``rollback_budget``, ``root_step``."""
+        self.spent = self.spent.after(target_step, left_step)
+        self._write()
+        return {
+            "rollback_number": self.spent.rollbacks,
+            "rollback_budget": self.limit,
+            "root_step": self.spent.root_step,
+        }
+
+    def renew(self) -> None:
+        """A person has looked at it: count from nothing."""
+        if self.spent != Spent():
+            self.spent = Spent()
+            self._write()
+
+    def _write(self) -> None:
+        if self._file is None or not self._writes:
+            return
+        try:
+            write_durably(self._file, json.dumps(asdict(self.spent)).encode())
+        except OSError as error:
+            log.warning("%s cannot be written; a restart will forget the rollbacks: %s", self._file, error)
+
+
+def _read(file: Path | None) -> Spent:
+    """What cannot be read counts as nothing: a damaged file must not keep a job from being repaired."""
+    if file is None:
+        return Spent()
+    try:
+        fields = json.loads(file.read_bytes())
+        values = [fields[name] for name in ("root_step", "furthest_step", "rollbacks")]
+        if all(type(value) is int for value in values):
+            return Spent(*values)
+        raise ValueError("its members are not whole numbers")
+    except FileNotFoundError:
+        return Spent()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        log.warning("%s cannot be read; rollbacks are counted anew: %s", file, error)
+        return Spent()

@@ -1,0 +1,339 @@
+"""The API served for tests: on the loopback, before an engine and a history that live in memory.
+
+Here is the one place where tests of the API get their engine from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from trainmedic.wire.envelope import new_id
+from trainmedic_server import errors
+from trainmedic_server.domain.admission import Admission, Admitted
+from trainmedic_server.domain.alert import AlertRecord, Delivery
+from trainmedic_server.domain.playbook import Mode, Playbook
+from trainmedic_server.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status
+from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.ports import HistoryFilter, Presence, RunRecord
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.factory import create_app
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.listener import serve
+from trainmedic_server.telemetry import Metrics, configure_logging
+
+START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+
+
+class Clock:
+    """Stands still."""
+
+    def now(self) -> datetime:
+        return START
+
+    async def sleep_until(self, when: datetime) -> None:
+        raise AssertionError("the API waits for no moment")
+
+
+@dataclass
+class MemoryHistory:
+    """Runs and events, newest last."""
+
+    records: dict[str, RunRecord] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    away: bool = False
+    streams_open: int = 0
+    streams_closed: int = 0
+
+    def append(self, kind: str, run_id: str | None = None, **data: Any) -> Event:
+        event = Event(kind, START, run_id, data=data, seq=len(self.events) + 1)
+        self.events.append(event)
+        return event
+
+    def newest_first(self, wanted: HistoryFilter) -> list[Run]:
+        if self.away:
+            raise errors.StoreUnavailable("no such file: /secret/place.db")
+        return [r.run for r in reversed(self.records.values()) if _is_wanted(r.run, wanted)]
+
+    async def page(self, wanted: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+        runs = self.newest_first(wanted)
+        begin = int(cursor) if cursor else 0
+        following = begin + limit
+        return runs[begin:following], str(following) if following < len(runs) else None
+
+    async def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
+        self.streams_open += 1
+        try:
+            for run in self.newest_first(wanted):
+                yield run
+        finally:
+            self.streams_closed += 1
+
+    async def record(self, run_id: str) -> RunRecord | None:
+        if self.away:
+            raise errors.StoreUnavailable("away")
+        found = self.records.get(run_id)
+        return found and replace(found, events=tuple(e for e in self.events if e.run_id == run_id))
+
+    async def events_after(self, seq: int, limit: int) -> list[Event]:
+        return self.events[seq : seq + limit]
+
+    async def last_seq(self) -> int:
+        return len(self.events)
+
+    async def playbook_counts(self) -> dict[str, dict[str, int]]:
+        return {"cool": {"succeeded": 3}}
+
+
+def _is_wanted(run: Run, wanted: HistoryFilter) -> bool:
+    target = run.target or Target(Kind.CLUSTER)
+    pairs = (
+        (wanted.alertname, run.alert_name),
+        (wanted.playbook, run.playbook),
+        (wanted.status, run.status),
+        (wanted.decision, run.decision),
+        (wanted.node, target.node),
+        (wanted.gpu, target.gpu),
+        (wanted.job, target.job),
+    )
+    in_time = (wanted.since is None or run.created_at >= wanted.since) and (
+        wanted.until is None or run.created_at < wanted.until
+    )
+    return in_time and all(asked is None or asked == has for asked, has in pairs)
+
+
+@dataclass
+class MemoryEngine:
+    """Starts a run for every alert that names a node, and keeps everything in the history."""
+
+    history: MemoryHistory
+    controls: Controls = field(default_factory=Controls)
+    fails_with: Exception | None = None
+    deliveries: list[Delivery] = field(default_factory=list)
+
+    async def admit(self, delivery: Delivery) -> Admission:
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.deliveries.append(delivery)
+        admitted = []
+        for alert in delivery.alerts:
+            node = alert.labels.get("node")
+            if node is None:
+                continue
+            run = Run(
+                id=new_id(),
+                playbook="cool",
+                version="v1",
+                target=Target(Kind.NODE, node=node),
+                mode=Mode.ENFORCE,
+                status=Status.RUNNING,
+                decision=Decision.STARTED,
+                alert=alert.identity,
+                alert_name=alert.name,
+                alert_labels=alert.labels,
+                created_at=delivery.received_at,
+            )
+            record = AlertRecord(alert, delivery.received_at, delivery.received_at)
+            self.history.records[run.id] = RunRecord(run, (record,), ())
+            self.history.append("run_started", run.id, labels=dict(alert.labels))
+            admitted.append(Admitted(run.id, run.playbook, f"node:{node}", run.decision))
+        unmatched = len(delivery.alerts) - len(admitted)
+        return Admission(
+            delivery.id, len(delivery.alerts), tuple(admitted), unmatched=unmatched, truncated=delivery.truncated
+        )
+
+    async def order(self, run_id: str, kind: OrderKind, actor: str, note: str) -> Run:
+        found = self.history.records.get(run_id)
+        if found is None:
+            raise errors.NotFound(f"There is no run {run_id}.")
+        if not found.run.is_open:
+            raise errors.Conflict(f"Run {run_id} is closed.")
+        run = replace(found.run, status=Status.CANCELLED, ended_at=START + timedelta(seconds=2))
+        order = Order(new_id(), run_id, kind, actor, START, note)
+        self.history.records[run_id] = replace(found, run=run, orders=(*found.orders, order))
+        return run
+
+    async def pause(self, actor: str) -> Controls:
+        self.controls = replace(self.controls, paused=True, paused_by=actor, paused_at=START)
+        return self.controls
+
+    async def resume(self, actor: str) -> Controls:
+        self.controls = replace(self.controls, paused=False, paused_by=None, paused_at=None)
+        return self.controls
+
+    async def close_breaker(self, actor: str) -> Controls:
+        self.controls = replace(self.controls, breaker_open=False)
+        return self.controls
+
+
+@dataclass(frozen=True)
+class MemoryBook:
+    spec: Playbook
+    version: str = "v1"
+    text: str = "playbook: cool\n"
+    source: str = "playbooks/cool.yaml"
+
+
+@dataclass(frozen=True)
+class Problem:
+    file: str
+    line: int | None
+    column: int | None
+    message: str
+
+
+_COOL = Playbook.model_validate(
+    {"playbook": "cool", "on": {"alert": "GPUHot"}, "target": "node", "steps": [{"action": "notify"}]}
+)
+
+
+@dataclass
+class MemoryCatalog:
+    books: list[Any] = field(default_factory=lambda: [MemoryBook(_COOL)])
+    problems: list[Problem] = field(default_factory=list)
+
+    def all(self) -> Sequence[Any]:
+        return self.books
+
+    def get(self, name: str) -> Any | None:
+        return next((book for book in self.books if book.spec.name == name), None)
+
+
+@dataclass
+class Dependency:
+    """The run store and the bus, as far as the API asks them."""
+
+    away: type[errors.TrainmedicError] | None = None
+    present: list[Presence] = field(default_factory=list)
+
+    async def check(self) -> None:
+        if self.away:
+            raise self.away("connection refused by 10.0.0.1")
+
+    async def agents(self) -> list[Presence]:
+        await self.check()
+        return self.present
+
+    jobs = agents
+
+
+@dataclass
+class World:
+    """The application and what it was handed."""
+
+    auth: Authenticator = field(default_factory=Authenticator)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    history: MemoryHistory = field(default_factory=MemoryHistory)
+    catalog: MemoryCatalog = field(default_factory=MemoryCatalog)
+    store: Dependency = field(default_factory=Dependency)
+    bus: Dependency = field(default_factory=Dependency)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        self.engine = MemoryEngine(self.history)
+        self.app: FastAPI = create_app(
+            engine=self.engine,
+            runs=self.history,
+            catalog=self.catalog,
+            bus=self.bus,  # type: ignore[arg-type]
+            store=self.store,  # type: ignore[arg-type]
+            metrics=self.metrics,
+            auth=self.auth,
+            clock=Clock(),
+            limits=self.limits,
+        )
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Calls the application directly, without a socket."""
+        transport = httpx.ASGITransport(self.app, client=("192.0.2.7", 4711))
+        async with httpx.AsyncClient(transport=transport, base_url="http://trainmedic") as client:
+            yield client
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Address]:
+        """Serves the application on the loopback, as in production."""
+        stop = asyncio.Event()
+        started: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(
+            serve(self.app, "127.0.0.1", 0, stop, lambda host, port: started.set_result(Address(host, port)))
+        )
+        try:
+            yield await started
+        finally:
+            stop.set()
+            await asyncio.wait_for(serving, 15)
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    async def raw(self, request: bytes, seconds: float = 10.0) -> bytes:
+        """Send exactly these bytes; return all that comes until the server closes."""
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        writer.write(request)
+        async with asyncio.timeout(seconds):
+            answer = await reader.read()
+        writer.close()
+        return answer
+
+
+@contextmanager
+def logged() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Collects what the server logs, as in production, every line read back from its JSON."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure_logging("DEBUG", stream)
+    try:
+        yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def alert(**changes: Any) -> dict[str, Any]:
+    """One entry of ``alerts``, as Alertmanager sends it."""
+    entry: dict[str, Any] = {
+        "status": "firing",
+        "labels": {"alertname": "GPUHot", "node": "node-1"},
+        "annotations": {"summary": "hot"},
+        "startsAt": "2026-01-31T11:59:00.123456789Z",
+        "endsAt": "0001-01-01T00:00:00Z",
+        "generatorURL": "http://prometheus:9090/graph",
+        "fingerprint": "c6eadffa33fcdf37",
+    }
+    return {name: value for name, value in {**entry, **changes}.items() if value is not ...}
+
+
+def payload(*alerts: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A webhook body, as Alertmanager sends it. `...` as a value leaves the member out."""
+    body: dict[str, Any] = {
+        "receiver": "trainmedic",
+        "status": "firing",
+        "alerts": list(alerts) or [alert()],
+        "groupLabels": {"alertname": "GPUHot"},
+        "commonLabels": {"alertname": "GPUHot"},
+        "commonAnnotations": {},
+        "externalURL": "http://alertmanager:9093",
+        "version": "4",
+        "groupKey": '{}:{alertname="GPUHot"}',
+        "truncatedAlerts": 0,
+    }
+    return {name: value for name, value in {**body, **changes}.items() if value is not ...}

@@ -1,0 +1,213 @@
+"""A server as a real process, and training jobs with the SDK, for tests that take something away from them.
+
+Here: starting, killing and asking a server that keeps its port and state, a job that notes every
+effect, Alertmanager's part. Not here: what is taken away. Used by the integration and crash tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import trainmedic
+from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
+
+OPEN = ("running", "waiting", "awaiting_approval")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response; status 0 where there was none."""
+
+    status: int
+    body: Any = None
+    headers: Mapping[str, str] | None = None
+
+
+class Server:
+    """``trainmedic serve`` over one state directory: it can be killed, stopped, and started again."""
+
+    def __init__(
+        self,
+        directory: Path,
+        playbook: str,
+        *options: str,
+        program: tuple[str | Path, ...] = ("-m", "trainmedic_server"),
+    ) -> None:
+        playbooks = directory / "playbooks"
+        playbooks.mkdir(parents=True)
+        for number, text in enumerate(playbook.split("\n---\n")):
+            (playbooks / f"{number}.yaml").write_text(text)
+        self.directory = directory
+        self.state = directory / "state"
+        self.port = free_port()
+        self.starts = 0
+        self._argv = [
+            *(sys.executable, *program, "serve", "--port", str(self.port), "--mode", "enforce"),
+            *("--state-dir", self.state, "--playbooks", playbooks, *options),
+        ]
+        self.program: Program | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.program is not None:
+            self.program.end()
+
+    def start(self, wait: bool = True, **environment: str) -> None:
+        self.starts += 1
+        self.program = Program(
+            self._argv,
+            self.directory / f"server-{self.starts}.log",
+            {"PYTHONPATH": PYTHON_PATH, **environment},
+        )
+        if wait:
+            self.program.wait_for(f"http://127.0.0.1:{self.port}/health")
+
+    def kill(self) -> None:
+        assert self.program is not None
+        self.program.process.kill()
+        self.program.process.wait()
+
+    def stop(self) -> float:
+        """SIGTERM; how many seconds it took to end. Fails where it did not end by itself, and well."""
+        assert self.program is not None
+        began = time.monotonic()
+        status = self.program.end(patience=30)
+        assert status == 0, self.program.tail()
+        return time.monotonic() - began
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 20) -> Answer:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=json.dumps(body).encode() if body is not None else None,
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as reply:
+                return Answer(reply.status, json.load(reply), dict(reply.headers))
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, json.loads(error.read() or b"null"), dict(error.headers))
+        except (urllib.error.URLError, OSError, ValueError):
+            return Answer(0)
+
+    def runs(self) -> list[dict[str, Any]]:
+        answer = self.ask("/history?limit=1000")
+        found: list[dict[str, Any]] = answer.body["items"] if answer.status == 200 else []
+        return found
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        whole: dict[str, Any] = self.ask(f"/history/{run_id}").body
+        return whole
+
+    def only_run(self) -> dict[str, Any]:
+        (run,) = self.runs()
+        return self.run(run["run_id"])
+
+    def closed_run(self, within: float = 30) -> dict[str, Any]:
+        """The one run, once it has closed."""
+        eventually(lambda: [run for run in self.runs() if run["status"] not in OPEN], within, "run closed", 0.05)
+        return self.only_run()
+
+    def undone_run(self, within: float = 30) -> dict[str, Any]:
+        """The one run, once the undo of its first step has ended."""
+        ended = ("done", "failed", "dropped")
+        eventually(lambda: self.only_run()["steps"][0]["undo"]["status"] in ended, within, "undo ended", 0.05)
+        return self.only_run()
+
+
+class Job:
+    """A training job that is there while the context lasts, and what was done to it, with the command's id."""
+
+    def __init__(self, name: str, redis_url: str | None = None) -> None:
+        self.name = name
+        self.effects: list[tuple[str, str]] = []
+        self._redis_url = redis_url
+        self._over = threading.Event()
+        self._stepping = threading.Event()
+        self._stepping.set()
+
+    def __enter__(self) -> Self:
+        self._medic = trainmedic.connect(job=self.name, redis_url=self._redis_url)
+        for action in ("job.scale_lr", "job.checkpoint", "job.accumulate"):
+            self._medic.on(action)(self._note)
+        self._thread = threading.Thread(target=self._train)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._medic.close()
+
+    @property
+    def done(self) -> list[str]:
+        """The effects in order, without the ids."""
+        return [effect for _, effect in self.effects]
+
+    def hold(self) -> None:
+        """A step that takes long: nothing is picked up until `go_on`."""
+        self._stepping.clear()
+
+    def go_on(self) -> None:
+        self._stepping.set()
+
+    def _note(self, command: Any) -> dict[str, Any]:
+        factor = command.params.get("factor")
+        self.effects.append((command.id, f"{command.action} {factor:g}" if factor is not None else command.action))
+        return {}
+
+    def _train(self) -> None:
+        for step in itertools.count():
+            if self._stepping.is_set():
+                self._medic.commands(step)
+            if self._over.wait(0.005):
+                return
+
+
+def delivery(name: str, *jobs: str, status: str = "firing", starts_at: str | None = None) -> dict[str, Any]:
+    """What Alertmanager posts when the alert `name` fires or resolves for each of `jobs`."""
+    now = datetime.now(UTC).isoformat()
+    alerts = [
+        {
+            "status": status,
+            "labels": {"alertname": name, "job_name": job},
+            "annotations": {},
+            "startsAt": starts_at or now,
+            "endsAt": now if status == "resolved" else "0001-01-01T00:00:00Z",
+            "generatorURL": "",
+            "fingerprint": f"{name}-{job}",
+        }
+        for job in jobs
+    ]
+    return {
+        "version": "4",
+        "groupKey": "{}",
+        "status": status,
+        "receiver": "trainmedic",
+        "groupLabels": {},
+        "commonLabels": {"alertname": name},
+        "commonAnnotations": {},
+        "externalURL": "",
+        "alerts": alerts,
+    }
+
+
+def resolved(fired: Mapping[str, Any]) -> dict[str, Any]:
+    """The delivery that says that the alerts of `fired` have resolved."""
+    now = datetime.now(UTC).isoformat()
+    alerts = [{**alert, "status": "resolved", "endsAt": now} for alert in fired["alerts"]]
+    return {**fired, "status": "resolved", "alerts": alerts}

@@ -1,0 +1,175 @@
+"""Real programs for tests and benchmarks: started on loopback, waited for, ended by their process id.
+
+Here: any program as a subprocess, Prometheus, Alertmanager, and Trainmedic's own server. Not here: what
+they are asked or told. Used by the integration and acceptance tests and by ``benchmarks/``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+ROOT = Path(__file__).parents[2]
+PYTHON_PATH = os.pathsep.join(str(ROOT / folder) for folder in (".", "app", "sdk"))
+"""Where programs of the tests import this checkout from: the tests, the server and the SDK."""
+CACHE = ROOT / ".cache"
+
+Answer = TypeVar("Answer")
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def eventually(ask: Callable[[], Answer | None], within: float, what: str, every: float = 0.2) -> Answer:
+    """The first true answer of `ask`; AssertionError if it gives none `within` that many seconds."""
+    deadline = time.monotonic() + within
+    while True:
+        answer = ask()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {within:g} s")
+        time.sleep(every)
+
+
+def inherited() -> dict[str, str]:
+    """This process's environment without the settings of a Trainmedic that its user may run."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TRAINMEDIC_")}
+
+
+class Program:
+    """One subprocess; what it prints goes to ``log``. Leaving the context ends it."""
+
+    def __init__(self, argv: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        self.name = Path(argv[0]).name
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [str(part) for part in argv],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**inherited(), **(environment or {})},
+                cwd=log.parent,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self, patience: float = 10.0) -> int:
+        """Ask the process to end, then make it; the exit status."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return self.process.wait()
+
+    def wait_for(self, url: str, within: float = 30.0) -> Self:
+        """Return once a GET of `url` answers 200; AssertionError with the log's end if it does not."""
+
+        def answers() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"{self.name} ended with {self.process.returncode}:\n{self.tail()}")
+            try:
+                with urllib.request.urlopen(url, timeout=2) as reply:
+                    return bool(reply.status == 200)
+            except (urllib.error.URLError, OSError):
+                return False
+
+        try:
+            eventually(answers, within, f"{self.name} at {url}", every=0.02)
+        except AssertionError as error:
+            self.end()
+            raise AssertionError(f"{error}\n{self.tail()}") from None
+        return self
+
+    def tail(self, lines: int = 40) -> str:
+        """The last lines that it printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def alertmanagers() -> dict[str, Path]:
+    """The installed Alertmanager and a current one (scripts/fetch-alertmanager), as far as they are here."""
+    found: dict[str, Path] = {}
+    installed = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+    if installed:
+        found["installed"] = Path(installed)
+    for suite in ("sid", "trixie"):
+        fetched = CACHE / f"alertmanager-{suite}" / "usr" / "bin" / "prometheus-alertmanager"
+        if fetched.exists():
+            found["current"] = fetched
+            break
+    return found
+
+
+def start_alertmanager(binary: Path, config: Path, directory: Path) -> tuple[Program, str]:
+    """An Alertmanager of its own, not part of any cluster, and its URL. Answers when this returns."""
+    directory.mkdir(parents=True, exist_ok=True)
+    url = f"http://127.0.0.1:{free_port()}"
+    program = Program(
+        [
+            binary,
+            f"--config.file={config}",
+            f"--storage.path={directory / 'data'}",
+            f"--web.listen-address={url.removeprefix('http://')}",
+            "--cluster.listen-address=",
+        ],
+        directory / "alertmanager.log",
+    )
+    return program.wait_for(f"{url}/-/ready"), url
+
+
+def start_prometheus(config: Path, directory: Path) -> tuple[Program, str]:
+    """A Prometheus and its URL. Answers when this returns."""
+    directory.mkdir(parents=True, exist_ok=True)
+    url = f"http://127.0.0.1:{free_port()}"
+    program = Program(
+        [
+            shutil.which("prometheus") or "prometheus",
+            f"--config.file={config}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            f"--web.listen-address={url.removeprefix('http://')}",
+        ],
+        directory / "prometheus.log",
+    )
+    return program.wait_for(f"{url}/-/ready"), url
+
+
+def start_server(
+    directory: Path, *options: str, environment: Mapping[str, str] | None = None, playbooks: Path = ROOT / "playbooks"
+) -> tuple[Program, str]:
+    """``trainmedic serve`` with its state in `directory`, and its URL. Ready when this returns."""
+    directory.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    program = Program(
+        [
+            *(sys.executable, "-m", "trainmedic_server", "serve", "--port", str(port)),
+            *("--state-dir", str(directory / "state"), "--playbooks", str(playbooks), *options),
+        ],
+        directory / "server.log",
+        {"PYTHONPATH": PYTHON_PATH, **(environment or {})},
+    )
+    url = f"http://127.0.0.1:{port}"
+    return program.wait_for(f"{url}/ready"), url

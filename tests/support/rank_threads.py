@@ -1,0 +1,152 @@
+"""Ranks of a job as threads of one process, agreeing through a store in memory; no Redis, no sockets.
+
+Each rank is the real thing (`trainmedic.ranks.share.Share`, with a desk on rank 0); what would go to Redis is
+kept in ``replies``. Who uses it: the integration tests of sharing, of
+checkpoints of several ranks, and of long trainings.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import parse
+from trainmedic.job.queue import Answers, Desk, Hands
+from trainmedic.ranks.share import Share
+from trainmedic.wire import envelope
+from trainmedic.wire.memory import Memory
+from trainmedic.wire.writer import Outgoing
+
+
+def command(action: str = "job.scale_lr", seconds: float = 20.0, **changes: Any) -> envelope.Command:
+    now = datetime.now(UTC)
+    fields: dict[str, Any] = {
+        "id": envelope.new_id(),
+        "action": action,
+        "target": {"kind": "job", "job": "llm-1"},
+        "params": {"factor": 0.5} if action == "job.scale_lr" else {},
+        "run_id": "run-1",
+        "playbook": "loss-spike",
+        "reason": "TrainingLossSpike",
+        "issued_at": now,
+        "expires_at": now + timedelta(seconds=seconds),
+    }
+    return envelope.Command(**{**fields, **changes})
+
+
+class Member:
+    """One rank: its share, and what it has carried out as (step, id)."""
+
+    def __init__(self, crew: Crew, rank: int, store: Any, **options: Any) -> None:
+        self.rank = rank
+        self.done: list[tuple[int, str]] = []
+        self.step = 0
+        self.waited = 0.0
+        self.hands = Hands("llm-1", {}, nullcontext)
+        self.hands.handlers["job.scale_lr"] = self._note
+        desk = Desk(crew.memory, crew.answers, self.hands, self._conclude, lambda: None) if rank == 0 else None
+        self.desk = desk
+        self.share = Share(
+            store, rank, crew.size, self.hands, self._conclude, lambda: {"node": f"n{rank}"}, dict, desk, **options
+        )
+
+    def _note(self, taken: JobCommand) -> Mapping[str, Any]:
+        self.done.append((self.step, taken.id))
+        return {"by": self.rank}
+
+    def _conclude(self, taken: JobCommand, status: str, output: Mapping[str, Any]) -> None:
+        self.hands.handed.pop(taken.id, None)
+        if taken.turn is not None:
+            self.share.conclude(taken, status, output)
+        elif self.desk is not None:
+            self.desk.close(taken, status, output)
+
+    def call(self, step: int) -> None:
+        """What `Medic.commands` does."""
+        self.step = step
+        began = time.monotonic()
+        due = self.share.tick(step)
+        self.waited += time.monotonic() - began
+        self.hands.carry_out(due)
+
+
+class Crew:
+    """``size`` ranks over one store."""
+
+    def __init__(self, size: int, store: Any = None, stores: Mapping[int, Any] | None = None, **options: Any) -> None:
+        self.size = size
+        self.store = store if store is not None else HashStore()
+        self.replies: list[envelope.Reply] = []
+        self.memory = Memory("job:llm-1", envelope.new_id())
+        self.answers = Answers("llm-1", "host", self.memory.owner, self._put)
+        self.answers.ranks = range(size)
+        self.members = [Member(self, rank, (stores or {}).get(rank, self.store), **options) for rank in range(size)]
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in reversed(self.members):  # rank 0 hears the goodbyes of the others
+            member.share.close(0.5)
+
+    def _put(self, outgoing: Outgoing) -> None:
+        self.replies.extend(outgoing.replies)
+
+    def send(self, sent: envelope.Command) -> envelope.Command:
+        """As the reader delivers it."""
+        desk = self.members[0].desk
+        assert desk is not None
+        desk.deliver(sent, parse(sent.action, sent.params), b"1-0")
+        return sent
+
+    def finals(self, sent: envelope.Command) -> dict[int | None, envelope.Reply]:
+        return {reply.rank: reply for reply in list(self.replies) if reply.command_id == sent.id and reply.is_final}
+
+    def train(
+        self,
+        until: Callable[[], bool],
+        within: float = 20.0,
+        loop: Callable[[Member, int], None] | None = None,
+        absent: tuple[int, ...] = (),
+    ) -> None:
+        """Let the ranks step together, as an all-reduce would make them, until something holds."""
+        present = [member for member in self.members if member.rank not in absent]
+        over = threading.Event()
+        barrier = threading.Barrier(len(present))
+        deadline = time.monotonic() + within
+        faults: list[BaseException] = []
+
+        def run(member: Member) -> None:
+            step = member.step
+            try:
+                while not over.is_set():
+                    step += 1
+                    if loop is not None:
+                        loop(member, step)
+                    else:
+                        member.call(step)
+                    barrier.wait(within)
+                    if member is present[0] and (until() or time.monotonic() > deadline):
+                        over.set()
+                    barrier.wait(within)
+            except threading.BrokenBarrierError:
+                pass
+            except BaseException as fault:
+                faults.append(fault)
+                barrier.abort()
+
+        threads = [threading.Thread(target=run, args=(member,)) for member in present]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(within + 5)
+        if faults:
+            raise faults[0]
+        assert until(), f"not within {within:g} s"

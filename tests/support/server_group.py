@@ -1,0 +1,90 @@
+"""Several servers on one PostgreSQL, seen as one: what a load balancer and whoever restarts them make of them.
+
+Asked is one after the other, as a Service does it; a server that has ended is started again, as
+Kubernetes does. Used by the crash tests of several servers, in the place of a `live.Server`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.live import Answer, Server
+from tests.support.programs import eventually
+
+QUICK = ("--takeover-after", "10s")
+"""For servers that are to be replaced when they hang; on a busy machine one may lose its place without having hung."""
+
+
+def member(directory: Path, playbook: str, database: str, redis: str, *options: str, advertise: bool = True) -> Server:
+    """A server on `database`, with a state directory and port of its own; not started yet."""
+    server = Server(directory, playbook, "--database", database, "--redis", redis, *options)
+    if advertise:
+        server._argv += ["--advertise", f"127.0.0.1:{server.port}"]
+    return server
+
+
+def works(server: Server) -> bool:
+    return server.ask("/ready", timeout=5).status == 200
+
+
+class Servers(Server):
+    """`count` servers. `kill` hits the one that works."""
+
+    def __init__(self, directory: Path, playbook: str, database: str, redis: str, count: int = 2) -> None:
+        self.members = [member(directory / f"server-{n}", playbook, database, redis, *QUICK) for n in range(count)]
+        self.exits: list[int] = []
+        self._turns = itertools.cycle(self.members)
+        self._over = threading.Event()
+        self._keeper = threading.Thread(target=self._keep)
+
+    def __enter__(self) -> Self:
+        for one in self.members:
+            one.start(wait=False)
+        self._keeper.start()
+        self.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._keeper.join()
+        for one in self.members:
+            one.__exit__()
+
+    def wait(self, but: Server | None = None) -> Server:
+        """The server that works, once there is one, other than `but`."""
+        return eventually(lambda: self.working(but), 60, "a server works", 0.05)
+
+    def working(self, but: Server | None = None) -> Server | None:
+        return next((one for one in self.members if one is not but and works(one)), None)
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 20) -> Answer:
+        answer = next(self._turns).ask(path, body, timeout)
+        return answer if answer.status < 500 else Answer(answer.status)
+
+    def kill(self) -> None:
+        self.wait().kill()
+
+    def hang(self) -> None:
+        """Stop the one that works for longer than it takes another to take over, then let it go on."""
+        hung = self.wait()
+        assert hung.program is not None
+        process = hung.program.process
+        process.send_signal(signal.SIGSTOP)
+        try:
+            self.wait(but=hung)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        eventually(lambda: process.poll() is not None, 30, "the one that hung ends", 0.02)
+
+    def _keep(self) -> None:
+        """Start again what has ended."""
+        while not self._over.wait(0.1):
+            for one in self.members:
+                if one.program is not None and (status := one.program.process.poll()) is not None:
+                    self.exits.append(status)
+                    one.start(wait=False)
