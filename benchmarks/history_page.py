@@ -22,7 +22,6 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from trainmedic.wire.envelope import new_id
-from trainmedic_server import ports
 from trainmedic_server.adapters.sql_store import database
 from trainmedic_server.adapters.sql_store.pending import Flush, Pending
 from trainmedic_server.adapters.sql_store.store import SqlStore
@@ -30,6 +29,7 @@ from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision, Run, Status, StepState, StepStatus
 from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.ports.store import HistoryFilter
 
 LIMIT = 100
 ROUNDS = 60
@@ -45,16 +45,16 @@ OUTCOMES = (
 )
 
 FILTERS = {
-    "none": ports.HistoryFilter(),
-    "alertname": ports.HistoryFilter(alertname=NAMES[0]),
-    "playbook": ports.HistoryFilter(playbook="playbook-1"),
-    "status": ports.HistoryFilter(status="failed"),
-    "decision": ports.HistoryFilter(decision="cooldown"),
-    "node": ports.HistoryFilter(node="node-3"),
-    "gpu": ports.HistoryFilter(gpu="GPU-2"),
-    "job": ports.HistoryFilter(job="job-2"),
-    "since": ports.HistoryFilter(since=START + timedelta(seconds=300)),
-    "until": ports.HistoryFilter(until=START + timedelta(seconds=800)),
+    "none": HistoryFilter(),
+    "alertname": HistoryFilter(alertname=NAMES[0]),
+    "playbook": HistoryFilter(playbook="playbook-1"),
+    "status": HistoryFilter(status="failed"),
+    "decision": HistoryFilter(decision="cooldown"),
+    "node": HistoryFilter(node="node-3"),
+    "gpu": HistoryFilter(gpu="GPU-2"),
+    "job": HistoryFilter(job="job-2"),
+    "since": HistoryFilter(since=START + timedelta(seconds=300)),
+    "until": HistoryFilter(until=START + timedelta(seconds=800)),
 }
 
 
@@ -113,7 +113,7 @@ def _for_speed(connection: sqlite3.Connection, record: object) -> None:
     connection.execute("PRAGMA cache_size = -1000000")
 
 
-async def times(small: SqlStore, large: SqlStore, wanted: ports.HistoryFilter) -> tuple[float, float]:
+async def times(small: SqlStore, large: SqlStore, wanted: HistoryFilter) -> tuple[float, float]:
     """Median seconds of a page in each store, measured in turn so that both meet the same disturbances."""
     taken: tuple[list[float], list[float]] = ([], [])
     for turn in range(ROUNDS + 5):

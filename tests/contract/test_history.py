@@ -8,14 +8,14 @@ import pytest
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run
-from trainmedic_server import ports
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Decision, Order, OrderKind, Run, Status
 from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 Store = MemoryStore | SqlStore
-Filter = ports.HistoryFilter
+Filter = HistoryFilter
 
 
 async def add(store: Store, *runs: Run) -> None:
@@ -119,7 +119,7 @@ async def test_a_record_has_the_whole_story(store: Store) -> None:
     first, second = heard("z"), heard("a", 1)
     order = Order("o1", one.id, OrderKind.CANCEL, "kim", at(5))
 
-    def work(tx: ports.Transaction) -> None:
+    def work(tx: Transaction) -> None:
         tx.save_alerts([first, second])
         tx.add_runs([one, other])
         tx.link([(one.id, first.identity), (other.id, first.identity), (one.id, second.identity)])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run, step, undo
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import AlertRecord, Identity
@@ -28,9 +28,10 @@ from trainmedic_server.domain.run import (
     UndoStatus,
 )
 from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.ports.store import GuardFacts, HistoryFilter, LinkedRun, Transaction
 
 Store = MemoryStore | SqlStore
-Tx = ports.Transaction
+Tx = Transaction
 
 COOL = ("cool", gpu().key)
 
@@ -109,7 +110,7 @@ async def test_a_raising_unit_leaves_nothing(store: Store) -> None:
         assert tx.alerts([heard("other").identity]) == {}
         assert tx.run(one.id) is None
         assert tx.open_runs_for([COOL]) == {}
-        assert tx.guard_facts([COOL], {})[COOL] == ports.GuardFacts()
+        assert tx.guard_facts([COOL], {})[COOL] == GuardFacts()
         assert tx.nodes_acted_on(at(-1)) == set()
         assert tx.known_nodes() == set()
         assert tx.controls() == Controls()
@@ -241,7 +242,7 @@ async def test_a_closed_store_is_unavailable(store: Store) -> None:
         store.transact(lambda tx: None),
         store.check(),
         store.prune(at(0)),
-        store.page(ports.HistoryFilter(), 1, None),
+        store.page(HistoryFilter(), 1, None),
         store.record("x"),
         store.events_after(0, 1),
         store.last_seq(),
@@ -477,8 +478,8 @@ async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: 
     found = await store.transact(lambda tx: tx.linked_runs([identity, Identity("unknown", at(0))]))
     assert found == {
         identity: [
-            ports.LinkedRun(one.id, "cool", gpu().key, "running", "started"),
-            ports.LinkedRun(refused.id, "other", "", "not_started", "target_unknown"),
+            LinkedRun(one.id, "cool", gpu().key, "running", "started"),
+            LinkedRun(refused.id, "other", "", "not_started", "target_unknown"),
         ]
     }
     await store.transact(lambda tx: tx.save_runs([(replace(one, status=Status.FAILED, ended_at=at(2)), one)]))
@@ -529,7 +530,7 @@ async def test_guard_facts_ignore_decisions_not_to_start(store: Store) -> None:
     """They neither prolong a cooldown nor use up a rate limit."""
     await keep(store, not_started(5), not_started(6, Decision.STALE))
     facts = await store.transact(lambda tx: tx.guard_facts([COOL], {"cool": at(0)}))
-    assert facts == {COOL: ports.GuardFacts()}
+    assert facts == {COOL: GuardFacts()}
 
 
 async def test_nodes_acted_on_are_those_of_started_runs_since_the_moment(store: Store) -> None:
@@ -560,7 +561,7 @@ async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store
     await store.transact(lambda tx: tx.save_runs([(refused, one)]))
     assert await store.transact(lambda tx: tx.nodes_acted_on(at(0))) == set()
     facts = await store.transact(lambda tx: tx.guard_facts([COOL], {"cool": at(0)}))
-    assert facts == {COOL: ports.GuardFacts()}
+    assert facts == {COOL: GuardFacts()}
 
 
 async def test_nodes_are_remembered(store: Store) -> None:

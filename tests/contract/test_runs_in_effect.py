@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.contract.run_store_values import at, attempt, closed, event, gpu, heard, run, step, undo
-from trainmedic_server import ports
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Run, StepStatus, UndoStatus
+from trainmedic_server.ports.store import Transaction
 
 Store = MemoryStore | SqlStore
-Tx = ports.Transaction
+Tx = Transaction
 
 CAP = "gpu.power_limit"
 BEGUN = step(status=StepStatus.SUCCEEDED, attempts=(attempt("c1", status="applied"),))

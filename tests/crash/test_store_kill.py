@@ -15,9 +15,9 @@ import pytest
 
 from tests.contract.run_store_values import event
 from tests.support.programs import PYTHON_PATH
-from trainmedic_server import ports
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Run, Status
+from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +77,7 @@ async def test_everything_acknowledged_is_there_after_a_kill(tmp_path: Path, see
                 (opened if what == "open" else done).add(run_id)
 
         store = SqlStore.open(url)
-        kept = {run.id: run async for run in store.stream(ports.HistoryFilter())}
+        kept = {run.id: run async for run in store.stream(HistoryFilter())}
         assert opened <= kept.keys()
         assert all(kept[run_id].status is Status.SUCCEEDED for run_id in done)
         for run_id, run in kept.items():
@@ -92,10 +92,10 @@ async def test_everything_acknowledged_is_there_after_a_kill(tmp_path: Path, see
         await store.close()
 
 
-def _close(run: Run) -> Callable[[ports.Transaction], None]:
+def _close(run: Run) -> Callable[[Transaction], None]:
     closed = replace(run, status=Status.CANCELLED, ended_at=run.created_at)
 
-    def work(tx: ports.Transaction) -> None:
+    def work(tx: Transaction) -> None:
         tx.save_runs([(closed, run)])
         tx.append([event("ended", run.id)])
 

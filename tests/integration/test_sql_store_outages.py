@@ -14,8 +14,9 @@ import pytest
 import sqlalchemy as sa
 
 from tests.contract.run_store_values import closed, event
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 
 class Counter:
@@ -141,7 +142,7 @@ async def test_a_damaged_database_is_unavailable_until_it_is_restored(file: Path
         SqlStore.open(f"sqlite:///{file}")
     file.write_bytes(whole)
     store = SqlStore.open(f"sqlite:///{file}")
-    assert len([one async for one in store.stream(ports.HistoryFilter())]) == 200
+    assert len([one async for one in store.stream(HistoryFilter())]) == 200
     await store.close()
 
 
@@ -181,13 +182,13 @@ async def test_a_bad_value_fails_its_own_unit_only(store: SqlStore, failures: Co
 async def test_no_error_of_a_unit_ends_the_writer(store: SqlStore) -> None:
     """Not even those that asyncio or a thread would stumble over."""
 
-    def stops(tx: ports.Transaction) -> None:
+    def stops(tx: Transaction) -> None:
         next(iter([]))
 
     class Leaving(BaseException):
         """Like SystemExit, which an event loop would obey."""
 
-    def leaves(tx: ports.Transaction) -> None:
+    def leaves(tx: Transaction) -> None:
         raise Leaving
 
     with pytest.raises(RuntimeError, match="StopIteration"):
@@ -203,7 +204,7 @@ async def test_reads_do_not_wait_for_a_writer(store: SqlStore) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def work(tx: ports.Transaction) -> None:
+    def work(tx: Transaction) -> None:
         tx.append([event("slow")])
         tx.add_runs([closed()])
         tx.unfinished()
@@ -213,7 +214,7 @@ async def test_reads_do_not_wait_for_a_writer(store: SqlStore) -> None:
     writing = asyncio.ensure_future(store.transact(work))
     await entered.wait()
     assert await kinds(store) == []
-    assert await store.page(ports.HistoryFilter(), 10, None) == ([], None)
+    assert await store.page(HistoryFilter(), 10, None) == ([], None)
     leave.set()
     await writing
     assert await kinds(store) == ["slow"]

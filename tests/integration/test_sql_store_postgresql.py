@@ -17,12 +17,13 @@ from alembic.migration import MigrationContext
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, run
 from tests.support.postgres import PASSWORD, PostgresServer
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import postgresql, revision, schema
 from trainmedic_server.adapters.sql_store.history import page_statement
 from trainmedic_server.adapters.sql_store.postgresql import Session
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.sql_store.turn import Turn
+from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 SLOW = timedelta(seconds=60)
 """So long that no machine is too busy."""
@@ -101,7 +102,7 @@ def test_a_page_of_the_history_is_read_from_an_index_in_order(url: str) -> None:
         revision.bring_to_head(connection)
         connection.exec_driver_sql("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
         for name in ("alertname", "playbook", "status", "decision", "node", "gpu", "job"):
-            statement = page_statement(ports.HistoryFilter(**{name: "a"}), 100, (at(5), "id"))
+            statement = page_statement(HistoryFilter(**{name: "a"}), 100, (at(5), "id"))
             text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}))
             plan = [row[0] for row in connection.exec_driver_sql("EXPLAIN " + text.replace("%", "%%"))]
             assert "Index Scan Backward using ix_runs_" in plan[1], plan
@@ -191,7 +192,7 @@ async def test_a_session_cut_within_a_transaction_keeps_nothing_of_it(
 ) -> None:
     """Whoever waits for it is told that the store is away."""
 
-    def work(tx: ports.Transaction) -> None:
+    def work(tx: Transaction) -> None:
         tx.append([event("half")])
         tx.events_of("sends what is pending", "half")
         postgres.cut()
@@ -209,7 +210,7 @@ async def test_a_server_that_hangs_loses_its_session(url: str, lost: Lost) -> No
     entered, leave = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def hang(tx: ports.Transaction) -> None:
+    def hang(tx: Transaction) -> None:
         tx.append([event("hung")])
         tx.controls()
         loop.call_soon_threadsafe(entered.set)
@@ -278,7 +279,7 @@ async def test_a_missing_table_is_an_outage(url: str, store: SqlStore) -> None:
 async def test_a_refused_question_is_its_own_units_affair(store: SqlStore) -> None:
     """After an error PostgreSQL takes nothing more in a transaction; those that shared it are kept all the same."""
 
-    def asks_for_nonsense(tx: ports.Transaction) -> None:
+    def asks_for_nonsense(tx: Transaction) -> None:
         tx.append([event("nonsense")])
         tx.settle().execute(sa.text("SELECT 1 / 0"))  # type: ignore[attr-defined]
 

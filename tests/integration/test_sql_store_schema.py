@@ -20,11 +20,12 @@ from alembic.script import ScriptDirectory
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, heard, run
 from tests.support.programs import PYTHON_PATH
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, revision, schema
 from trainmedic_server.adapters.sql_store.history import page_statement
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Order, OrderKind
+from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 ROOT = Path(__file__).parents[2]
 
@@ -166,7 +167,7 @@ FILTERS = {
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_page_of_the_history_is_read_from_an_index_in_order(migrated: sa.Connection, name: str, before: Any) -> None:
     """With any one filter: no sorting, and no reading of what the page does not have."""
-    wanted = ports.HistoryFilter(**FILTERS[name])
+    wanted = HistoryFilter(**FILTERS[name])
     compiled = page_statement(wanted, 100, before).compile(dialect=migrated.dialect)
     parameters = compiled.construct_params()
     types = {key: bound.type.bind_processor(migrated.dialect) for key, bound in compiled.binds.items()}
@@ -197,7 +198,7 @@ async def test_no_unit_of_work_reads_a_whole_table(url: str) -> None:
                 assert not whole or step.split()[1] in small, (statement, step)
 
 
-def _everything_that_reads(tx: ports.Transaction) -> None:
+def _everything_that_reads(tx: Transaction) -> None:
     one, identity = closed(), heard().identity
     tx.save_alerts([heard()])
     tx.add_runs([one, run(target=values.gpu(int(one.id[:8], 16)), playbook=one.id)])

@@ -15,12 +15,13 @@ import redis.asyncio
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import Kubelet, World
 from trainmedic.wire import envelope
-from trainmedic_server import ports, telemetry
+from trainmedic_server import telemetry
 from trainmedic_server.actions.kubernetes.drain import Drain, DrainParams, sort
 from trainmedic_server.actions.kubernetes.nodes import Cordon, Uncordon
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Word
 from trainmedic_server.ports.cluster import Ref
 
 RUN = "0198a000-0000-7000-8000-000000000001"
@@ -347,9 +348,9 @@ async def test_a_paused_drain_evicts_no_more_and_a_cancelled_one_ends(world: Wor
     """Operators' word counts in the middle of it; what it had begun is there to be taken back."""
     node = await world.node()
     pods = [await world.pod(name, node) for name in ("a", "b")]
-    words: list[ports.Word] = ["hold"]
+    words: list[Word] = ["hold"]
 
-    async def word() -> ports.Word:
+    async def word() -> Word:
         return words.pop(0) if words else "stop"
 
     with pytest.raises(TemporaryFailure, match="the run was cancelled: no more is evicted") as caught:

@@ -18,13 +18,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from trainmedic.wire.envelope import new_id
-from trainmedic_server import ports
 from trainmedic_server.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster, path_of
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.errors import ActionFailure, ObjectExists, ObjectMissing
+from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref, Resource
+from trainmedic_server.ports.outside import CommandBus, HttpCaller
 
 NAMESPACES = Resource("v1", "namespaces", "Namespace", is_namespaced=False)
 SERVICE_ACCOUNTS = Resource("v1", "serviceaccounts", "ServiceAccount")
@@ -47,7 +48,7 @@ class World:
     cluster: KubernetesCluster
     tag: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     made: list[Ref] = field(default_factory=list)
-    bus: ports.CommandBus | None = None
+    bus: CommandBus | None = None
     by: Callable[[type[Any]], Awaitable[KubernetesCluster]] | None = None
     """By whose account an action works; by the suite's own where None."""
     patience: float = 5.0
@@ -185,12 +186,12 @@ class World:
         """Perform an action once, as the engine would; returns its output."""
         return await self.perform(action, self.call(action, node, run_id, **given))
 
-    async def perform(self, action: type[Any], call: ports.Call) -> Any:
-        bus, http = cast(ports.CommandBus, self.bus), cast(ports.HttpCaller, None)
+    async def perform(self, action: type[Any], call: Call) -> Any:
+        bus, http = cast(CommandBus, self.bus), cast(HttpCaller, None)
         cluster = await self.by(action) if self.by else self.cluster
-        return await action(ports.Services(SystemClock(), bus, http, cluster=cluster)).perform(call)
+        return await action(Services(SystemClock(), bus, http, cluster=cluster)).perform(call)
 
-    def again(self, call: ports.Call, **changes: Any) -> ports.Call:
+    def again(self, call: Call, **changes: Any) -> Call:
         """The same call as a restarted server makes it."""
         return replace(call, **{"resumed": True, "deadline": SystemClock().now() + timedelta(seconds=5), **changes})
 
@@ -205,9 +206,9 @@ class World:
         tell: Any = None,
         command_id: str | None = None,
         **params: Any,
-    ) -> ports.Call:
+    ) -> Call:
         now = SystemClock().now()
-        return ports.Call(
+        return Call(
             command_id=command_id or new_id(),
             run_id=run_id or new_id(),
             playbook="a-playbook",

@@ -25,7 +25,8 @@ from trainmedic_server.domain.alert import AlertRecord, Delivery
 from trainmedic_server.domain.playbook import Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status
 from trainmedic_server.domain.target import Kind, Target
-from trainmedic_server.ports import HistoryFilter, Presence, RunRecord
+from trainmedic_server.ports.outside import Presence
+from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.factory import create_app
 from trainmedic_server.server.limits import ServerLimits

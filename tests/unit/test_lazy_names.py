@@ -10,7 +10,7 @@ import pytest
 from tests.support.programs import PYTHON_PATH, inherited
 
 
-@pytest.mark.parametrize("package", ["trainmedic", "trainmedic_server.ports"])
+@pytest.mark.parametrize("package", ["trainmedic"])
 def test_every_name_is_there(package: str) -> None:
     """In a process that has loaded nothing else; and a name that is not there is an AttributeError."""
     program = f"""

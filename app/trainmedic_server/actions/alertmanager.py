@@ -12,10 +12,11 @@ from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trainmedic_server import ports
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.errors import PermanentFailure
+from trainmedic_server.ports.actions import Action, Call, Inverse, Services
+from trainmedic_server.ports.outside import AlertSource
 
 COMMENT_LIMIT = 1000
 """Characters. What is longer is cut: it may hold text from the alert."""
@@ -64,11 +65,11 @@ class Silence:
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = SilenceParams
 
-    def __init__(self, services: ports.Services) -> None:
+    def __init__(self, services: Services) -> None:
         self._clock = services.clock
         self._alertmanager = services.alertmanager
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SilenceParams, call.params)
         alertmanager = _configured(self._alertmanager)
         matchers = _matchers(call.alert.labels, params.labels)
@@ -83,10 +84,10 @@ class Silence:
         """Nothing is held for it."""
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         if output is not None and isinstance(output.get("silence_id"), str):
-            return ports.Inverse(ExpireSilence.name, {"silence_id": output["silence_id"]})
-        return ports.Inverse(ExpireSilence.name, {"comment": cast(SilenceParams, params).comment})
+            return Inverse(ExpireSilence.name, {"silence_id": output["silence_id"]})
+        return Inverse(ExpireSilence.name, {"comment": cast(SilenceParams, params).comment})
 
 
 class ExpireSilence:
@@ -99,10 +100,10 @@ class ExpireSilence:
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = ExpireParams
 
-    def __init__(self, services: ports.Services) -> None:
+    def __init__(self, services: Services) -> None:
         self._alertmanager = services.alertmanager
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(ExpireParams, call.params)
         alertmanager = _configured(self._alertmanager)
         silence_id = params.silence_id
@@ -123,7 +124,7 @@ class ExpireSilence:
         """A silence that was ended is not begun again."""
 
 
-def _configured(alertmanager: ports.AlertSource | None) -> ports.AlertSource:
+def _configured(alertmanager: AlertSource | None) -> AlertSource:
     if alertmanager is None:
         raise PermanentFailure("the Alertmanager's URL is not configured")
     return alertmanager
@@ -143,4 +144,4 @@ def _matchers(labels: Mapping[str, str], chosen: tuple[str, ...] | None) -> dict
     return {name: labels[name] for name in chosen}
 
 
-ACTIONS: tuple[type[ports.Action], ...] = (Silence, ExpireSilence)
+ACTIONS: tuple[type[Action], ...] = (Silence, ExpireSilence)

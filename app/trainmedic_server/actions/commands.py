@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from trainmedic.wire import envelope
-from trainmedic_server import ports
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Call, Inverse, Services
+from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
 """The bus waits this long beyond the deadline for replies; when it returns later than that, some are missing."""
@@ -59,11 +60,11 @@ class CommandAction:
     waits_for_receiver: ClassVar[bool] = True
     """Whether a receiver that is not connected may still come: a job that is starting again does."""
 
-    def __init__(self, services: ports.Services) -> None:
+    def __init__(self, services: Services) -> None:
         self._bus = services.bus
         self._clock = services.clock
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         async def unheard() -> bool:
             if call.tell is not None:
                 await call.tell(_nobody_connected(call.target))
@@ -85,14 +86,14 @@ class CommandAction:
         self._bus.settle(command_id)
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return None
 
-    def wire_params(self, call: ports.Call) -> Mapping[str, Any]:
+    def wire_params(self, call: Call) -> Mapping[str, Any]:
         """The parameters as they are sent."""
         return call.params.model_dump(mode="json", by_alias=True, exclude_none=True)
 
-    def _command(self, call: ports.Call) -> envelope.Command:
+    def _command(self, call: Call) -> envelope.Command:
         target = call.target
         if target.job is None and target.node is None:
             raise PermanentFailure(f"{self.name} works on a job or a node, not on {target.key}")
@@ -110,12 +111,12 @@ class CommandAction:
             undo_of=call.undo_of,
         )
 
-    async def _presence(self, target: Target) -> ports.Presence | None:
+    async def _presence(self, target: Target) -> Presence | None:
         present = await (self._bus.jobs() if target.job is not None else self._bus.agents())
         name = target.job if target.job is not None else target.node
         return next((one for one in present if one.name == name), None)
 
-    def _missing(self, call: ports.Call, replies: Sequence[envelope.Reply], presence: ports.Presence | None) -> str:
+    def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
         """Who has not answered, as a sentence without its full stop; empty where everybody has."""
         finals = {reply.rank for reply in replies if reply.is_final}
         if presence is None and not replies:
@@ -181,7 +182,7 @@ def _told(receiver: str, reply: envelope.Reply) -> str:
     return f"{who} {said}: {reason}" if isinstance(reason, str) and reason else f"{who} {said}"
 
 
-def _ranks(presence: ports.Presence | None) -> set[int]:
+def _ranks(presence: Presence | None) -> set[int]:
     ranks = presence.details.get("ranks") if presence else None
     return {rank for rank in ranks if isinstance(rank, int)} if isinstance(ranks, list) else set()
 

@@ -19,9 +19,10 @@ import jinja2
 from jinja2 import nodes
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
-from trainmedic_server import ports
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Action, Call, Services
+from trainmedic_server.ports.outside import HttpReply
 
 KEPT_HEADERS = ("content-length", "content-type", "date", "etag", "retry-after", "x-request-id")
 """Reply headers that go into the output; others may carry cookies or signed addresses."""
@@ -154,11 +155,11 @@ class HttpRequest:
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = HttpParams
 
-    def __init__(self, services: ports.Services) -> None:
+    def __init__(self, services: Services) -> None:
         self._clock = services.clock
         self._http = services.http
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(HttpParams, call.params)
         if call.resumed and not params.may_repeat:
             raise OutcomeUnknown("the call may or may not have been made before, and is not said to be idempotent")
@@ -219,7 +220,7 @@ def _check_url_template(text: str) -> None:
             raise ValueError("an expression in a URL ends in '| urlencode', so that a value stays a value")
 
 
-def _judged(params: HttpParams, reply: ports.HttpReply) -> Mapping[str, Any]:
+def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
     """The output, where the status is an expected one; else the failure that it means."""
     output: dict[str, Any] = {
         "status": reply.status,
@@ -241,4 +242,4 @@ def _judged(params: HttpParams, reply: ports.HttpReply) -> Mapping[str, Any]:
     raise PermanentFailure(told, output)
 
 
-ACTIONS: tuple[type[ports.Action], ...] = (HttpRequest,)
+ACTIONS: tuple[type[Action], ...] = (HttpRequest,)

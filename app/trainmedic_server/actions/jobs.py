@@ -13,10 +13,10 @@ from typing import Any, ClassVar, cast
 from pydantic import AwareDatetime, BaseModel, Field, model_validator
 
 from trainmedic.wire import envelope
-from trainmedic_server import ports
 from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible, NoParams
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import Kind
+from trainmedic_server.ports.actions import Action, Call, Inverse
 
 _SLOW = timedelta(minutes=10)  # reading or writing a checkpoint of a large model takes minutes
 
@@ -55,7 +55,7 @@ class Rollback(Irreversible, _JobAction):
     default_timeout: ClassVar[timedelta] = _SLOW
     Params: ClassVar[type[BaseModel]] = RollbackParams
 
-    def wire_params(self, call: ports.Call) -> Mapping[str, Any]:
+    def wire_params(self, call: Call) -> Mapping[str, Any]:
         params = cast(RollbackParams, call.params)
         wire: dict[str, Any] = {"skip_batches": params.skip_batches}
         if params.step is not None:
@@ -79,8 +79,8 @@ class ScaleLr(_JobAction):
     Params: ClassVar[type[BaseModel]] = FactorParams
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse(cls.name, {"factor": 1 / cast(FactorParams, params).factor})
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse(cls.name, {"factor": 1 / cast(FactorParams, params).factor})
 
 
 class ScaleBatchParams(FactorParams):
@@ -95,9 +95,9 @@ class ScaleBatch(_JobAction):
     Params: ClassVar[type[BaseModel]] = ScaleBatchParams
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         given = cast(ScaleBatchParams, params)
-        return ports.Inverse(cls.name, {"factor": 1 / given.factor, "keep_global_batch": given.keep_global_batch})
+        return Inverse(cls.name, {"factor": 1 / given.factor, "keep_global_batch": given.keep_global_batch})
 
 
 class Accumulate(_JobAction):
@@ -106,8 +106,8 @@ class Accumulate(_JobAction):
     Params: ClassVar[type[BaseModel]] = FactorParams
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse(cls.name, {"factor": 1 / cast(FactorParams, params).factor})
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse(cls.name, {"factor": 1 / cast(FactorParams, params).factor})
 
 
 class DataloaderWorkersParams(CommandParams):
@@ -120,12 +120,12 @@ class DataloaderWorkers(_JobAction):
     Params: ClassVar[type[BaseModel]] = DataloaderWorkersParams
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         """Known once the job has said what the count was before."""
         previous = (output or {}).get("previous")
         if isinstance(previous, bool) or not isinstance(previous, int) or not 0 <= previous <= 1024:
             return None
-        return ports.Inverse(cls.name, {"count": previous})
+        return Inverse(cls.name, {"count": previous})
 
 
 class EmptyCache(Irreversible, _JobAction):
@@ -150,8 +150,8 @@ class Pause(_JobAction):
     Params: ClassVar[type[BaseModel]] = PauseParams
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse(Resume.name, {})
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse(Resume.name, {})
 
 
 class Resume(Irreversible, _JobAction):
@@ -170,7 +170,7 @@ class Stop(Irreversible, _JobAction):
     Params: ClassVar[type[BaseModel]] = StopParams
 
 
-ACTIONS: tuple[type[ports.Action], ...] = (
+ACTIONS: tuple[type[Action], ...] = (
     Checkpoint,
     Rollback,
     ScaleLr,

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainmedic_server import ports
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure
+from trainmedic_server.ports.actions import Action, Call, Services
 
 TITLE_LIMIT = 250
 MESSAGE_LIMIT = 16_000
@@ -41,11 +41,11 @@ class Notify:
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = NotifyParams
 
-    def __init__(self, services: ports.Services) -> None:
+    def __init__(self, services: Services) -> None:
         self._clock = services.clock
         self._notifier = services.notifier
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(NotifyParams, call.params)
         if self._notifier is None:
             raise PermanentFailure("no notification channel is configured")
@@ -72,4 +72,4 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-ACTIONS: tuple[type[ports.Action], ...] = (Notify,)
+ACTIONS: tuple[type[Action], ...] = (Notify,)

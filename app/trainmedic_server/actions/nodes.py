@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic.wire import envelope
-from trainmedic_server import ports
 from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams, id_at
 from trainmedic_server.domain.target import Kind
+from trainmedic_server.ports.actions import Action, Call, Hold, Inverse, Renewal
 
 LEASE = timedelta(minutes=5)
 """How long a power cap outlives the last word from the server. Long enough for a restart of the server or of
@@ -49,15 +49,15 @@ class PowerLimit(PlacedAction):
     lease: ClassVar[timedelta] = LEASE
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         """The agent knows what the cap replaced, and what other caps stand."""
         assert isinstance(params, PowerLimitParams)
         if params.restore:
             return None
         nodes = {"nodes": params.model_dump(mode="json")["nodes"]} if params.nodes is not None else {}
-        return ports.Inverse(cls.name, {"restore": True, **nodes})
+        return Inverse(cls.name, {"restore": True, **nodes})
 
-    def wire_params(self, call: ports.Call) -> Mapping[str, Any]:
+    def wire_params(self, call: Call) -> Mapping[str, Any]:
         wire = dict(super().wire_params(call))
         return wire if "restore" in wire else {**wire, "lease_seconds": self.lease.total_seconds()}
 
@@ -69,9 +69,9 @@ class PowerLimit(PlacedAction):
             return timedelta(seconds=told)
         return cls.lease
 
-    async def renew(self, holds: Sequence[ports.Hold], until: datetime) -> Sequence[ports.Renewal]:
+    async def renew(self, holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
         """One command to each node, for all that is held there."""
-        by_node: dict[str, dict[str, ports.Hold]] = {}
+        by_node: dict[str, dict[str, Hold]] = {}
         for hold in holds:
             if hold.params.get("restore"):
                 continue
@@ -83,7 +83,7 @@ class PowerLimit(PlacedAction):
         told = await asyncio.gather(*(self._renew_on(node, held, until) for node, held in by_node.items()))
         return [renewal for of_node in told for renewal in of_node]
 
-    async def _renew_on(self, node: str, held: Mapping[str, ports.Hold], until: datetime) -> list[ports.Renewal]:
+    async def _renew_on(self, node: str, held: Mapping[str, Hold], until: datetime) -> list[Renewal]:
         now = self._clock.now()
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -100,29 +100,27 @@ class PowerLimit(PlacedAction):
         self._bus.settle(command.id)
         reply = next((reply for reply in replies if reply.is_final), None)
         if reply is None:
-            return [
-                ports.Renewal(hold, node, "unanswered", f"the agent on {node} did not answer") for hold in held.values()
-            ]
+            return [Renewal(hold, node, "unanswered", f"the agent on {node} did not answer") for hold in held.values()]
         if reply.status != envelope.APPLIED:
             why = f"the agent on {node} answered {reply.status}: {reply.output.get('reason', 'no reason given')}"
-            return [ports.Renewal(hold, node, "refused", why) for hold in held.values()]
+            return [Renewal(hold, node, "refused", why) for hold in held.values()]
         return [_renewal_of(one, hold, node, reply.output) for one, hold in held.items()]
 
 
-def _renewal_params(held: Mapping[str, ports.Hold], lease: timedelta) -> Mapping[str, Any]:
+def _renewal_params(held: Mapping[str, Hold], lease: timedelta) -> Mapping[str, Any]:
     again = [one for one, hold in held.items() if hold.again]
     return {"holds": list(held), "lease_seconds": lease.total_seconds(), **({"again": again} if again else {})}
 
 
-def _renewal_of(one: str, hold: ports.Hold, node: str, output: Mapping[str, Any]) -> ports.Renewal:
+def _renewal_of(one: str, hold: Hold, node: str, output: Mapping[str, Any]) -> Renewal:
     """What an agent's answer says of one hold. Agents of another version leave out what they do not know."""
     unknown, lapsed = output.get("unknown"), output.get("lapsed")
     ended, again = output.get("ended"), output.get("again")
     if not isinstance(unknown, list) or one not in unknown:
         told = again.get(one) if isinstance(again, Mapping) else None
-        return ports.Renewal(hold, node, "renewed", output={"gpus": told} if told else {})
+        return Renewal(hold, node, "renewed", output={"gpus": told} if told else {})
     why = ended.get(one) if isinstance(ended, Mapping) else None
-    return ports.Renewal(
+    return Renewal(
         hold,
         node,
         "lost",
@@ -163,4 +161,4 @@ class Facts(Irreversible, PlacedAction):
     default_timeout: ClassVar[timedelta] = timedelta(seconds=15)
 
 
-ACTIONS: tuple[type[ports.Action], ...] = (PowerLimit, Clean, Facts)
+ACTIONS: tuple[type[Action], ...] = (PowerLimit, Clean, Facts)

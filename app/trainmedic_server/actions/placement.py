@@ -19,11 +19,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from trainmedic_server import ports
 from trainmedic_server.actions import pods
 from trainmedic_server.actions.commands import CommandAction, CommandParams
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Call, Services
+from trainmedic_server.ports.outside import Presence
 
 Nodes = Mapping[str, tuple[str, ...]]
 """The GPUs of a job by the node that they are in."""
@@ -59,7 +60,7 @@ class PlacedAction(CommandAction):
     waits_for_receiver: ClassVar[bool] = False
     """The agent is a service of its node. Where it is away somebody has to look, so that is told soon."""
 
-    def __init__(self, services: ports.Services) -> None:
+    def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._pods = services.pods
         self._sent: dict[str, list[str]] = {}
@@ -69,7 +70,7 @@ class PlacedAction(CommandAction):
         if "nodes" in raw:
             raise ValueError("nodes is put in by the server; the nodes are those on which the target job runs")
 
-    async def locate(self, call: ports.Call) -> BaseModel:
+    async def locate(self, call: Call) -> BaseModel:
         params = call.params
         if call.target.kind is not Kind.JOB or not isinstance(params, PlacedParams) or params.nodes is not None:
             return params
@@ -97,7 +98,7 @@ class PlacedAction(CommandAction):
             return [Target(Kind.NODE, node=node) for node in nodes]
         return [Target(Kind.GPU, node=node, gpu=gpu) for node, gpus in nodes.items() for gpu in gpus]
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         if call.target.kind is not Kind.JOB:
             return await super().perform(call)
         parts = [part_of(call, place) for place in self.places(call.params)]
@@ -109,11 +110,11 @@ class PlacedAction(CommandAction):
         for sent in self._sent.pop(command_id, [command_id]):
             super().settled(sent)
 
-    def wire_params(self, call: ports.Call) -> Mapping[str, Any]:
+    def wire_params(self, call: Call) -> Mapping[str, Any]:
         assert isinstance(call.params, PlacedParams)
         return call.params.of_command()
 
-    async def _part(self, part: ports.Call) -> Ended:
+    async def _part(self, part: Call) -> Ended:
         try:
             return Ended(part.target, await super().perform(part))
         except ActionFailure as failure:
@@ -129,7 +130,7 @@ class Ended:
         self.failure = failure
 
 
-def placement_of(job: Target, presence: ports.Presence | None, *, with_gpus: bool) -> Nodes:
+def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> Nodes:
     """The nodes on which every rank of the job runs. Raises TemporaryFailure or PermanentFailure."""
     if presence is None:
         raise TemporaryFailure(f"no job named {job.job!r} is connected, so nobody knows where it runs")
@@ -176,7 +177,7 @@ def id_at(command_id: str, place: Target) -> str:
     return derived_id(command_id, place.node or "", place.gpu or "")
 
 
-def part_of(call: ports.Call, place: Target) -> ports.Call:
+def part_of(call: Call, place: Target) -> Call:
     """The call for one place of a job."""
     undo_of = id_at(call.undo_of, place) if call.undo_of is not None else None
     return replace(call, command_id=id_at(call.command_id, place), target=place, undo_of=undo_of, tell=None)

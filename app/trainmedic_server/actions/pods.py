@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainmedic_server import ports
 from trainmedic_server.domain.whereabouts import Gpu, Pod, gpus_in
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.outside import Presence
 
 _SHOWN = 4
 _SEEING = (
@@ -23,7 +23,7 @@ def nodes_of(job: str, pods: Sequence[Pod]) -> list[str]:
     return sorted({pod.node for pod in _working(job, pods)})
 
 
-def gpus_of(job: str, pods: Sequence[Pod], agents: Sequence[ports.Presence]) -> Mapping[str, tuple[str, ...]]:
+def gpus_of(job: str, pods: Sequence[Pod], agents: Sequence[Presence]) -> Mapping[str, tuple[str, ...]]:
     """The GPUs by node that the job's pods have processes on: all of them, or it raises. PermanentFailure where
     there are jobs of that name in several namespaces, TemporaryFailure where not all that was asked for is seen."""
     by_agent = {agent.name: gpus_in(agent.name, agent.details) for agent in agents}

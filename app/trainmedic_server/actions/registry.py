@@ -23,18 +23,19 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from trainmedic_server import ports, telemetry
+from trainmedic_server import telemetry
 from trainmedic_server.actions import alertmanager, http, jobs, messages, nodes
 from trainmedic_server.actions.kubernetes import drain, workloads
 from trainmedic_server.actions.kubernetes import jobs as cluster_jobs
 from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.errors import PermanentFailure
+from trainmedic_server.ports.actions import Action, Services
 
 GROUP = "trainmedic.actions"
 NAME = re.compile(r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")
 
-BUILT_IN: tuple[type[ports.Action], ...] = (
+BUILT_IN: tuple[type[Action], ...] = (
     *jobs.ACTIONS,
     *nodes.ACTIONS,
     *messages.ACTIONS,
@@ -57,19 +58,19 @@ class Registry:
 
     def __init__(
         self,
-        specs: Mapping[str, type[ports.Action]],
-        services: ports.Services | None = None,
+        specs: Mapping[str, type[Action]],
+        services: Services | None = None,
         problems: Sequence[str] = (),
     ) -> None:
         self._specs = dict(specs)
-        self._instances: dict[str, ports.Action] = {}
+        self._instances: dict[str, Action] = {}
         self.problems = list(problems)
         if services is not None:
             self._make(services)
         for problem in self.problems:
             log.warning("action_left_out", problem=problem)
 
-    def _make(self, services: ports.Services) -> None:
+    def _make(self, services: Services) -> None:
         for name, spec in self._specs.items():
             try:
                 self._instances[name] = spec(services)
@@ -79,10 +80,10 @@ class Registry:
     def names(self) -> Sequence[str]:
         return sorted(self._specs)
 
-    def spec(self, name: str) -> type[ports.Action] | None:
+    def spec(self, name: str) -> type[Action] | None:
         return self._specs.get(name)
 
-    def get(self, name: str) -> ports.Action:
+    def get(self, name: str) -> Action:
         instance = self._instances.get(name)
         if instance is not None:
             return instance
@@ -97,20 +98,20 @@ def specs_only() -> Registry:
     return Registry(specs, None, problems)
 
 
-def build(services: ports.Services) -> Registry:
+def build(services: Services) -> Registry:
     """The registry for acting."""
     specs, problems = _collect()
     return Registry(specs, services, problems)
 
 
-def _collect() -> tuple[dict[str, type[ports.Action]], list[str]]:
+def _collect() -> tuple[dict[str, type[Action]], list[str]]:
     points = sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
     return combine(BUILT_IN, points)
 
 
 def combine(
-    built_in: Iterable[type[ports.Action]], points: Iterable[metadata.EntryPoint]
-) -> tuple[dict[str, type[ports.Action]], list[str]]:
+    built_in: Iterable[type[Action]], points: Iterable[metadata.EntryPoint]
+) -> tuple[dict[str, type[Action]], list[str]]:
     """The classes by action name, and a sentence for each entry point that was left out."""
     specs = {spec.name: spec for spec in built_in}
     problems: list[str] = []
@@ -124,7 +125,7 @@ def combine(
         if fault is not None:
             problems.append(f"entry point {_named(point)} is not an action: {fault}")
             continue
-        spec = cast(type[ports.Action], loaded)
+        spec = cast(type[Action], loaded)
         if spec.name in specs:
             problems.append(f"entry point {_named(point)} is refused: there is an action {spec.name} already")
             continue

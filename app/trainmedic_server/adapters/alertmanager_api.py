@@ -24,7 +24,7 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports import Clock, HttpReply
+from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)

@@ -18,7 +18,7 @@ import httpx
 
 from trainmedic_server import __version__
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports import HttpReply
+from trainmedic_server.ports.outside import HttpReply
 
 BODY_LIMIT = 64 * 1024
 """Bytes of a reply's body that are kept."""

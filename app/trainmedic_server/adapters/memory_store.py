@@ -13,24 +13,33 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.adapters import history_cursor
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Decision, Event, Order, Run, Status
+from trainmedic_server.ports.store import (
+    GuardFacts,
+    History,
+    HistoryFilter,
+    LinkedRun,
+    RunRecord,
+    RunStore,
+    Transaction,
+)
 
 T = TypeVar("T")
 
 _ABSENT: Any = object()
 
 
-class MemoryStore(ports.RunStore, ports.History):
+class MemoryStore(RunStore, History):
     """`ports.RunStore` and `ports.History` over dictionaries."""
 
     def __init__(self) -> None:
         self._tables = _Tables()
         self._closed = False
 
-    async def transact(self, work: Callable[[ports.Transaction], T]) -> T:
+    async def transact(self, work: Callable[[Transaction], T]) -> T:
         self._require_open()
         tables = self._tables
         tables.begin()
@@ -52,7 +61,7 @@ class MemoryStore(ports.RunStore, ports.History):
     async def close(self) -> None:
         self._closed = True
 
-    async def page(self, wanted: ports.HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+    async def page(self, wanted: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         self._require_open()
         before = history_cursor.decode(cursor) if cursor is not None else None
         found: list[Run] = []
@@ -63,19 +72,19 @@ class MemoryStore(ports.RunStore, ports.History):
                 found.append(run)
         return found, None
 
-    async def stream(self, wanted: ports.HistoryFilter) -> AsyncIterator[Run]:
+    async def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
         self._require_open()
         for run in self._tables.newest_first():
             if _matches(run, wanted):
                 yield run
 
-    async def record(self, run_id: str) -> ports.RunRecord | None:
+    async def record(self, run_id: str) -> RunRecord | None:
         self._require_open()
         run = self._tables.runs.get(run_id)
         if run is None:
             return None
         unit = _Unit(self._tables)
-        return ports.RunRecord(
+        return RunRecord(
             run=run,
             alerts=tuple(unit.alerts_of([run_id]).get(run_id, ())),
             events=tuple(event for event in self._tables.events if event.run_id == run_id),
@@ -213,7 +222,7 @@ class _Tables:
         return len(old)
 
 
-class _Unit(ports.Transaction):
+class _Unit(Transaction):
     """`ports.Transaction` on the tables."""
 
     def __init__(self, tables: _Tables) -> None:
@@ -248,14 +257,14 @@ class _Unit(ports.Transaction):
         silent = [record for record in silent if not record.is_resolved and record.last_heard_at < moment]
         return sorted(silent, key=lambda record: (record.last_heard_at, record.identity))
 
-    def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[ports.LinkedRun]]:
+    def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
         tables = self._tables
-        found: dict[Identity, list[ports.LinkedRun]] = {}
+        found: dict[Identity, list[LinkedRun]] = {}
         for identity in identities:
             runs = [tables.runs[run_id] for run_id in tables.runs_of_alert.get(identity, ()) if run_id in tables.runs]
             if runs:
                 found[identity] = [
-                    ports.LinkedRun(run.id, run.playbook, target_key(run), run.status.value, run.decision.value)
+                    LinkedRun(run.id, run.playbook, target_key(run), run.status.value, run.decision.value)
                     for run in runs
                 ]
         return found
@@ -265,8 +274,8 @@ class _Unit(ports.Transaction):
 
     def guard_facts(
         self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
-    ) -> dict[tuple[str, str], ports.GuardFacts]:
-        facts: dict[tuple[str, str], ports.GuardFacts] = {}
+    ) -> dict[tuple[str, str], GuardFacts]:
+        facts: dict[tuple[str, str], GuardFacts] = {}
         for playbook in {playbook for playbook, _ in keys}:
             runs = [self._tables.runs[run_id] for run_id in self._tables.by_playbook.get(playbook, ())]
             runs = [run for run in runs if run.status is not Status.NOT_STARTED]
@@ -280,7 +289,7 @@ class _Unit(ports.Transaction):
                     ended[of_target] = max(run.ended_at, ended.get(of_target, run.ended_at))
             for key in keys:
                 if key[0] == playbook:
-                    facts[key] = ports.GuardFacts(ended.get(key[1]), started, open_runs)
+                    facts[key] = GuardFacts(ended.get(key[1]), started, open_runs)
         return facts
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
@@ -394,7 +403,7 @@ def _commands(run: Run) -> set[str]:
     return {attempts[-1].command_id for attempts in duties if attempts}
 
 
-def _matches(run: Run, wanted: ports.HistoryFilter) -> bool:
+def _matches(run: Run, wanted: HistoryFilter) -> bool:
     target = run.target
     pairs = (
         (wanted.alertname, run.alert_name),

@@ -26,7 +26,7 @@ from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, Inbox, LateRep
 from trainmedic_server.adapters.redis_outbox import Outbox, Outgoing
 from trainmedic_server.adapters.redis_presence import Directory, ranks_of
 from trainmedic_server.adapters.redis_replies import Replies, Waiter
-from trainmedic_server.ports import Clock, Presence
+from trainmedic_server.ports.outside import Clock, Presence
 
 GRACE = timedelta(seconds=1)
 """How long after a command has expired its replies are still waited for (the port's promise)."""

@@ -18,7 +18,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, Outage
 from trainmedic_server.adapters.redis_outbox import GROUP
 from trainmedic_server.adapters.redis_replies import Replies
-from trainmedic_server.ports import Clock
+from trainmedic_server.ports.outside import Clock
 
 log = telemetry.logger(__name__)
 

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, Outage, backoff
-from trainmedic_server.ports import Clock
+from trainmedic_server.ports.outside import Clock
 
 log = telemetry.logger(__name__)
 

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_connection import FAULTS, unavailable
-from trainmedic_server.ports import Clock, Presence
+from trainmedic_server.ports.outside import Clock, Presence
 
 _SCAN = 1000
 LARGEST_PRESENCE = 1024 * 1024

@@ -22,7 +22,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.target import IdentityLabels, Kind, Target, Unresolved
 from trainmedic_server.domain.whereabouts import Known
-from trainmedic_server.ports import Match, Scope
+from trainmedic_server.ports.playbooks import Match, Scope
 
 _BUILT_IN_CHAIN = IdentityLabels()
 

@@ -23,7 +23,7 @@ from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, Names
 from trainmedic_server.catalog.yaml_text import Document
 from trainmedic_server.domain.playbook import APPROVAL, Playbook, TargetParts, UndoTrigger
 from trainmedic_server.domain.target import IdentityLabels, Kind
-from trainmedic_server.ports import Action, Actions, TemplateChecked
+from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from trainmedic_server.catalog.book import CompiledBook
 from trainmedic_server.catalog.loader import LoadedFile
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.domain.target import IdentityLabels
-from trainmedic_server.ports import Actions
+from trainmedic_server.ports.actions import Actions
 
 RESCAN = 30.0
 """Seconds between looks at the directories where nothing was notified: some file systems do not."""

@@ -16,7 +16,7 @@ from trainmedic_server.catalog.book import CompiledBook
 from trainmedic_server.catalog.compiler import compile_document
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.domain.target import IdentityLabels
-from trainmedic_server.ports import Actions
+from trainmedic_server.ports.actions import Actions
 
 TEST_SUFFIX = "_test"
 """``<name>_test.yaml`` beside a playbook holds its tests."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from trainmedic_server.domain.playbook import Playbook
-from trainmedic_server.ports import Actions
+from trainmedic_server.ports.actions import Actions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEMPLATE = {"type": "string", "pattern": r"\{\{|\{%", "description": "A template."}

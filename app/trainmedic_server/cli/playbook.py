@@ -20,7 +20,7 @@ from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli import exits
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError, PayloadError
-from trainmedic_server.ports import Limits
+from trainmedic_server.ports.limits import Limits
 from trainmedic_server.rehearsal import report, suite
 from trainmedic_server.rehearsal.check import check as check_paths
 from trainmedic_server.rehearsal.check import test_files

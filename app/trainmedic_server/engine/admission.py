@@ -18,7 +18,9 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.engine import guards, plan, scope, steps
-from trainmedic_server.ports import Book, GuardFacts, Limits, LinkedRun
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 Key = tuple[str, str]
 """A playbook's name and a target's key."""

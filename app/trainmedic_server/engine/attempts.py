@@ -15,7 +15,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Attempt, Run
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.moves import Act, Outcome
-from trainmedic_server.ports import Actions, Call, Placed, Word
+from trainmedic_server.ports.actions import Actions, Call, Placed, Word
 
 GRACE = timedelta(seconds=5)
 """How long after its deadline an action may still report before it is cut off."""

@@ -22,7 +22,10 @@ from trainmedic_server.engine import attempts, plan, steps
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Idle, Outcome, Plan, Signals
 from trainmedic_server.engine.recorder import Recorder
-from trainmedic_server.ports import Actions, Book, Call, Clock, Limits, Word
+from trainmedic_server.ports.actions import Actions, Call, Word
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.playbooks import Book
 
 log = telemetry.logger(__name__)
 

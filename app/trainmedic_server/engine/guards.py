@@ -12,7 +12,8 @@ from datetime import datetime
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
-from trainmedic_server.ports import GuardFacts, Limits
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.store import GuardFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,10 @@ from trainmedic_server.domain.whereabouts import Known
 from trainmedic_server.engine import admission
 from trainmedic_server.engine.admission import Admitting, Candidate, Changes, Facts, Prepared
 from trainmedic_server.engine.batching import Batcher
-from trainmedic_server.ports import Book, Catalog, Clock, Limits, RunStore, Transaction
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.playbooks import Book, Catalog
+from trainmedic_server.ports.store import RunStore, Transaction
 
 _ALERTS_PER_TRANSACTION = 500
 """More would make the first of them wait long for the last; fewer would cost more commits."""

@@ -38,18 +38,11 @@ from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, OrderKind, Run, Status, UndoStatus
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.locks import TargetLocks
-from trainmedic_server.ports import (
-    AlertSource,
-    Book,
-    Clock,
-    Hold,
-    Leased,
-    Limits,
-    Placed,
-    Renewal,
-    RunStore,
-    Transaction,
-)
+from trainmedic_server.ports.actions import Hold, Leased, Placed, Renewal
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.outside import AlertSource, Clock
+from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.store import RunStore, Transaction
 
 HEARD_OUT = timedelta(minutes=5)
 """Alertmanager's group_interval: after so long it has sent again what it could not deliver."""

@@ -19,7 +19,10 @@ from datetime import datetime, timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
 from trainmedic_server.engine.lapses import Lapses
-from trainmedic_server.ports import Actions, Clock, Hold, Leased, Limits, RunStore, Transaction
+from trainmedic_server.ports.actions import Actions, Hold, Leased
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=15)
 """How often it looks for holds that are due; much less than a third of any sensible lease."""

@@ -10,7 +10,8 @@ from typing import Any
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status, StepState
 from trainmedic_server.engine import scope
-from trainmedic_server.ports import Actions, Book, Scope
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.playbooks import Book, Scope
 
 
 @dataclass(frozen=True, slots=True)

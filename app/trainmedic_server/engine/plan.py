@@ -15,7 +15,7 @@ from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
 from trainmedic_server.engine import steps, undoing
 from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Next, Outcome, Plan, Signals
-from trainmedic_server.ports import Book, Scope
+from trainmedic_server.ports.playbooks import Book, Scope
 
 
 def advance(run: Run, signals: Signals, context: Context, now: datetime) -> Plan:

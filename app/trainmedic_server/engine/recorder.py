@@ -14,7 +14,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Event, Order, Run
 from trainmedic_server.engine.batching import Batcher
-from trainmedic_server.ports import RunStore, Transaction
+from trainmedic_server.ports.store import RunStore, Transaction
 
 _LONGEST_BACKOFF = 5.0
 _BATCH = 200

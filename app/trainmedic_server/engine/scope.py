@@ -13,7 +13,7 @@ from trainmedic.wire.envelope import write_time
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.domain.target import Target
-from trainmedic_server.ports import Book, Scope
+from trainmedic_server.ports.playbooks import Book, Scope
 
 
 class Deferred(Mapping[str, Any]):

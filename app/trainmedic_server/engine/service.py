@@ -25,7 +25,11 @@ from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.sweeper import Sweeper
 from trainmedic_server.engine.workers import Workers
-from trainmedic_server.ports import Actions, AlertSource, Catalog, Clock, Limits, RunStore, Transaction
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.outside import AlertSource, Clock
+from trainmedic_server.ports.playbooks import Catalog
+from trainmedic_server.ports.store import RunStore, Transaction
 
 HEARTBEAT = timedelta(seconds=10)
 """How often the server notes that it is alive; a restart's downtime is known to within this."""

@@ -33,7 +33,8 @@ from trainmedic_server.domain.run import (
     UndoStatus,
 )
 from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Outcome
-from trainmedic_server.ports import Action, Book, Step
+from trainmedic_server.ports.actions import Action
+from trainmedic_server.ports.playbooks import Book, Step
 
 _MODE_APPROVAL = ApproveStep(id=APPROVAL, approve=Question(message="Mode approve: may this run act?"))
 

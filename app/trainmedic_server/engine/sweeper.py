@@ -12,7 +12,9 @@ from datetime import timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Event
-from trainmedic_server.ports import AlertSource, Clock, Limits, RunStore, Transaction
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.outside import AlertSource, Clock
+from trainmedic_server.ports.store import RunStore, Transaction
 
 ASK_AFTER = timedelta(minutes=5)
 """An alert heard of more lately is not asked about: Alertmanager's group_interval is five minutes."""

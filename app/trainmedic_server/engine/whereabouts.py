@@ -17,7 +17,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.whereabouts import Gpu, Known, gpus_in, one_or_all, ranks_in
 from trainmedic_server.errors import BusUnavailable
-from trainmedic_server.ports import Clock, CommandBus, Pods, Presence
+from trainmedic_server.ports.outside import Clock, CommandBus, Pods, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
 """As often as a job writes its presence."""

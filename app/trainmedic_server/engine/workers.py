@@ -14,7 +14,8 @@ from trainmedic_server.engine import plan
 from trainmedic_server.engine.driver import Driver, Surroundings
 from trainmedic_server.engine.moves import Context, Plan, Signals
 from trainmedic_server.engine.recorder import Snapshot
-from trainmedic_server.ports import Book, Catalog, RunStore
+from trainmedic_server.ports.playbooks import Book, Catalog
+from trainmedic_server.ports.store import RunStore
 
 _LONGEST_BACKOFF = 60.0
 

@@ -11,7 +11,7 @@ from trainmedic_server.catalog.book import CompiledBook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.domain.target import IdentityLabels
-from trainmedic_server.ports import Actions
+from trainmedic_server.ports.actions import Actions
 from trainmedic_server.rehearsal import suite_format
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from trainmedic_server.catalog.problems import Path
 from trainmedic_server.domain.admission import Admitted
 from trainmedic_server.domain.run import Controls, StepState, Undo
-from trainmedic_server.ports import RunRecord
+from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.rehearsal.scripted import Carried
 from trainmedic_server.rehearsal.suite_format import Check, RunExpected, StepExpected, UndoExpected
 

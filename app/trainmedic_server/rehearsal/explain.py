@@ -24,7 +24,10 @@ from trainmedic_server.domain.run import Controls, Decision, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.whereabouts import Known
 from trainmedic_server.engine import guards, scope
-from trainmedic_server.ports import Actions, Book, Catalog, GuardFacts, Limits, Scope, Step
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.playbooks import Book, Catalog, Scope, Step
+from trainmedic_server.ports.store import GuardFacts
 from trainmedic_server.server import payload
 
 _RUN_ID = "00000000-0000-7000-8000-000000000000"

@@ -18,7 +18,9 @@ from pydantic import BaseModel
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.target import Kind
-from trainmedic_server.ports import Action, Actions, Call, Clock, RunStore
+from trainmedic_server.ports.actions import Action, Actions, Call
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import RunStore
 from trainmedic_server.rehearsal.suite_format import Outcome, ReplyModel
 
 _APPLIED = ReplyModel(outcome=Outcome.APPLIED)

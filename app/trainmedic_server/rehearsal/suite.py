@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from trainmedic_server import errors, ports, telemetry
+from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.book import CompiledBook
@@ -25,6 +25,9 @@ from trainmedic_server.domain.playbook import ActionStep, step_id
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.engine.service import Engine
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.rehearsal import expectations, suite_format, virtual_time
 from trainmedic_server.rehearsal.expectations import Seen
 from trainmedic_server.rehearsal.scripted import Script, ScriptedActions
@@ -71,7 +74,7 @@ class FileResult:
         return not self.problems and not any(result.failures for result in self.results)
 
 
-def run_file(path: Path, actions: ports.Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
+def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
     """Run every test of a file. Never raises for what is in the file."""
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[CompiledBook]]] = []
@@ -92,9 +95,7 @@ def run_file(path: Path, actions: ports.Actions, identity: IdentityLabels = Iden
     return FileResult(path, tuple(results))
 
 
-def _run_test(
-    suite: Suite, index: int, catalog: Shelf, actions: ports.Actions, metrics: telemetry.Metrics
-) -> TestResult:
+def _run_test(suite: Suite, index: int, catalog: Shelf, actions: Actions, metrics: telemetry.Metrics) -> TestResult:
     test = suite.spec.tests[index]
     began = time.perf_counter()
     scenario = _Scenario(test, catalog, actions, metrics)
@@ -115,7 +116,7 @@ class _Scenario:
 
     test: TestEntry
     catalog: Shelf
-    actions: ports.Actions
+    actions: Actions
     metrics: telemetry.Metrics
     failures: list[tuple[Place, str]] = field(default_factory=list)
     decisions: list[Admitted] = field(default_factory=list)
@@ -148,7 +149,7 @@ class _Scenario:
         await self.engine.stop()
 
     async def _start(self) -> Engine:
-        limits = ports.Limits(mode=self.test.mode, max_age=self.test.max_age)
+        limits = Limits(mode=self.test.mode, max_age=self.test.max_age)
         engine = Engine(
             self.store,
             self.catalog,
@@ -218,7 +219,7 @@ class _Scenario:
 
     async def _runs(self) -> Sequence[Run]:
         """Every item of the history, newest first."""
-        page, _ = await self.store.page(ports.HistoryFilter(), 1000, None)
+        page, _ = await self.store.page(HistoryFilter(), 1000, None)
         return page
 
     async def _settle(self) -> None:
@@ -244,7 +245,7 @@ class _Scenario:
             told = f"{when}, {where(found.path)}: expected {found.expected}, got {found.got}"
             self.fail((*place, *found.path), told)
 
-    async def _records(self) -> list[ports.RunRecord]:
+    async def _records(self) -> list[RunRecord]:
         """Every item of the history with its events, oldest first."""
         records = [await self.store.record(run.id) for run in await self._runs()]
         return [record for record in reversed(records) if record is not None]
@@ -272,7 +273,7 @@ def _checks(test: TestEntry) -> Iterator[tuple[Place, Check]]:
         yield ("expect", index), check
 
 
-def _unknown_names(suite: Suite, books: Iterable[CompiledBook], actions: ports.Actions) -> Iterator[Problem]:
+def _unknown_names(suite: Suite, books: Iterable[CompiledBook], actions: Actions) -> Iterator[Problem]:
     """Names of steps, actions and playbooks in a test that nothing has: such an expectation says nothing."""
     books = list(books)
     if not books:

@@ -8,7 +8,7 @@ from typing import Protocol
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.domain.run import Controls, OrderKind, Run
-from trainmedic_server.ports import Book
+from trainmedic_server.ports.playbooks import Book
 
 
 class Engine(Protocol):

@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmedic_server import __version__, telemetry
-from trainmedic_server.ports import Clock, CommandBus, History, Pods, RunStore
+from trainmedic_server.ports.outside import Clock, CommandBus, Pods
+from trainmedic_server.ports.store import History, RunStore
 from trainmedic_server.server import events, history, jobs, operations, problems, schemas, status, webhook
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import Bodies

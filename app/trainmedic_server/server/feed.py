@@ -15,7 +15,7 @@ from collections import deque
 from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import Saturated
-from trainmedic_server.ports import History
+from trainmedic_server.ports.store import History
 
 BATCH = 500
 _RING = 2_000

@@ -15,7 +15,8 @@ from pydantic import AfterValidator
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.errors import NotFound
-from trainmedic_server.ports import Clock, History, HistoryFilter
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.server import views
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.limits import KIB, ServerLimits

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.whereabouts import Gpu, Pod, gpus_in, ranks_in
-from trainmedic_server.ports import Clock, CommandBus, Pods, Presence
+from trainmedic_server.ports.outside import Clock, CommandBus, Pods, Presence
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.tokens import Role

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, OrderKind
 from trainmedic_server.errors import NotFound, PayloadError
-from trainmedic_server.ports import Book, CommandBus, History
+from trainmedic_server.ports.outside import CommandBus
+from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.store import History
 from trainmedic_server.server import views
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.body import Bodies, parse_json

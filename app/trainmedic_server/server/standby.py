@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmedic_server import __version__, telemetry
-from trainmedic_server.ports import Clock
+from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server.problems import Problem, ProblemResponse
 from trainmedic_server.server.status import Dependency, Health, Ready
 

@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.errors import TrainmedicError
-from trainmedic_server.ports import Clock, CommandBus, RunStore
+from trainmedic_server.ports.outside import Clock, CommandBus
+from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import problems
 from trainmedic_server.server.engine import CatalogView, Engine
 from trainmedic_server.server.limits import ServerLimits

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepStatus, UndoStatus
-from trainmedic_server.ports import RunRecord
+from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.server import examples
 
 

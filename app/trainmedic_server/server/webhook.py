@@ -27,7 +27,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.errors import TrainmedicError
-from trainmedic_server.ports import Clock
+from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server import payload, problems, schemas
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import Bodies, parse_json

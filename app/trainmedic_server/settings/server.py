@@ -25,7 +25,7 @@ from trainmedic_server.domain import duration
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.ports import Limits
+from trainmedic_server.ports.limits import Limits
 from trainmedic_server.settings import options
 from trainmedic_server.settings.options import PREFIX, Option
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from trainmedic_server import __version__, ports, telemetry
+from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
@@ -40,6 +40,11 @@ from trainmedic_server.domain.playbook import TargetParts
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.whereabouts import Whereabouts
 from trainmedic_server.errors import BusUnavailable, StoreUnavailable
+from trainmedic_server.ports.actions import Services
+from trainmedic_server.ports.cluster import Cluster
+from trainmedic_server.ports.outside import Clock, Pods
+from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.standby import Front, Standby
@@ -71,7 +76,7 @@ class Application:
     """One server. `clock` and `metrics` can be handed in by tests."""
 
     def __init__(
-        self, settings: Settings, clock: ports.Clock | None = None, metrics: telemetry.Metrics | None = None
+        self, settings: Settings, clock: Clock | None = None, metrics: telemetry.Metrics | None = None
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
@@ -237,9 +242,9 @@ class Application:
         self,
         stack: contextlib.AsyncExitStack,
         bus: RedisBus,
-        cluster: ports.Cluster | None,
-        pods: ports.Pods | None,
-    ) -> ports.Services:
+        cluster: Cluster | None,
+        pods: Pods | None,
+    ) -> Services:
         settings = self._settings
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
         stack.push_async_callback(http.close)
@@ -250,7 +255,7 @@ class Application:
             settles_after = min(SETTLES_AFTER, settings.assume_resolved_after / 4)
             alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token, settles_after)
             stack.push_async_callback(alertmanager.close)
-        return ports.Services(
+        return Services(
             clock=self._clock,
             bus=bus,
             http=http,
@@ -262,7 +267,7 @@ class Application:
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Callable[[], object]
-    ) -> tuple[ports.Cluster | None, KubernetesWhereabouts | None]:
+    ) -> tuple[Cluster | None, KubernetesWhereabouts | None]:
         """The Kubernetes cluster that is configured, and what its watch knows. Its client takes a third of a
         second to import, which a server without a cluster does not wait for."""
         if self._settings.kubernetes == "off":
@@ -277,7 +282,7 @@ class Application:
         await stack.enter_async_context(_background(watched.watch(), "cluster"))
         return cluster, watched
 
-    async def _prune(self, store: ports.RunStore) -> None:
+    async def _prune(self, store: RunStore) -> None:
         """Delete what is older than the retention, every hour; the first time when the start has settled."""
         await self._clock.sleep_until(self._clock.now() + _PRUNE_FIRST_AFTER)
         while True:
@@ -303,7 +308,7 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
         await asyncio.wait([task])
 
 
-def _names_its_job(book: ports.Book) -> bool:
+def _names_its_job(book: Book) -> bool:
     """Whether the target is a job that may be named by what it uses."""
     return isinstance(book.spec.target, TargetParts) and book.spec.target.job is not None
 

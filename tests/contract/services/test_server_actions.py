@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from trainmedic_server import ports
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
@@ -17,6 +16,7 @@ from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Call, Services
 
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "Spike", "job_name": "llm-1"}, {}, datetime.now(UTC))
 
@@ -26,7 +26,7 @@ async def actions(peer, clock, alertmanager):
     """The registry, with everything configured."""
     caller, source = HttpxCaller({"TRAINMEDIC_HTTP_T": "s3cret-token"}), AlertmanagerApi(alertmanager, clock)
     notifier = AppriseNotifier({"oncall": [f"json://127.0.0.1:{peer.port}/oncall"]})
-    yield registry.build(ports.Services(clock, None, caller, notifier, source))
+    yield registry.build(Services(clock, None, caller, notifier, source))
     await caller.close()
     await source.close()
 
@@ -34,12 +34,12 @@ async def actions(peer, clock, alertmanager):
 @pytest.fixture
 def bare(clock):
     """The registry of a server with no channel and no Alertmanager."""
-    return registry.build(ports.Services(clock, None, HttpxCaller()))
+    return registry.build(Services(clock, None, HttpxCaller()))
 
 
 def _call(actions, name, given, **other):
     now = datetime.now(UTC)
-    return ports.Call(
+    return Call(
         **{
             "command_id": str(uuid.uuid4()),
             "run_id": "run-1",
@@ -93,7 +93,7 @@ async def test_notify_without_a_channel_says_so(bare):
 async def test_notify_ends_by_its_deadline(clock, peer):
     """A channel that hangs leaves the outcome unknown, not the run waiting."""
     notifier = AppriseNotifier({"slow": [f"json://127.0.0.1:{peer.port}/hang?rto=1"]})
-    actions = registry.build(ports.Services(clock, None, HttpxCaller(), notifier))
+    actions = registry.build(Services(clock, None, HttpxCaller(), notifier))
     with pytest.raises(OutcomeUnknown, match="too long"):
         await _do(actions, "notify", {"message": "m"}, deadline=datetime.now(UTC) + timedelta(seconds=0.5))
 

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.support.api_world import START, Address, World
 from trainmedic_server.domain.run import Controls
-from trainmedic_server.ports import Presence
+from trainmedic_server.ports.outside import Presence
 
 CHECKS = [
     not_a_server_error,

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.api_world import Address, World, payload
 from trainmedic_server.domain.run import Run
-from trainmedic_server.ports import HistoryFilter
+from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.server import listener
 from trainmedic_server.server.limits import ServerLimits
 

@@ -11,11 +11,12 @@ from pydantic import ValidationError
 
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
-from trainmedic_server import ports
 from trainmedic_server.actions import jobs, nodes
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.errors import BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Action, Call, Services
+from trainmedic_server.ports.outside import HttpReply, Presence
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 STARTED = NOW - timedelta(minutes=3)
@@ -41,7 +42,7 @@ class ScriptedBus:
         self.clock = clock
         self.answers: tuple[Reply, ...] = ()
         self.in_time = True
-        self.present: list[ports.Presence] = []
+        self.present: list[Presence] = []
         self.is_away = False
         self.sent: list[Command] = []
         self.settled: list[str] = []
@@ -60,7 +61,7 @@ class ScriptedBus:
     def settle(self, command_id: str) -> None:
         self.settled.append(command_id)
 
-    async def jobs(self) -> list[ports.Presence]:
+    async def jobs(self) -> list[Presence]:
         if self.is_away:
             raise BusUnavailable("away")
         return self.present
@@ -72,7 +73,7 @@ class ScriptedBus:
 
 
 class NoHttp:
-    async def call(self, *_: Any, **__: Any) -> ports.HttpReply:
+    async def call(self, *_: Any, **__: Any) -> HttpReply:
         raise AssertionError("no command makes an HTTP call")
 
 
@@ -84,7 +85,7 @@ def bus() -> ScriptedBus:
 async def perform(
     bus: ScriptedBus, kind: type[Any], params: Mapping[str, Any] | None = None, target: Target = JOB, **changes: Any
 ) -> Mapping[str, Any]:
-    action: ports.Action = kind(ports.Services(clock=bus.clock, bus=bus, http=NoHttp()))
+    action: Action = kind(Services(clock=bus.clock, bus=bus, http=NoHttp()))
     alert = Alert("f1", AlertStatus.FIRING, {"alertname": "TrainingLossSpike"}, {}, STARTED)
     fields: dict[str, Any] = {
         "command_id": "c1",
@@ -97,7 +98,7 @@ async def perform(
         "deadline": NOW + timedelta(seconds=60),
         "alert": alert,
     }
-    return await action.perform(ports.Call(**{**fields, **changes}))
+    return await action.perform(Call(**{**fields, **changes}))
 
 
 def replies(*statuses: str, reason: str | None = None, **output: Any) -> tuple[Reply, ...]:
@@ -105,8 +106,8 @@ def replies(*statuses: str, reason: str | None = None, **output: Any) -> tuple[R
     return tuple(Reply("c1", "test", status, rank, said, NOW) for rank, status in enumerate(statuses))
 
 
-def presence(name: str, ranks: Sequence[int] | None = None) -> list[ports.Presence]:
-    return [ports.Presence(name, NOW, {} if ranks is None else {"ranks": list(ranks)})]
+def presence(name: str, ranks: Sequence[int] | None = None) -> list[Presence]:
+    return [Presence(name, NOW, {} if ranks is None else {"ranks": list(ranks)})]
 
 
 async def test_the_command_says_all_that_a_receiver_needs(bus: ScriptedBus) -> None:
@@ -226,7 +227,7 @@ async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
 
 async def test_the_outcome_being_durable_settles_the_replies(bus: ScriptedBus) -> None:
     """From then on they need not be delivered again."""
-    jobs.Checkpoint(ports.Services(clock=bus.clock, bus=bus, http=NoHttp())).settled("c1")
+    jobs.Checkpoint(Services(clock=bus.clock, bus=bus, http=NoHttp())).settled("c1")
     assert bus.settled == ["c1"]
 
 
@@ -309,7 +310,7 @@ def test_the_inverse_is_what_takes_it_back(
 
 
 @pytest.mark.parametrize("kind", [*jobs.ACTIONS, *nodes.ACTIONS], ids=lambda kind: kind.name)
-def test_every_action_works_on_its_own_kind_of_target(kind: type[ports.Action]) -> None:
+def test_every_action_works_on_its_own_kind_of_target(kind: type[Action]) -> None:
     """Job commands on jobs, node commands on nodes and their GPUs, and some on all those of a job."""
     allowed = {Kind.JOB} if kind.name.startswith("job.") else {Kind.NODE, Kind.GPU, Kind.JOB}
     assert kind.targets

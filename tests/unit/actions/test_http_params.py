@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from trainmedic_server import ports
 from trainmedic_server.actions.http import HttpParams, HttpRequest
+from trainmedic_server.ports.actions import TemplateChecked
 
 
 def _params(**given):
@@ -110,7 +110,7 @@ def test_parameters_survive_the_store():
 
 def test_http_request_checks_what_the_author_wrote():
     """It is of the kind that is asked."""
-    assert isinstance(HttpRequest, ports.TemplateChecked)
+    assert isinstance(HttpRequest, TemplateChecked)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from tests.unit.actions.test_commands import FixedClock, NoHttp
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
-from trainmedic_server import ports
 from trainmedic_server.actions import nodes, placement, registry
 from trainmedic_server.actions.nodes import Facts, PowerLimit
 from trainmedic_server.catalog import loader
@@ -26,6 +25,8 @@ from trainmedic_server.errors import (
     PlaybookError,
     TemporaryFailure,
 )
+from trainmedic_server.ports.actions import Call, Hold, Services
+from trainmedic_server.ports.outside import Presence
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 JOB = Target(Kind.JOB, job="llm-1")
@@ -41,8 +42,8 @@ class AgentsBus:
     def __init__(self) -> None:
         self.clock = FixedClock()
         self.answer: Answer = lambda command: reply(command, limit_watts=300.0)
-        self.present: list[ports.Presence] = []
-        self.agents_present: list[ports.Presence] = []
+        self.present: list[Presence] = []
+        self.agents_present: list[Presence] = []
         self.is_away = False
         self.sent: list[Command] = []
         self.settled: list[str] = []
@@ -59,12 +60,12 @@ class AgentsBus:
     def settle(self, command_id: str) -> None:
         self.settled.append(command_id)
 
-    async def jobs(self) -> list[ports.Presence]:
+    async def jobs(self) -> list[Presence]:
         if self.is_away:
             raise BusUnavailable("away")
         return self.present
 
-    async def agents(self) -> list[ports.Presence]:
+    async def agents(self) -> list[Presence]:
         return self.agents_present
 
     async def check(self) -> None:
@@ -81,10 +82,10 @@ def bus() -> AgentsBus:
 
 
 def made(bus: AgentsBus, kind: type[Any]) -> Any:
-    return kind(ports.Services(clock=bus.clock, bus=bus, http=NoHttp()))
+    return kind(Services(clock=bus.clock, bus=bus, http=NoHttp()))
 
 
-def call(kind: type[Any], params: Mapping[str, Any], **changes: Any) -> ports.Call:
+def call(kind: type[Any], params: Mapping[str, Any], **changes: Any) -> Call:
     fields: dict[str, Any] = {
         "command_id": ATTEMPT,
         "run_id": "r1",
@@ -96,13 +97,13 @@ def call(kind: type[Any], params: Mapping[str, Any], **changes: Any) -> ports.Ca
         "deadline": NOW + timedelta(seconds=60),
         "alert": Alert("f1", AlertStatus.FIRING, {"alertname": "Hot"}, {}, NOW),
     }
-    return ports.Call(**{**fields, **changes})
+    return Call(**{**fields, **changes})
 
 
-def placed(*entries: tuple[int, str, str | None], ranks: Sequence[int] | None = None) -> list[ports.Presence]:
+def placed(*entries: tuple[int, str, str | None], ranks: Sequence[int] | None = None) -> list[Presence]:
     """The presence of the job with its ranks in these places."""
     said = [{"rank": rank, "node": node, "gpu": gpu} for rank, node, gpu in entries]
-    return [ports.Presence("llm-1", NOW, {"ranks": list(ranks or [rank for rank, *_ in entries]), "placement": said})]
+    return [Presence("llm-1", NOW, {"ranks": list(ranks or [rank for rank, *_ in entries]), "placement": said})]
 
 
 TWO_NODES = placed((0, "n2", "GPU-c"), (1, "n1", "GPU-b"), (2, "n1", "GPU-a"))
@@ -131,9 +132,9 @@ async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> 
     ("present", "failure", "why"),
     [
         ([], TemporaryFailure, "no job named 'llm-1' is connected"),
-        ([ports.Presence("llm-1", NOW, {"ranks": [0]})], PermanentFailure, "has no placement"),
+        ([Presence("llm-1", NOW, {"ranks": [0]})], PermanentFailure, "has no placement"),
         (
-            [ports.Presence("llm-1", NOW, {"placement": ["?", {"rank": 0, "node": 7}]})],
+            [Presence("llm-1", NOW, {"placement": ["?", {"rank": 0, "node": 7}]})],
             PermanentFailure,
             "no placement",
         ),
@@ -142,7 +143,7 @@ async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> 
     ],
 )
 async def test_a_job_that_does_not_say_where_all_of_it_runs_is_refused(
-    bus: AgentsBus, present: list[ports.Presence], failure: type[ActionFailure], why: str
+    bus: AgentsBus, present: list[Presence], failure: type[ActionFailure], why: str
 ) -> None:
     """Capping some of its GPUs would only make it wait for those; so it is all of them or none."""
     bus.present = present
@@ -301,8 +302,8 @@ steps:
 # --- renewing ---------------------------------------------------------------------------------------
 
 
-def hold(command_id: str, target: Target, **params: Any) -> ports.Hold:
-    return ports.Hold(command_id, "r1", "cap", target, params, True)
+def hold(command_id: str, target: Target, **params: Any) -> Hold:
+    return Hold(command_id, "r1", "cap", target, params, True)
 
 
 async def test_holds_are_renewed_with_one_command_for_each_node(bus: AgentsBus) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from tests.unit.actions.test_commands import NoHttp
 from tests.unit.actions.test_placement import NOW, AgentsBus, call, placed
-from trainmedic_server import ports
 from trainmedic_server.actions.nodes import Facts, PowerLimit
 from trainmedic_server.domain.whereabouts import Pod
 from trainmedic_server.errors import ActionFailure, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Services
+from trainmedic_server.ports.outside import CommandBus, Presence
 
 
 class Cluster:
@@ -34,13 +35,13 @@ def pod(uid: str, node: str, gpus: int = 2, namespace: str = "ml") -> Pod:
     return Pod(uid, namespace, f"pod-{uid}", node, "llm-1", gpus=gpus)
 
 
-def agent(node: str, **gpus: list[str]) -> ports.Presence:
+def agent(node: str, **gpus: list[str]) -> Presence:
     told = [{"uuid": f"GPU-{name}", "index": i, "pods": pods} for i, (name, pods) in enumerate(gpus.items())]
-    return ports.Presence(node, NOW, {"gpus": told})
+    return Presence(node, NOW, {"gpus": told})
 
 
 async def located(kind: type[Any], bus: AgentsBus, *pods: Pod, **params: Any) -> Any:
-    services = ports.Services(bus.clock, cast(ports.CommandBus, bus), NoHttp(), pods=Cluster(*pods))
+    services = Services(bus.clock, cast(CommandBus, bus), NoHttp(), pods=Cluster(*pods))
     found = await kind(services).locate(call(kind, params))
     return {node: list(gpus) for node, gpus in found.nodes.items()}
 
@@ -62,7 +63,7 @@ async def test_what_the_job_says_itself_goes_before() -> None:
     bus.present = placed((0, "n9", "GPU-x"))
     bus.agents_present = [agent("n1", a=["u1"], b=["u1"]), agent("n2", c=["u2"], d=["u2"])]
     assert await located(PowerLimit, bus, *WORKERS, percent=80) == {"n9": ["GPU-x"]}
-    bus.present = [ports.Presence("llm-1", NOW, {"ranks": [0, 1]})]
+    bus.present = [Presence("llm-1", NOW, {"ranks": [0, 1]})]
     assert list(await located(PowerLimit, bus, *WORKERS, percent=80)) == ["n1", "n2"]
 
 
@@ -83,7 +84,7 @@ async def test_what_the_job_says_itself_goes_before() -> None:
     ],
 )
 async def test_a_job_whose_gpus_are_not_all_seen_is_refused(
-    pods: list[Pod], agents: list[ports.Presence], failure: type[ActionFailure], why: str
+    pods: list[Pod], agents: list[Presence], failure: type[ActionFailure], why: str
 ) -> None:
     """All of them or none; the reason says which pod, and what would help."""
     bus = AgentsBus()

@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 from pydantic import BaseModel
 
-from trainmedic_server import ports
 from trainmedic_server.actions import messages, registry
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.errors import PermanentFailure
+from trainmedic_server.ports.actions import Services
 
 
 class NoParams(BaseModel):
@@ -95,7 +95,7 @@ def test_an_unknown_action_fails_for_good():
 def test_another_package_adds_an_action(offered):
     """Named by an entry point, it is found and made like a built-in one."""
     specs, problems = registry.combine([messages.Notify], offered(Page=Page))
-    actions = registry.Registry(specs, ports.Services(clock=None, bus=None, http=None), problems)
+    actions = registry.Registry(specs, Services(clock=None, bus=None, http=None), problems)
     assert actions.names() == ["acme.page", "notify"]
     assert isinstance(actions.get("acme.page"), Page)
     assert actions.problems == []
@@ -119,7 +119,7 @@ def test_an_action_that_cannot_be_made_takes_nothing_else_down():
         raise RuntimeError("no licence")
 
     broken = _variant(__init__=refuse)
-    services = ports.Services(clock=None, bus=None, http=None)
+    services = Services(clock=None, bus=None, http=None)
     actions = registry.Registry({"notify": messages.Notify, "acme.page": broken}, services)
     assert isinstance(actions.get("notify"), messages.Notify)
     assert actions.spec("acme.page") is broken

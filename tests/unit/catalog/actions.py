@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.book import CompiledBook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import IdentityLabels, Kind
+from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 
 PLAYBOOK = """\
 playbook: spike
@@ -55,9 +56,9 @@ class _Base:
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
 
-    def __init__(self, services: ports.Services) -> None: ...
+    def __init__(self, services: Services) -> None: ...
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         return {}
 
     def settled(self, command_id: str) -> None: ...
@@ -69,8 +70,8 @@ class Rollback(_Base):
     Params: ClassVar[type[BaseModel]] = RollbackParams
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse("test.rollback", {}) if output else None
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse("test.rollback", {}) if output else None
 
 
 class Tell(_Base):
@@ -96,11 +97,11 @@ class TestActions:
     def names(self) -> Sequence[str]:
         return ["test.rollback", "test.tell"]
 
-    def spec(self, name: str) -> type[ports.Action] | None:
-        kinds: dict[str, type[ports.Action]] = {"test.rollback": Rollback, "test.tell": Tell}
+    def spec(self, name: str) -> type[Action] | None:
+        kinds: dict[str, type[Action]] = {"test.rollback": Rollback, "test.tell": Tell}
         return kinds.get(name)
 
-    def get(self, name: str) -> ports.Action:
+    def get(self, name: str) -> Action:
         raise errors.PermanentFailure(f"no action {name}")
 
 

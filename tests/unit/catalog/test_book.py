@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from tests.unit.catalog.actions import PLAYBOOK, alert, book_of
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.domain.target import Kind, Target, Unresolved
+from trainmedic_server.ports.playbooks import Book, Match
 
 SCOPE: dict[str, Any] = {"labels": {"n": "7", "word": "x"}, "steps": {}, "run": {"id": "r1"}}
 
 
-def book_with(step: str) -> ports.Book:
+def book_with(step: str) -> Book:
     return book_of(PLAYBOOK + f"  - {step}\n")
 
 
@@ -25,7 +26,7 @@ def test_it_reacts_to_its_alertnames_matchers_and_condition() -> None:
             "alert: [A, TrainingLossSpike]\n  matchers: ['severity=~\"a|b\"']\n  when: labels.runbook is not defined",
         )
     )
-    assert book.match(alert(severity="a")) == ports.Match(True)
+    assert book.match(alert(severity="a")) == Match(True)
     assert book.match(alert("Other")).why == "alertname is 'Other', not 'A' or 'TrainingLossSpike'"
     assert book.match(alert(severity="c")).why == "severity=~\"a|b\" does not hold: severity is 'c'"
     refused = book.match(alert(severity="b", runbook="x"))

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.unit.catalog.actions import PLAYBOOK, TestActions, config_map, library
-from trainmedic_server import errors, ports, telemetry
+from trainmedic_server import errors, telemetry
 from trainmedic_server.catalog.library import Library
+from trainmedic_server.ports.playbooks import Book, Catalog
 
 
 def named(name: str) -> str:
     return PLAYBOOK.replace("playbook: spike", f"playbook: {name}")
 
 
-def loaded(made: Library, name: str) -> ports.Book:
+def loaded(made: Library, name: str) -> Book:
     book = made.get(name)
     assert book is not None
     return book
@@ -27,7 +28,7 @@ def test_playbooks_are_found_in_a_directory_and_one_level_below(tmp_path: Path) 
     (tmp_path / "sub" / "deeper").mkdir(parents=True)
     for place in ("a.yaml", "b.yml", "sub/c.yaml", ".hidden.yaml", "d_test.yaml", "e.txt", "sub/deeper/f.yaml"):
         (tmp_path / place).write_text(named(Path(place).stem.strip(".")))
-    made: ports.Catalog = library(tmp_path)
+    made: Catalog = library(tmp_path)
     assert [book.spec.name for book in made.all()] == ["a", "b", "c"]
     assert len(made.for_alert("TrainingLossSpike")) == 3
     assert made.for_alert("Other") == ()

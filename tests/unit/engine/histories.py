@@ -19,13 +19,14 @@ from typing import Any, Literal, TypeVar
 from hypothesis import strategies as st
 
 from tests.unit.engine.world import Scripted, World
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.domain.alert import Alert, Identity
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import OrderKind, UndoStatus
 from trainmedic_server.domain.target import Target
-from trainmedic_server.ports import Call
+from trainmedic_server.ports.actions import Call
+from trainmedic_server.ports.store import Transaction
 from trainmedic_server.rehearsal import virtual_time
 
 ALERTS = ("Hot", "Slow")
@@ -261,7 +262,7 @@ class SlowStore(MemoryStore):
         super().__init__()
         self._units = 0
 
-    async def transact(self, work: Callable[[ports.Transaction], T]) -> T:
+    async def transact(self, work: Callable[[Transaction], T]) -> T:
         self._units += 1
         await asyncio.sleep(0.001 + self._units % 3 * 0.002)
         done = await super().transact(work)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
-from trainmedic_server import ports
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.domain.run import Decision, Run, Status
+from trainmedic_server.ports.store import Transaction
 
 MakeWorld = Callable[..., World]
 T = TypeVar("T")
@@ -35,17 +35,17 @@ class Interrupting(MemoryStore):
         super().__init__()
         self.before_close: Callable[[], Any] | None = None
 
-    async def transact(self, work: Callable[[ports.Transaction], T]) -> T:
+    async def transact(self, work: Callable[[Transaction], T]) -> T:
         if self.before_close is not None and await self._closes(work):
             happen, self.before_close = self.before_close, None
             await happen()
         return await super().transact(work)
 
-    async def _closes(self, work: Callable[[ports.Transaction], object]) -> bool:
+    async def _closes(self, work: Callable[[Transaction], object]) -> bool:
         """Try the work, look what it would write, and take it back."""
         closing = False
 
-        def trial(tx: ports.Transaction) -> None:
+        def trial(tx: Transaction) -> None:
             nonlocal closing
             was_open: dict[str, Run] = {run.id: run for run in tx.unfinished() if run.is_open}
             work(tx)

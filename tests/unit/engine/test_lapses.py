@@ -15,7 +15,7 @@ from trainmedic_server import errors
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import OrderKind, Status, UndoStatus
-from trainmedic_server.ports import Hold, Renewal
+from trainmedic_server.ports.actions import Hold, Renewal
 
 MakeWorld = Callable[..., World]
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tests.unit.engine.world import Cap, World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, UndoStatus
-from trainmedic_server.ports import Hold, Renewal
+from trainmedic_server.ports.actions import Hold, Renewal
 
 MakeWorld = Callable[..., World]
 

@@ -10,7 +10,7 @@ from tests.unit.engine.test_runs import RETRYING, TWO_STAGES
 from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, Status, StepStatus, UndoStatus
-from trainmedic_server.ports import Book
+from trainmedic_server.ports.playbooks import Book
 
 MakeWorld = Callable[..., World]
 

@@ -12,7 +12,7 @@ from tests.unit.engine.world import Amount, Scripted, World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Status, StepStatus, UndoStatus
 from trainmedic_server.domain.target import Kind, Target
-from trainmedic_server.ports import Call, Inverse
+from trainmedic_server.ports.actions import Call, Inverse
 
 MakeWorld = Callable[..., World]
 

@@ -13,7 +13,8 @@ from tests.unit.engine.test_runs import RETRYING, TWO_STAGES
 from tests.unit.engine.world import Source, World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus
-from trainmedic_server.ports import Book, Transaction
+from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.store import Transaction
 
 MakeWorld = Callable[..., World]
 

@@ -12,7 +12,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain.whereabouts import Pod
 from trainmedic_server.engine.whereabouts import FORGET_AFTER, REFRESH_EVERY, Whereabouts
 from trainmedic_server.errors import BusUnavailable
-from trainmedic_server.ports import CommandBus, Presence
+from trainmedic_server.ports.outside import CommandBus, Presence
 from trainmedic_server.rehearsal import virtual_time
 from trainmedic_server.rehearsal.virtual_time import BEGINNING, VirtualClock
 

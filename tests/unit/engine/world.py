@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from tests.unit.engine.books import catalog_of
-from trainmedic_server import errors, ports, telemetry
+from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity
@@ -23,7 +23,9 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.engine.service import Engine
-from trainmedic_server.ports import Call, Inverse, Limits, Services
+from trainmedic_server.ports.actions import Action, Call, Inverse, Services
+from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.rehearsal.virtual_time import VirtualClock
 
 
@@ -107,11 +109,11 @@ class ScriptedActions:
     def names(self) -> Sequence[str]:
         return sorted(self._instances)
 
-    def spec(self, name: str) -> type[ports.Action] | None:
+    def spec(self, name: str) -> type[Action] | None:
         found = self._instances.get(name)
         return type(found) if found else None
 
-    def get(self, name: str) -> ports.Action:
+    def get(self, name: str) -> Action:
         if name not in self._instances:
             raise errors.PermanentFailure(f"no action {name}")
         return self._instances[name]
@@ -244,7 +246,7 @@ class World:
 
     async def runs(self) -> list[Run]:
         """Every item of the history, oldest first."""
-        page, _ = await self.store.page(ports.HistoryFilter(), 1000, None)
+        page, _ = await self.store.page(HistoryFilter(), 1000, None)
         return list(reversed(page))
 
     async def run(self, run_id: str | None = None) -> Run:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.domain.target import Kind
+from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 
 PLAYBOOK = """\
 playbook: cap
@@ -56,15 +57,15 @@ class _Base:
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
 
-    def __init__(self, services: ports.Services) -> None: ...
+    def __init__(self, services: Services) -> None: ...
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         raise errors.PermanentFailure("a test must never reach the real action")
 
     def settled(self, command_id: str) -> None: ...
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return None
 
 
@@ -73,8 +74,8 @@ class Cap(_Base):
     Params: ClassVar[type[BaseModel]] = Amount
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse("test.uncap", {"amount": (output or {}).get("was", 100)})
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse("test.uncap", {"amount": (output or {}).get("was", 100)})
 
 
 class Uncap(_Base):
@@ -91,13 +92,13 @@ class Tell(_Base):
 class RehearsedActions:
     """`ports.Actions` over the classes above."""
 
-    _KINDS: ClassVar[Mapping[str, type[ports.Action]]] = {kind.name: kind for kind in (Cap, Uncap, Tell)}
+    _KINDS: ClassVar[Mapping[str, type[Action]]] = {kind.name: kind for kind in (Cap, Uncap, Tell)}
 
     def names(self) -> Sequence[str]:
         return sorted(self._KINDS)
 
-    def spec(self, name: str) -> type[ports.Action] | None:
+    def spec(self, name: str) -> type[Action] | None:
         return self._KINDS.get(name)
 
-    def get(self, name: str) -> ports.Action:
+    def get(self, name: str) -> Action:
         raise errors.PermanentFailure("a test must never reach the real action")

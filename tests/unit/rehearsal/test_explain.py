@@ -15,7 +15,7 @@ from trainmedic_server import errors
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision
-from trainmedic_server.ports import Limits
+from trainmedic_server.ports.limits import Limits
 from trainmedic_server.rehearsal import check, explain, report
 from trainmedic_server.rehearsal.explain import Explanation, Verdict
 

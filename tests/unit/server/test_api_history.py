@@ -18,7 +18,7 @@ from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Attempt, Decision, Run, Status, StepState, StepStatus, Undo
 from trainmedic_server.domain.target import Kind, Target
-from trainmedic_server.ports import RunRecord
+from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.server.payload import delivery
 
 ITEM = ["run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "mode", "status", "decision"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.api_world import START, World
 from trainmedic_server.domain.whereabouts import Pod
-from trainmedic_server.ports import Presence
+from trainmedic_server.ports.outside import Presence
 from trainmedic_server.server.jobs import JobView, Picture
 
 A, B = "GPU-aaaa0000-0000-0000-0000-000000000000", "GPU-bbbb0000-0000-0000-0000-000000000000"

@@ -11,7 +11,7 @@ import pytest
 from tests.support.api_world import START, Problem, World, payload
 from trainmedic_server import __version__, errors
 from trainmedic_server.domain.run import Controls
-from trainmedic_server.ports import Presence
+from trainmedic_server.ports.outside import Presence
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.tokens import Role, Token
 

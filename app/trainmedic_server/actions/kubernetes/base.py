@@ -13,7 +13,6 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from trainmedic_server import ports
 from trainmedic_server.actions.kubernetes import notes
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.errors import (
@@ -26,6 +25,7 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
+from trainmedic_server.ports.actions import Call, Inverse, Services, Word
 from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT = 0.2
@@ -92,7 +92,7 @@ class ClusterAction:
     Params: ClassVar[type[BaseModel]]
     permissions: ClassVar[tuple[Permission, ...]]
 
-    def __init__(self, services: ports.Services) -> None:
+    def __init__(self, services: Services) -> None:
         self._clock = services.clock
         self._bus = services.bus
         self._known_cluster = services.cluster
@@ -101,7 +101,7 @@ class ClusterAction:
         """Nothing is held for it."""
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return None
 
     @property
@@ -113,7 +113,7 @@ class ClusterAction:
             )
         return self._known_cluster
 
-    async def insist(self, call: ports.Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
+    async def insist(self, call: Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """What `attempt` returns, tried until the deadline. Where a failure left open whether something
         was changed, the outcome is unknown then."""
         wait, is_open, refusals = _FIRST_WAIT, False, Refusals()
@@ -143,7 +143,7 @@ class ClusterAction:
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
                 wait = min(wait * 2, _LONGEST_WAIT)
 
-    async def set_field(self, call: ports.Call, ref: Ref, field: notes.Field, value: Any) -> tuple[Object, Any, bool]:
+    async def set_field(self, call: Call, ref: Ref, field: notes.Field, value: Any) -> tuple[Object, Any, bool]:
         """Set a field of an object, noted for the run. Returns the object, what it was before, and
         whether this run holds the change."""
 
@@ -159,7 +159,7 @@ class ClusterAction:
         return await self.insist(call, attempt)
 
     async def take_back(
-        self, call: ports.Call, ref: Ref, field: notes.Field, of_all_runs: bool = False
+        self, call: Call, ref: Ref, field: notes.Field, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
         """Undo `_set`. Returns the object, what came of it, and whether the value was put back."""
 
@@ -172,7 +172,7 @@ class ClusterAction:
 
         return await self.insist(call, attempt)
 
-    async def set_or_restore(self, call: ports.Call, field: notes.Field, value: Any, is_undo: bool) -> dict[str, Any]:
+    async def set_or_restore(self, call: Call, field: notes.Field, value: Any, is_undo: bool) -> dict[str, Any]:
         """Set a field of the target's node, or as an undo put back what was there; the step's output."""
         ref = Ref(NODES, node_of(call))
         if is_undo:
@@ -189,17 +189,17 @@ class ClusterAction:
         return {"node": ref.name, "before": {field.name: before}, "after": {field.name: field.read(node)}}
 
 
-async def told(call: ports.Call) -> ports.Word:
+async def told(call: Call) -> Word:
     """What operators have said since the attempt began."""
     return await call.word() if call.word is not None else "go_on"
 
 
-def because(call: ports.Call, what: str) -> str:
+def because(call: Call, what: str) -> str:
     """The message of an Event."""
     return f"{what} by Trainmedic, playbook {call.playbook}, run {call.run_id}: {call.reason}"
 
 
-def node_of(call: ports.Call) -> str:
+def node_of(call: Call) -> str:
     """The node of the target. Raises PermanentFailure where it has none."""
     if call.target.node is None:
         raise PermanentFailure(f"this works on a node, and {call.target.key} is none")

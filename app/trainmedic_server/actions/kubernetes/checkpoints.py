@@ -15,14 +15,15 @@ from datetime import timedelta
 from typing import Any
 
 from trainmedic.wire import envelope
-from trainmedic_server import ports
 from trainmedic_server.actions.kubernetes.base import node_of
 from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.actions import Call
+from trainmedic_server.ports.outside import Clock, CommandBus
 
 ACTION = "job.checkpoint"
 
 
-async def ask_for(bus: ports.CommandBus, clock: ports.Clock, call: ports.Call, patience: timedelta) -> dict[str, str]:
+async def ask_for(bus: CommandBus, clock: Clock, call: Call, patience: timedelta) -> dict[str, str]:
     """What became of each job's checkpoint, by job: ``written``, or why not. Returns when all have
     answered, and at the latest after `patience` counted from when the step began."""
     until = min(call.issued_at + patience, call.deadline)
@@ -39,7 +40,7 @@ async def ask_for(bus: ports.CommandBus, clock: ports.Clock, call: ports.Call, p
     return {job.name: outcome for job, outcome in zip(jobs, told, strict=True)}
 
 
-async def _one(bus: ports.CommandBus, call: ports.Call, job: str, until: Any) -> str:
+async def _one(bus: CommandBus, call: Call, job: str, until: Any) -> str:
     command = envelope.Command(
         id=_derived(call.command_id, job),
         action=ACTION,

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field
 
-from trainmedic_server import ports
 from trainmedic_server.actions.kubernetes import checkpoints, nodes
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
@@ -42,6 +41,7 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
+from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref
 
 ROUND = timedelta(seconds=1)
@@ -119,7 +119,7 @@ class Drain(ClusterAction):
         EVENTS,
     )
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(DrainParams, call.params)
         before = await nodes.cordon(self, call)
         output: dict[str, Any] = {"node": before["node"], "before": before["before"]}
@@ -138,10 +138,10 @@ class Drain(ClusterAction):
         return output
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse(nodes.Uncordon.name, {"restore": True})
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse(nodes.Uncordon.name, {"restore": True})
 
-    async def _may_begin(self, call: ports.Call, params: DrainParams) -> None:
+    async def _may_begin(self, call: Call, params: DrainParams) -> None:
         """Before jobs are held up for a checkpoint: raise PermanentFailure where pods forbid the drain."""
         try:
             await self._look(call, params, _Progress())
@@ -151,7 +151,7 @@ class Drain(ClusterAction):
             if not error.may_pass:
                 raise
 
-    async def _unless_stopped(self, call: ports.Call, work: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
+    async def _unless_stopped(self, call: Call, work: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
         """What `work` returns. Raises TemporaryFailure as soon as the run is cancelled."""
         task = asyncio.ensure_future(work)
         try:
@@ -166,7 +166,7 @@ class Drain(ClusterAction):
         finally:
             task.cancel()
 
-    async def _empty(self, call: ports.Call, params: DrainParams) -> dict[str, Any]:
+    async def _empty(self, call: Call, params: DrainParams) -> dict[str, Any]:
         progress, wait, refusals = _Progress(), ROUND, Refusals()
         left: Sequence[Object] = ()
         while True:
@@ -191,7 +191,7 @@ class Drain(ClusterAction):
                 raise TemporaryFailure(_unfinished(left, progress), progress.output(left))
             await self._clock.sleep_until(self._clock.now() + wait)
 
-    async def _look(self, call: ports.Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
+    async def _look(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
         """The pods that are still to end. Raises PermanentFailure where one forbids the drain."""
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={node_of(call)}")
         found = sort(pods, params)
@@ -240,14 +240,14 @@ class Drain(ClusterAction):
         pauses = [getattr(error, "retry_after", None) or 0.0 for error in failures]
         return bool(failures) and len(failures) == len(asked), max(pauses, default=0.0)
 
-    async def _tell(self, call: ports.Call, left: Sequence[Object], progress: _Progress) -> None:
+    async def _tell(self, call: Call, left: Sequence[Object], progress: _Progress) -> None:
         now = self._clock.now()
         if call.tell is None or (progress.told_at is not None and now - progress.told_at < TELL_EVERY):
             return
         progress.told_at = now
         await call.tell(_unfinished(left, progress))
 
-    async def _leave_event(self, call: ports.Call, reason: str, what: str, warning: bool = False) -> None:
+    async def _leave_event(self, call: Call, reason: str, what: str, warning: bool = False) -> None:
         try:
             node = await self.cluster.get(Ref(NODES, node_of(call)))
         except ActionFailure:
@@ -311,4 +311,4 @@ def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
     return f"{len(left)} pods are still there: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
 
 
-ACTIONS: tuple[type[ports.Action], ...] = (Drain,)
+ACTIONS: tuple[type[Action], ...] = (Drain,)

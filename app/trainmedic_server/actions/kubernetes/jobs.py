@@ -9,7 +9,6 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from trainmedic_server import ports
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
     STOPPED,
@@ -20,6 +19,7 @@ from trainmedic_server.actions.kubernetes.base import (
     told,
 )
 from trainmedic_server.errors import ObjectExists, ObjectMissing, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import JOBS, Object, Ref
 
 COMMAND = "trainmedic.io/command"
@@ -67,7 +67,7 @@ class CreateJob(ClusterAction):
     Params: ClassVar[type[BaseModel]] = CreateJobParams
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("batch", "jobs", ("create", "get")), EVENTS)
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(CreateJobParams, call.params)
         body, ref = _job(call, params)
         made = await self.insist(call, lambda: self._make(call, ref, body))
@@ -80,7 +80,7 @@ class CreateJob(ClusterAction):
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
         """A Job that ran has run."""
 
-    async def _make(self, call: ports.Call, ref: Ref, body: Mapping[str, Any]) -> Object:
+    async def _make(self, call: Call, ref: Ref, body: Mapping[str, Any]) -> Object:
         try:
             made = await self.cluster.create(JOBS, ref.namespace, body)
         except ObjectExists:
@@ -91,7 +91,7 @@ class CreateJob(ClusterAction):
         await self.cluster.record(made, "Created", because(call, "Created"))
         return made
 
-    async def _result(self, call: ports.Call, ref: Ref, output: Mapping[str, Any]) -> dict[str, Any]:
+    async def _result(self, call: Call, ref: Ref, output: Mapping[str, Any]) -> dict[str, Any]:
         while True:
             try:
                 found = await self.insist(call, lambda: self.cluster.get(ref))
@@ -118,7 +118,7 @@ def _without_none(value: Any) -> Any:
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _job(call: ports.Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
+def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
     """The Job of this command, and its name: always the same for the same command."""
     manifest = params.manifest or {}
     given = manifest.get("metadata") or {}
@@ -135,4 +135,4 @@ def _job(call: ports.Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref
     return body, Ref(JOBS, name, str(namespace))
 
 
-ACTIONS: tuple[type[ports.Action], ...] = (CreateJob,)
+ACTIONS: tuple[type[Action], ...] = (CreateJob,)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field, model_validator
 
-from trainmedic_server import ports
 from trainmedic_server.actions.kubernetes import notes
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
@@ -21,6 +20,7 @@ from trainmedic_server.actions.kubernetes.base import (
 )
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import NODES, Object, Ref
 
 # Names of labels and taints, and their values: Kubernetes' own rules.
@@ -104,12 +104,12 @@ class Cordon(_NodeAction):
     summary: ClassVar[str] = "Let no new pods onto the node; undo lets them, unless somebody else has cordoned it."
     Params: ClassVar[type[BaseModel]] = CordonParams
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         if cast(CordonParams, call.params).unless_ready:
             await self._is_not_ready(call)
         return await cordon(self, call)
 
-    async def _is_not_ready(self, call: ports.Call) -> None:
+    async def _is_not_ready(self, call: Call) -> None:
         ref = Ref(NODES, node_of(call))
         node = await self.insist(call, lambda: self.cluster.get(ref))
         if _is_ready(node) and call.run_id not in notes.notes(node, UNSCHEDULABLE):
@@ -119,11 +119,11 @@ class Cordon(_NodeAction):
             )
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse(Uncordon.name, {"restore": True})
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse(Uncordon.name, {"restore": True})
 
 
-async def cordon(action: ClusterAction, call: ports.Call) -> dict[str, Any]:
+async def cordon(action: ClusterAction, call: Call) -> dict[str, Any]:
     """Cordon the call's node for the call's run; the output of ``k8s.cordon``."""
     ref = Ref(NODES, node_of(call))
     node, before, is_held = await action.set_field(call, ref, UNSCHEDULABLE, True)
@@ -138,7 +138,7 @@ class Uncordon(_NodeAction):
     summary: ClassVar[str] = "Let pods onto the node again, where it was Trainmedic that had cordoned it."
     Params: ClassVar[type[BaseModel]] = UncordonParams
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(UncordonParams, call.params)
         ref = Ref(NODES, node_of(call))
         if params.force:
@@ -157,7 +157,7 @@ class Uncordon(_NodeAction):
             await self.cluster.record(node, "Uncordoned", because(call, "Uncordoned"))
         return self._output(ref, is_back or is_cordoned, node, why)
 
-    async def _force(self, call: ports.Call, ref: Ref) -> tuple[Object, bool]:
+    async def _force(self, call: Call, ref: Ref) -> tuple[Object, bool]:
         _, why, _ = await self.take_back(call, ref, UNSCHEDULABLE, of_all_runs=True)
 
         async def attempt() -> tuple[Object, bool]:
@@ -192,15 +192,15 @@ class Taint(_NodeAction):
     summary: ClassVar[str] = "Put a taint on the node, or take one away; undo restores what was."
     Params: ClassVar[type[BaseModel]] = TaintParams
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(TaintParams, call.params)
         field = taint_field(params.key, params.effect)
         return await self.set_or_restore(call, field, None if params.remove else params.value, bool(params.restore))
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         given = cast(TaintParams, params)
-        return ports.Inverse(cls.name, {"key": given.key, "effect": given.effect, "restore": True})
+        return Inverse(cls.name, {"key": given.key, "effect": given.effect, "restore": True})
 
 
 class LabelParams(ClusterParams):
@@ -220,13 +220,13 @@ class Label(_NodeAction):
     summary: ClassVar[str] = "Set a label of the node, or take one away; undo restores what was."
     Params: ClassVar[type[BaseModel]] = LabelParams
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(LabelParams, call.params)
         return await self.set_or_restore(call, label_field(params.key), params.value, bool(params.restore))
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse(cls.name, {"key": cast(LabelParams, params).key, "restore": True})
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse(cls.name, {"key": cast(LabelParams, params).key, "restore": True})
 
 
-ACTIONS: tuple[type[ports.Action], ...] = (Cordon, Uncordon, Taint, Label)
+ACTIONS: tuple[type[Action], ...] = (Cordon, Uncordon, Taint, Label)

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field, model_validator
 
-from trainmedic_server import ports
 from trainmedic_server.actions.kubernetes.base import EVENTS, GONE, ClusterAction, ClusterParams, Permission, because
 from trainmedic_server.actions.kubernetes.kinds import KNOWN, Named, Workload, field_at
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.errors import ObjectMissing, PermanentFailure
+from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
@@ -41,14 +41,14 @@ class _WorkloadAction(ClusterAction):
             raise PermanentFailure(f"{self.name} does not work on a {kind}: it has no {self.needs} that could be set")
         return str(path)
 
-    async def _assign(self, call: ports.Call, params: Named, value: Any, said: str) -> dict[str, Any]:
+    async def _assign(self, call: Call, params: Named, value: Any, said: str) -> dict[str, Any]:
         ref, field = ref_of(params), field_at(self.needs, self._path(params))
         found, before, is_held = await self.set_field(call, ref, field, value)
         if is_held:
             await self.cluster.record(found, said, because(call, said))
         return {"object": str(ref), "before": {self.needs: before}, "after": {self.needs: field.read(found)}}
 
-    async def _restore(self, call: ports.Call, params: Named, said: str) -> dict[str, Any]:
+    async def _restore(self, call: Call, params: Named, said: str) -> dict[str, Any]:
         ref, field = ref_of(params), field_at(self.needs, self._path(params))
         try:
             found, why, is_back = await self.take_back(call, ref, field)
@@ -66,7 +66,7 @@ class Restart(_WorkloadAction):
     permissions: ClassVar[tuple[Permission, ...]] = _permissions("template")
     needs: ClassVar[str] = "template"
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(Named, call.params)
         ref, path = ref_of(params), self._path(params)
         # The moment of the command, so that a repeat of the same command rolls out nothing more.
@@ -110,15 +110,15 @@ class Scale(_WorkloadAction):
     permissions: ClassVar[tuple[Permission, ...]] = _permissions("replicas")
     needs: ClassVar[str] = "replicas"
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(ScaleParams, call.params)
         if params.restore:
             return await self._restore(call, params, "Scaled back")
         return await self._assign(call, params, params.replicas, "Scaled")
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse(cls.name, _naming(cast(Named, params)))
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse(cls.name, _naming(cast(Named, params)))
 
 
 class SuspendParams(Named):
@@ -131,15 +131,15 @@ class _SetsSuspend(_WorkloadAction):
     needs: ClassVar[str] = "suspend"
     value: ClassVar[bool]
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SuspendParams, call.params)
         if params.restore:
             return await self._restore(call, params, "Resumed" if self.value else "Suspended")
         return await self._assign(call, params, self.value, "Suspended" if self.value else "Resumed")
 
     @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> ports.Inverse | None:
-        return ports.Inverse(cls.name, _naming(cast(Named, params)))
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse(cls.name, _naming(cast(Named, params)))
 
 
 class Suspend(_SetsSuspend):
@@ -169,7 +169,7 @@ class DeletePod(ClusterAction):
     Params: ClassVar[type[BaseModel]] = DeletePodParams
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "pods", ("get", "delete")), EVENTS)
 
-    async def perform(self, call: ports.Call) -> Mapping[str, Any]:
+    async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(DeletePodParams, call.params)
         ref = Ref(PODS, params.pod, params.namespace)
         issued = call.issued_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -214,4 +214,4 @@ def _naming(params: Named) -> dict[str, Any]:
     return {**named, "restore": True}
 
 
-ACTIONS: tuple[type[ports.Action], ...] = (Restart, Scale, Suspend, Resume, DeletePod)
+ACTIONS: tuple[type[Action], ...] = (Restart, Scale, Suspend, Resume, DeletePod)

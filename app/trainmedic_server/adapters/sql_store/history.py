@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.adapters import history_cursor
 from trainmedic_server.adapters.sql_store import database, mapping, queries
 from trainmedic_server.adapters.sql_store.schema import Moment, events, runs
 from trainmedic_server.domain.run import Event, Run
+from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ _COUNTS = sa.select(runs.c.playbook, runs.c.status, sa.func.count().label("runs"
 )
 
 
-class SqlHistory(ports.History):
+class SqlHistory(History):
     """The history, read by threads that only read."""
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -44,7 +45,7 @@ class SqlHistory(ports.History):
         self._threads = ThreadPoolExecutor(database.READERS, thread_name_prefix="run-store-reader")
         self._closed = False
 
-    async def page(self, wanted: ports.HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+    async def page(self, wanted: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         before = history_cursor.decode(cursor) if cursor is not None else None
         found = await self._read(lambda connection: _page(connection, wanted, limit + 1, before))
         if len(found) <= limit:
@@ -52,7 +53,7 @@ class SqlHistory(ports.History):
         last = found[limit - 1]
         return found[:limit], history_cursor.encode(last.created_at, last.id)
 
-    async def stream(self, wanted: ports.HistoryFilter) -> AsyncIterator[Run]:
+    async def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
         before: tuple[datetime, str] | None = None
         while True:
             found = await self._read(partial(_page, wanted=wanted, limit=_STREAMED, before=before))
@@ -62,7 +63,7 @@ class SqlHistory(ports.History):
                 return
             before = (found[-1].created_at, found[-1].id)
 
-    async def record(self, run_id: str) -> ports.RunRecord | None:
+    async def record(self, run_id: str) -> RunRecord | None:
         return await self._read(lambda connection: _record(connection, run_id))
 
     async def events_after(self, seq: int, limit: int) -> list[Event]:
@@ -97,9 +98,7 @@ class SqlHistory(ports.History):
             return work(connection)
 
 
-def page_statement(
-    wanted: ports.HistoryFilter, limit: int, before: tuple[datetime, str] | None = None
-) -> sa.Select[Any]:
+def page_statement(wanted: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
     """The runs of one page, newest first; `before` is where the page above ended."""
     statement = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     equal = (
@@ -126,16 +125,16 @@ def page_statement(
 
 
 def _page(
-    connection: sa.Connection, wanted: ports.HistoryFilter, limit: int, before: tuple[datetime, str] | None
+    connection: sa.Connection, wanted: HistoryFilter, limit: int, before: tuple[datetime, str] | None
 ) -> list[Run]:
     return queries.with_steps(connection, connection.execute(page_statement(wanted, limit, before)).all())
 
 
-def _record(connection: sa.Connection, run_id: str) -> ports.RunRecord | None:
+def _record(connection: sa.Connection, run_id: str) -> RunRecord | None:
     found = queries.runs(connection, [run_id])
     if not found:
         return None
-    return ports.RunRecord(
+    return RunRecord(
         run=found[0],
         alerts=tuple(queries.alerts_of(connection, [run_id]).get(run_id, ())),
         events=tuple(mapping.event_of(row) for row in connection.execute(_EVENTS_OF, {"run": run_id})),

@@ -11,12 +11,13 @@ from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from trainmedic_server import errors, ports
+from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, postgresql, prune, revision, schema, tenure
 from trainmedic_server.adapters.sql_store.history import SqlHistory
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.writer import Writer
 from trainmedic_server.domain.run import Event, Run
+from trainmedic_server.ports.store import History, HistoryFilter, RunRecord, RunStore, Transaction
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class Owned(Protocol):
     def release(self) -> None: ...
 
 
-class SqlStore(ports.RunStore, ports.History):
+class SqlStore(RunStore, History):
     """`ports.RunStore` and `ports.History` on a database. Made by `open`."""
 
     def __init__(
@@ -117,7 +118,7 @@ class SqlStore(ports.RunStore, ports.History):
         """Return if this server may act: it is the one that works. Else it ends, or raises StoreUnavailable."""
         self._fence()
 
-    async def transact(self, work: Callable[[ports.Transaction], T]) -> T:
+    async def transact(self, work: Callable[[Transaction], T]) -> T:
         return await self._transact(work)
 
     async def check(self) -> None:
@@ -154,13 +155,13 @@ class SqlStore(ports.RunStore, ports.History):
 
     # the history
 
-    async def page(self, wanted: ports.HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+    async def page(self, wanted: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         return await self._history.page(wanted, limit, cursor)
 
-    def stream(self, wanted: ports.HistoryFilter) -> AsyncIterator[Run]:
+    def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
         return self._history.stream(wanted)
 
-    async def record(self, run_id: str) -> ports.RunRecord | None:
+    async def record(self, run_id: str) -> RunRecord | None:
         return await self._history.record(run_id)
 
     async def events_after(self, seq: int, limit: int) -> list[Event]:
@@ -192,7 +193,7 @@ def _migrate(engine: sa.Engine) -> None:
         revision.bring_to_head(connection)
 
 
-def _read_controls(transaction: ports.Transaction) -> None:
+def _read_controls(transaction: Transaction) -> None:
     transaction.controls()
 
 

@@ -13,7 +13,6 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from trainmedic_server import ports
 from trainmedic_server.adapters.sql_store import database, mapping, queries, schema
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup
 from trainmedic_server.adapters.sql_store.memo import Memo
@@ -21,6 +20,7 @@ from trainmedic_server.adapters.sql_store.pending import Flush, Pending
 from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Decision, Event, Order, Run
+from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
 _ALERTS = Lookup(sa.select(alerts).where(alerts.c.fingerprint.in_(KEYS), queries.within(alerts.c.starts_at)))
 _FIRING = Lookup(
@@ -125,7 +125,7 @@ class Entangled(Exception):
     """Writes of several units were refused together; each has to run alone to find out whose it was."""
 
 
-class SqlTransaction(ports.Transaction):
+class SqlTransaction(Transaction):
     """One unit of work. ``shared`` holds what earlier units of the same transaction have written.
 
     ``guarded``: from its beginning behind a savepoint, so that whatever it is refused is its own affair.
@@ -219,11 +219,11 @@ class SqlTransaction(ports.Transaction):
 
     # runs
 
-    def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[ports.LinkedRun]]:
+    def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
         connection = self._see_alerts([identity.fingerprint for identity in identities])
-        found: dict[Identity, list[ports.LinkedRun]] = {}
+        found: dict[Identity, list[LinkedRun]] = {}
         for identity, row in queries.of_alerts(connection, _LINKED, identities):
-            linked = ports.LinkedRun(*row[2:])
+            linked = LinkedRun(*row[2:])
             saved = self._own.saved.get(linked.run_id) or self._shared.saved.get(linked.run_id)
             if saved is not None:
                 linked = replace(linked, status=saved.status.value, decision=saved.decision.value)
@@ -236,9 +236,9 @@ class SqlTransaction(ports.Transaction):
 
     def guard_facts(
         self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
-    ) -> dict[tuple[str, str], ports.GuardFacts]:
+    ) -> dict[tuple[str, str], GuardFacts]:
         self._open_runs()
-        facts: dict[tuple[str, str], ports.GuardFacts] = {}
+        facts: dict[tuple[str, str], GuardFacts] = {}
         for playbook in {playbook for playbook, _ in keys}:
             since, started = started_since.get(playbook), 0
             if since is not None:
@@ -248,7 +248,7 @@ class SqlTransaction(ports.Transaction):
             connection = self._see(lambda pending: not pending.targets.isdisjoint(keys))
             ended: dict[str, datetime | None] = dict(_LAST_ENDED.rows(connection, targets, playbook=playbook))
             open_runs = self._memo.count_open(playbook)
-            facts |= {(playbook, key): ports.GuardFacts(ended.get(key), started, open_runs) for key in targets}
+            facts |= {(playbook, key): GuardFacts(ended.get(key), started, open_runs) for key in targets}
         return facts
 
     def _open_runs(self) -> Mapping[tuple[str, str], str]:
