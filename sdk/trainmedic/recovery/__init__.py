@@ -1,0 +1,1 @@
+"""Going back and going on: checkpoints, restarts, how many rollbacks a job may take, and what commands have changed."""
