@@ -1,6 +1,6 @@
 """A compiled playbook: answers the engine's questions about it without reading anything again.
 
-Made by ``compiler``, kept by ``library``, used by the engine and the rehearsal through `ports.Book`.
+Made by ``compiler``, kept by ``library``, used by the engine and the simulation through `ports.Book`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class _Snapshot:
 
 
 class Shelf:
-    """A catalog of playbooks that do not change: `ports.Catalog` for rehearsals and tests."""
+    """A catalog of playbooks that do not change: `ports.Catalog` for simulations and tests."""
 
     def __init__(
         self, books: Iterable[CompiledBook], actions: Actions, identity: IdentityLabels = IdentityLabels()

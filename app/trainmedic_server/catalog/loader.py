@@ -1,6 +1,6 @@
 """One playbook file: its books, and everything that is wrong with it.
 
-Callers: ``library``, and ``check`` of the rehearsal.
+Callers: ``library``, and ``check`` of the simulation.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from trainmedic_server.cli import exits
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError, PayloadError
 from trainmedic_server.ports.limits import Limits
-from trainmedic_server.rehearsal import report, suite
-from trainmedic_server.rehearsal.check import check as check_paths
-from trainmedic_server.rehearsal.check import test_files
-from trainmedic_server.rehearsal.explain import Explanation, read_alerts
-from trainmedic_server.rehearsal.explain import explain as explain_alerts
+from trainmedic_server.simulation import report, suite
+from trainmedic_server.simulation.check import check as check_paths
+from trainmedic_server.simulation.check import test_files
+from trainmedic_server.simulation.explain import Explanation, read_alerts
+from trainmedic_server.simulation.explain import explain as explain_alerts
 
 _paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from trainmedic_server.catalog import expressions, scope_check, yaml_text
 from trainmedic_server.domain import playbook
 from trainmedic_server.domain.run import StepStatus
-from trainmedic_server.rehearsal import suite_format
+from trainmedic_server.simulation import suite_format
 
 DOCS = Path(__file__).parents[3] / "docs"
 LANGUAGE = (DOCS / "reference" / "playbooks.md").read_text(encoding="utf-8")

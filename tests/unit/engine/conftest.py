@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.world import World
-from trainmedic_server.rehearsal import virtual_time
+from trainmedic_server.simulation import virtual_time
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ from trainmedic_server.domain.run import OrderKind, UndoStatus
 from trainmedic_server.domain.target import Target
 from trainmedic_server.ports.actions import Call
 from trainmedic_server.ports.store import Transaction
-from trainmedic_server.rehearsal import virtual_time
+from trainmedic_server.simulation import virtual_time
 
 ALERTS = ("Hot", "Slow")
 PLACES = (("n1", "0"), ("n1", "1"), ("n2", "0"))

@@ -20,7 +20,7 @@ from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.engine import steps
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.rehearsal import virtual_time
+from trainmedic_server.simulation import virtual_time
 
 MANY = settings(deadline=None, max_examples=int(os.environ.get("HISTORIES", "60")))
 

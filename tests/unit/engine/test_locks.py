@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainmedic_server.domain.target import Kind, Target
 from trainmedic_server.engine.locks import TargetLocks
-from trainmedic_server.rehearsal import virtual_time
+from trainmedic_server.simulation import virtual_time
 
 CLUSTER = Target(Kind.CLUSTER)
 NODE = Target(Kind.NODE, node="n1")

@@ -13,8 +13,8 @@ from trainmedic_server.domain.whereabouts import Pod
 from trainmedic_server.engine.whereabouts import FORGET_AFTER, REFRESH_EVERY, Whereabouts
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import CommandBus, Presence
-from trainmedic_server.rehearsal import virtual_time
-from trainmedic_server.rehearsal.virtual_time import BEGINNING, VirtualClock
+from trainmedic_server.simulation import virtual_time
+from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 A, B = "GPU-aaaa0000-0000-0000-0000-000000000000", "GPU-bbbb0000-0000-0000-0000-000000000000"
 

@@ -26,7 +26,7 @@ from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 from trainmedic_server.ports.limits import Limits
 from trainmedic_server.ports.store import HistoryFilter
-from trainmedic_server.rehearsal.virtual_time import VirtualClock
+from trainmedic_server.simulation.virtual_time import VirtualClock
 
 
 class Amount(BaseModel):

@@ -9,7 +9,7 @@ import pytest
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.domain.target import IdentityLabels
-from trainmedic_server.rehearsal import suite
+from trainmedic_server.simulation import suite
 
 PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
 SUITES = sorted(PLAYBOOKS.glob(f"*{loader.TEST_SUFFIX}.yaml"))

@@ -1,6 +1,6 @@
 """An asyncio event loop whose clock jumps to the next timer when nothing is ready, and a clock on it.
 
-Sleeping costs no real time there, so a rehearsal of hours takes milliseconds, and its order of
+Sleeping costs no real time there, so a simulation of hours takes milliseconds, and its order of
 events is the same each time. Playbook tests run on it, and so do unit tests of the engine::
 
     virtual_time.run(scenario())                      # anywhere

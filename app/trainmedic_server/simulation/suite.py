@@ -28,12 +28,12 @@ from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import Limits
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
-from trainmedic_server.rehearsal import expectations, suite_format, virtual_time
-from trainmedic_server.rehearsal.expectations import Seen
-from trainmedic_server.rehearsal.scripted import Script, ScriptedActions
-from trainmedic_server.rehearsal.suite_format import AlertEntry, Check, Deed, OrderEntry, Suite, TestEntry
-from trainmedic_server.rehearsal.virtual_time import BEGINNING, VirtualClock
 from trainmedic_server.server.payload import fingerprint
+from trainmedic_server.simulation import expectations, suite_format, virtual_time
+from trainmedic_server.simulation.expectations import Seen
+from trainmedic_server.simulation.scripted import Script, ScriptedActions
+from trainmedic_server.simulation.suite_format import AlertEntry, Check, Deed, OrderEntry, Suite, TestEntry
+from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)
 """A timer this far off fires only when everything that is due now has been done."""

@@ -8,9 +8,9 @@ from textwrap import indent
 
 import pytest
 
-from tests.unit.rehearsal.actions import PLAYBOOK, RehearsedActions
-from trainmedic_server.rehearsal import report, suite
-from trainmedic_server.rehearsal.suite import FileResult
+from tests.unit.simulation.actions import PLAYBOOK, SimulatedActions
+from trainmedic_server.simulation import report, suite
+from trainmedic_server.simulation.suite import FileResult
 
 HOT = "{labels: {alertname: Hot, node: n1, runbook: r}}"
 Run = Callable[..., FileResult]
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Run:
     def _run(tests: str, playbook: str = PLAYBOOK) -> FileResult:
         (tmp_path / "cap.yaml").write_text(playbook)
         (tmp_path / "cap_test.yaml").write_text(tests)
-        return suite.run_file(tmp_path / "cap_test.yaml", RehearsedActions())
+        return suite.run_file(tmp_path / "cap_test.yaml", SimulatedActions())
 
     return _run
 

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from trainmedic_server.rehearsal import virtual_time
-from trainmedic_server.rehearsal.virtual_time import BEGINNING, VirtualClock
+from trainmedic_server.simulation import virtual_time
+from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 
 def test_a_sleep_of_days_costs_no_real_time() -> None:

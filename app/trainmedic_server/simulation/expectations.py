@@ -10,8 +10,8 @@ from trainmedic_server.catalog.problems import Path
 from trainmedic_server.domain.admission import Admitted
 from trainmedic_server.domain.run import Controls, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.rehearsal.scripted import Carried
-from trainmedic_server.rehearsal.suite_format import Check, RunExpected, StepExpected, UndoExpected
+from trainmedic_server.simulation.scripted import Carried
+from trainmedic_server.simulation.suite_format import Check, RunExpected, StepExpected, UndoExpected
 
 _LONGEST = 300
 

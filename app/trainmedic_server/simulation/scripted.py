@@ -21,7 +21,7 @@ from trainmedic_server.domain.target import Kind
 from trainmedic_server.ports.actions import Action, Actions, Call
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
-from trainmedic_server.rehearsal.suite_format import Outcome, ReplyModel
+from trainmedic_server.simulation.suite_format import Outcome, ReplyModel
 
 _APPLIED = ReplyModel(outcome=Outcome.APPLIED)
 

@@ -12,7 +12,7 @@ from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
-from trainmedic_server.rehearsal import suite_format
+from trainmedic_server.simulation import suite_format
 
 
 @dataclass(frozen=True, slots=True)

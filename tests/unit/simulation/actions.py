@@ -1,4 +1,4 @@
-"""The actions of the rehearsal's tests: names, parameters and inverses; nothing acts."""
+"""The actions of the simulation's tests: names, parameters and inverses; nothing acts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Tell(_Base):
     Params: ClassVar[type[BaseModel]] = Text
 
 
-class RehearsedActions:
+class SimulatedActions:
     """`ports.Actions` over the classes above."""
 
     _KINDS: ClassVar[Mapping[str, type[Action]]] = {kind.name: kind for kind in (Cap, Uncap, Tell)}

@@ -1,4 +1,4 @@
-"""What the rehearsal found, as text for a terminal. No colour, no width: lines that can be searched."""
+"""What the simulation found, as text for a terminal. No colour, no width: lines that can be searched."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainmedic_server.rehearsal.explain import Explanation, StepPlan
-from trainmedic_server.rehearsal.suite import FileResult
+from trainmedic_server.simulation.explain import Explanation, StepPlan
+from trainmedic_server.simulation.suite import FileResult
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 

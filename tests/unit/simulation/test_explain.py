@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.rehearsal.actions import PLAYBOOK, RehearsedActions
+from tests.unit.simulation.actions import PLAYBOOK, SimulatedActions
 from trainmedic_server import errors
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.ports.limits import Limits
-from trainmedic_server.rehearsal import check, explain, report
-from trainmedic_server.rehearsal.explain import Explanation, Verdict
+from trainmedic_server.simulation import check, explain, report
+from trainmedic_server.simulation.explain import Explanation, Verdict
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -26,10 +26,10 @@ def explained(
     tmp_path: Path, alert: Mapping[str, Any], mode: Mode = Mode.ENFORCE, playbook: str = PLAYBOOK
 ) -> Explanation:
     (tmp_path / "cap.yaml").write_text(playbook)
-    library = Library([tmp_path], RehearsedActions())
+    library = Library([tmp_path], SimulatedActions())
     library.reload()
     alerts = explain.read_alerts(json.dumps(alert).encode(), NOW)
-    (found,) = explain.explain(library, RehearsedActions(), alerts, Limits(mode=mode), NOW)
+    (found,) = explain.explain(library, SimulatedActions(), alerts, Limits(mode=mode), NOW)
     return found
 
 
@@ -130,7 +130,7 @@ def test_check_reads_tests_too(tmp_path: Path) -> None:
     """Their form, not their outcome."""
     (tmp_path / "cap.yaml").write_text(PLAYBOOK.replace("target: node", "targt: node"))
     (tmp_path / "cap_test.yaml").write_text("tests: [{name: t, expct: {}}]\n")
-    found = check.check([tmp_path], RehearsedActions())
+    found = check.check([tmp_path], SimulatedActions())
     assert found.books == ()
     assert {Path(problem.file).name for problem in found.problems} == {"cap.yaml", "cap_test.yaml"}
     assert check.test_files([tmp_path]) == [tmp_path / "cap_test.yaml"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from trainmedic_server.rehearsal.virtual_time import VirtualLoop
+from trainmedic_server.simulation.virtual_time import VirtualLoop
 
 
 def pytest_asyncio_loop_factories(
