@@ -14,7 +14,7 @@ import httpx
 
 from tests.support.programs import PYTHON_PATH, ROOT, Program, free_port, inherited, start_server
 from trainmedic_server.settings import server as settings
-from trainmedic_server.wiring.server import Application
+from trainmedic_server.wiring.server import TrainmedicServer
 
 ENVIRONMENT = {"PYTHONPATH": PYTHON_PATH}
 
@@ -125,7 +125,7 @@ async def test_a_whole_server_runs_inside_a_test(tmp_path: Path) -> None:
     made = settings.load({"port": "0", "state_dir": str(tmp_path), "playbooks": (str(ROOT / "playbooks"),)}, {})
     stop = asyncio.Event()
     address: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(Application(made).run(stop, lambda *where: address.set_result(where)))
+    running = asyncio.create_task(TrainmedicServer(made).run(stop, lambda *where: address.set_result(where)))
     done, _ = await asyncio.wait({running, address}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
     if running in done:
         running.result()

@@ -146,7 +146,7 @@ def _row(name: str) -> str:
     option = settings.OPTIONS[name]
     flag = f"`{option.flag} {option.value}`" if option.flag else ""
     variable = f"`{option.variable}{'…' if option.family else ''}`" + (", `_FILE`" if option.secret else "")
-    what = settings.Settings.model_fields[name].description
+    what = settings.ServerSettings.model_fields[name].description
     return f"| {flag} | {variable} | `{settings.default_of(name)}` | {what} |"
 
 
@@ -158,7 +158,7 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
     assert rows == [_row(name) for name in settings.OPTIONS]
 
 
-def _agent_row(spec: agent.Spec) -> str:
+def _agent_row(spec: agent.AgentSetting) -> str:
     option = spec.option
     flag = f"`{option.flag} {option.value}`" if option.flag else ""
     variable = f"`{option.variable}`" + (", `_FILE`" if option.secret else "")

@@ -65,7 +65,7 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         wiring.run(made, _wait_for_a_signal)
     except ConfigurationError as error:
-        raise exits.Unusable(str(error)) from error
+        raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(f"The agent cannot start: {error}") from error
 
@@ -102,7 +102,7 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     if report.is_cut_off and len(report.errors) == 1:
         raise exits.Unreachable("Redis cannot be reached")
     if report.errors:
-        raise exits.Refused(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to be put right")
+        raise exits.Failure(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to be put right")
 
 
 @agent.command()
@@ -123,7 +123,7 @@ def health(gpus: int) -> None:
     for fault in found.faults:
         click.echo(f"Fault: {plain(fault)}", err=True)
     if found.faults:
-        raise exits.Refused("this node is not healthy")
+        raise exits.Failure("this node is not healthy")
 
 
 @agent.command()
@@ -138,7 +138,7 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
     try:
         told = agent_release.release(_settings(ctx, flags))
     except ConfigurationError as error:
-        raise exits.Unusable(str(error)) from error
+        raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(str(error)) from error
     for uuid, became in told.items():
@@ -147,7 +147,7 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
         click.echo("No GPU of this node is capped.")
     failed = sum(isinstance(became, GpuError) for became in told.values())
     if failed:
-        raise exits.Refused(f"{failed} of {len(told)} GPUs not given back; run this again")
+        raise exits.Failure(f"{failed} of {len(told)} GPUs not given back; run this again")
 
 
 def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
@@ -159,7 +159,7 @@ def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
             {**outer, **{name: value for name, value in flags.items() if value is not None}}, os.environ
         )
     except ConfigurationError as error:
-        raise exits.Unusable(str(error)) from error
+        raise exits.InvalidInput(str(error)) from error
 
 
 def _shown(told: Mapping[str, Any]) -> Iterator[str]:

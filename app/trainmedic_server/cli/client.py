@@ -48,7 +48,7 @@ class Client:
         try:
             self._http = httpx.Client(base_url=self.url + "/", headers=headers, timeout=_TIMEOUT)
         except (httpx.InvalidURL, ValueError) as error:
-            raise exits.Unusable(f"{url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
+            raise exits.InvalidInput(f"{url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
 
     def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
         """The JSON that the server answers; a status in `accept` is no failure."""
@@ -88,7 +88,7 @@ class Client:
                 "Start a server with 'trainmedic serve', or name one with --server or TRAINMEDIC_URL."
             ) from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise exits.Unusable(f"{self.url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
+            raise exits.InvalidInput(f"{self.url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
         except httpx.TimeoutException as error:
             raise exits.Unreachable(f"{self.url} did not answer in time.") from error
         except httpx.TransportError as error:
@@ -139,7 +139,7 @@ def _token_from_file() -> str | None:
     try:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise exits.Unusable(f"TRAINMEDIC_TOKEN_FILE: cannot read {file}: {error}") from error
+        raise exits.InvalidInput(f"TRAINMEDIC_TOKEN_FILE: cannot read {file}: {error}") from error
 
 
 def _failure(response: httpx.Response) -> click.ClickException:
@@ -147,8 +147,8 @@ def _failure(response: httpx.Response) -> click.ClickException:
     if more := _MORE.get(response.status_code):
         return exits.NotAllowed(f"{text}\n{more}")
     if response.status_code == 404:
-        return exits.Missing(text)
-    return exits.Unreachable(text) if response.is_server_error else exits.Refused(text)
+        return exits.UnknownName(text)
+    return exits.Unreachable(text) if response.is_server_error else exits.Failure(text)
 
 
 def _problem(response: httpx.Response) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import click
 
 
-class Refused(click.ClickException):
+class Failure(click.ClickException):
     """A check or test failed, or the server refused the request."""
 
     exit_code = 1
 
 
-class Unusable(click.ClickException):
+class InvalidInput(click.ClickException):
     """A flag, argument, file or setting is wrong."""
 
     exit_code = 2
@@ -32,7 +32,7 @@ class NotAllowed(click.ClickException):
     exit_code = 4
 
 
-class Missing(click.ClickException):
+class UnknownName(click.ClickException):
     """There is nothing of that name."""
 
     exit_code = 5

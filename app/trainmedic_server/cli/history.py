@@ -278,7 +278,7 @@ def _item_of(client: Client, event: Mapping[str, Any], known: dict[str, Mapping[
     if run_id not in known:
         try:
             known[run_id] = client.get(f"history/{run_path(run_id)}")
-        except exits.Missing:
+        except exits.UnknownName:
             return None
     return known[run_id]
 

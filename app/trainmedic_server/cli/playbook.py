@@ -51,7 +51,7 @@ def check(paths: Sequence[Path]) -> None:
     for problem in checked.problems:
         click.echo(str(problem))
     if checked.problems:
-        raise exits.Refused(_count(len(checked.problems), "mistake"))
+        raise exits.Failure(_count(len(checked.problems), "mistake"))
     click.echo(f"{_count(len(checked.books), 'playbook')}, no mistake.")
 
 
@@ -102,7 +102,7 @@ def explain(alert: BinaryIO, paths: Sequence[Path], mode: str, inventory: Path |
         alerts = read_alerts(alert.read(), clock.now())
         nodes = file_inventory.load(inventory) if inventory else {}
     except (PayloadError, ConfigurationError) as error:
-        raise exits.Unusable(f"{alert.name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
+        raise exits.InvalidInput(f"{alert.name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
     found = explain_alerts(library, actions, alerts, Limits(mode=Mode(mode)), clock.now(), nodes)
     if output == "json":
         click.echo(json.dumps([_plain(each) for each in found], indent=2, ensure_ascii=False, default=str))
@@ -121,12 +121,12 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
     """
     files = test_files(_roots(paths))
     if not files:
-        raise exits.Unusable("There is no file of tests there; their names end in _test.yaml.")
+        raise exits.InvalidInput("There is no file of tests there; their names end in _test.yaml.")
     results: list[suite.FileResult] = []
     for line in report.results(_tested(files, results), verbose=verbose):
         click.echo(line)
     if not all(result.passed for result in results):
-        raise exits.Refused(_count(sum(not result.passed for result in results), "file") + " failed")
+        raise exits.Failure(_count(sum(not result.passed for result in results), "file") + " failed")
 
 
 def _tested(files: Iterable[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:

@@ -17,7 +17,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.cli import exits
 from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import server as settings
-from trainmedic_server.wiring.server import Application
+from trainmedic_server.wiring.server import TrainmedicServer
 
 log = telemetry.logger(__name__)
 
@@ -29,7 +29,7 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     for name, option in reversed(list(settings.OPTIONS.items())):
         if option.flag is None:
             continue
-        what = settings.Settings.model_fields[name].description
+        what = settings.ServerSettings.model_fields[name].description
         variable = option.variable + (", _FILE" if option.secret else "")
         command = click.option(
             option.flag,
@@ -68,7 +68,7 @@ def serve(**flags: Any) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(made))
     except ConfigurationError as error:
-        raise exits.Unusable(str(error)) from error
+        raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(f"The server cannot start: {error}") from error
 
@@ -87,7 +87,7 @@ def _tune_the_interpreter() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-async def _run(made: settings.Settings) -> None:
+async def _run(made: settings.ServerSettings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -101,7 +101,7 @@ async def _run(made: settings.Settings) -> None:
 
     for number in signals:
         loop.add_signal_handler(number, stop_now)
-    await Application(made).run(stop, _announce)
+    await TrainmedicServer(made).run(stop, _announce)
 
 
 def _announce(host: str, port: int) -> None:

@@ -25,7 +25,7 @@ from starlette.requests import HTTPConnection, Request
 from trainmedic_server import telemetry
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.server import tokens
-from trainmedic_server.server.problems import Problem
+from trainmedic_server.server.problems import HttpProblem
 from trainmedic_server.server.tokens import Role, Token
 
 _REREAD_SECONDS = 5.0
@@ -82,7 +82,7 @@ class Authenticator:
             _refuse_other_sites(request)
         principal = self._principal(request.headers.get("authorization"))
         if not principal.may(role):
-            raise Problem(
+            raise HttpProblem(
                 HTTPStatus.FORBIDDEN, f"The token {principal.name!r} does not have the role {role}.", closes=True
             )
         return principal
@@ -149,8 +149,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _unauthenticated(detail: str) -> Problem:
-    return Problem(HTTPStatus.UNAUTHORIZED, detail, headers={"WWW-Authenticate": _CHALLENGE}, closes=True)
+def _unauthenticated(detail: str) -> HttpProblem:
+    return HttpProblem(HTTPStatus.UNAUTHORIZED, detail, headers={"WWW-Authenticate": _CHALLENGE}, closes=True)
 
 
 def _presented(authorization: str | None) -> bytes | None:
@@ -176,7 +176,7 @@ def _refuse_other_sites(request: HTTPConnection) -> None:
     if origin is None:
         return
     if urlsplit(origin).netloc != request.headers.get("host"):
-        raise Problem(HTTPStatus.FORBIDDEN, "A page of another site may not do this.", closes=True)
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "A page of another site may not do this.", closes=True)
 
 
 def _stamp(file: Path | None) -> tuple[int, int, int] | None:

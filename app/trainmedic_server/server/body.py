@@ -17,10 +17,10 @@ from starlette.requests import Request
 
 from trainmedic_server.errors import PayloadError, Saturated
 from trainmedic_server.server.limits import ServerLimits
-from trainmedic_server.server.problems import Problem, of
+from trainmedic_server.server.problems import HttpProblem, of
 
 
-class Bodies:
+class BodyReader:
     """Reads bodies, and keeps count of what those in work hold of memory together."""
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -41,7 +41,7 @@ class Bodies:
                     while more:
                         message = await request.receive()
                         if message["type"] == "http.disconnect":
-                            raise Problem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
+                            raise HttpProblem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
                         chunk = message.get("body", b"")
                         more = message.get("more_body", False)
                         size += len(chunk)
@@ -53,7 +53,7 @@ class Bodies:
                         chunks.append(chunk)
             except TimeoutError:
                 seconds = self._limits.body_seconds
-                raise Problem(
+                raise HttpProblem(
                     HTTPStatus.REQUEST_TIMEOUT, f"The body did not arrive within {seconds:g} s.", closes=True
                 ) from None
             yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -69,14 +69,14 @@ def parse_json(body: bytes) -> Any:
         if b"\\ud" in body.lower():
             _refuse_lone_surrogate(body)
         # The parser's message holds what is wrong and where, nothing of the text.
-        raise Problem(HTTPStatus.BAD_REQUEST, f"The body is not JSON in UTF-8: {error}.") from None
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"The body is not JSON in UTF-8: {error}.") from None
 
 
 def _check_headers(request: Request, largest: int) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         # Unpacking is where a few bytes become gigabytes; Alertmanager never compresses.
-        raise Problem(
+        raise HttpProblem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "The body must not be compressed: Content-Encoding must be absent or identity.",
             headers={"Accept-Encoding": "identity"},
@@ -87,11 +87,11 @@ def _check_headers(request: Request, largest: int) -> None:
         raise _too_large(largest)
 
 
-def _too_large(largest: int) -> Problem:
-    return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {largest} bytes.", closes=True)
+def _too_large(largest: int) -> HttpProblem:
+    return HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {largest} bytes.", closes=True)
 
 
-def _full(closes: bool) -> Problem:
+def _full(closes: bool) -> HttpProblem:
     problem = of(Saturated("bodies in work exceed the memory set aside for them"))
     problem.closes = closes
     return problem

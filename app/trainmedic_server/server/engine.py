@@ -11,7 +11,7 @@ from trainmedic_server.domain.run import Controls, OrderKind, Run
 from trainmedic_server.ports.playbooks import Book
 
 
-class Engine(Protocol):
+class EnginePort(Protocol):
     """Admits deliveries, and carries out what operators say."""
 
     async def admit(self, delivery: Delivery) -> Admission:
@@ -43,7 +43,7 @@ class LoadProblem(Protocol):
     def message(self) -> str: ...
 
 
-class CatalogView(Protocol):
+class CatalogPort(Protocol):
     """The playbooks that are loaded, and the files that could not be."""
 
     def all(self) -> Sequence[Book]: ...

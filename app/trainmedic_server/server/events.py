@@ -12,7 +12,7 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.server import examples, views
 from trainmedic_server.server.auth import Authenticator, requires
-from trainmedic_server.server.feed import Feed
+from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.streaming import StreamedResponse
@@ -25,7 +25,7 @@ _RETRY_MILLISECONDS = 2000
 _EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata: {{…}}\n\n"
 
 
-def router(feed: Feed, auth: Authenticator, limits: ServerLimits) -> APIRouter:
+def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> APIRouter:
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, Role.VIEWER))])
 
     @routes.get(
@@ -63,7 +63,7 @@ def router(feed: Feed, auth: Authenticator, limits: ServerLimits) -> APIRouter:
 
 
 async def _lines(
-    feed: Feed, begin: int, run_id: str | None, heartbeat_seconds: float, *, knows: bool
+    feed: EventFeed, begin: int, run_id: str | None, heartbeat_seconds: float, *, knows: bool
 ) -> AsyncGenerator[bytes, None]:
     """What is sent to one client; whether it `knows` where it begins, because it said so itself.
 

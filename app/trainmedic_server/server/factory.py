@@ -15,9 +15,9 @@ from trainmedic_server.ports.outside import Clock, CommandBus, Pods
 from trainmedic_server.ports.store import History, RunStore
 from trainmedic_server.server import events, history, jobs, operations, problems, schemas, status, webhook
 from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.body import Bodies
-from trainmedic_server.server.engine import CatalogView, Engine
-from trainmedic_server.server.feed import Feed
+from trainmedic_server.server.body import BodyReader
+from trainmedic_server.server.engine import CatalogPort, EnginePort
+from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.streaming import ClientStalled
 
@@ -33,9 +33,9 @@ _WRITTEN_BY_HAND = (schemas.AlertmanagerPayload, operations.OrderBody, operation
 
 def create_app(
     *,
-    engine: Engine,
+    engine: EnginePort,
     runs: History,
-    catalog: CatalogView,
+    catalog: CatalogPort,
     bus: CommandBus,
     store: RunStore,
     metrics: telemetry.Metrics,
@@ -44,18 +44,18 @@ def create_app(
     limits: ServerLimits = ServerLimits(),
     pods: Pods | None = None,
 ) -> FastAPI:
-    """The API. Its ``state.feed`` is the `Feed` of its event streams, for `listener.serve` to close."""
-    bodies = Bodies(limits)
+    """The API. Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close."""
+    bodies = BodyReader(limits)
     handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
     app = _Api(
-        _Boundary(webhook.Shortcut(handle), metrics),
+        _Boundary(webhook.WebhookApp(handle), metrics),
         title="Trainmedic",
         version=__version__,
         description=_DESCRIPTION,
         redoc_url=None,
         redirect_slashes=False,
     )
-    feed = app.state.feed = Feed(runs, limits.poll_seconds, limits.streams, metrics)
+    feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
     app.include_router(history.router(runs, auth, clock, limits))
     app.include_router(events.router(feed, auth, limits))
@@ -77,7 +77,7 @@ class _Api(FastAPI):
         self._deliveries = deliveries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if webhook.Shortcut.takes(scope):
+        if webhook.WebhookApp.takes(scope):
             await self._deliveries(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)

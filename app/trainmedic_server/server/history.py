@@ -21,7 +21,7 @@ from trainmedic_server.server import views
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.limits import KIB, ServerLimits
 from trainmedic_server.server.negotiation import preferred
-from trainmedic_server.server.problems import Problem, responses
+from trainmedic_server.server.problems import HttpProblem, responses
 from trainmedic_server.server.streaming import StreamedResponse
 from trainmedic_server.server.tokens import Role
 
@@ -146,9 +146,9 @@ def _moment(text: str, now: datetime) -> datetime:
     raise ValueError("must be an RFC 3339 time with its zone (2026-01-31T12:00:00Z), or a duration (24h)")
 
 
-def _wrong_cursor() -> Problem:
+def _wrong_cursor() -> HttpProblem:
     message = "is not a cursor that this server gave"
-    return Problem(422, f"cursor: {message}", problems=[("cursor", message)])
+    return HttpProblem(422, f"cursor: {message}", problems=[("cursor", message)])
 
 
 async def _export(

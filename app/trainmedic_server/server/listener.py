@@ -19,10 +19,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trainmedic_server import telemetry
 from trainmedic_server.errors import ConfigurationError, Saturated
-from trainmedic_server.server.feed import Feed
+from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import KIB
 from trainmedic_server.server.problems import ProblemResponse, of
-from trainmedic_server.server.standby import Front
+from trainmedic_server.server.standby import SwitchableApp
 
 # Alertmanager and Prometheus send their headers at once, within one packet.
 _HEADER_SECONDS = 10.0
@@ -42,7 +42,7 @@ log = telemetry.logger(__name__)
 
 
 async def serve(
-    app: FastAPI | Front,
+    app: FastAPI | SwitchableApp,
     host: str,
     port: int,
     stop: asyncio.Event,
@@ -76,7 +76,7 @@ async def serve(
 class _Server(uvicorn.Server):
     """Uvicorn, told when to stop, which first lets the event streams end."""
 
-    def __init__(self, config: uvicorn.Config, feed: Feed | Front, stop: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, feed: EventFeed | SwitchableApp, stop: asyncio.Event) -> None:
         super().__init__(config)
         self.tell_started: Callable[[], None] = lambda: None
         self._feed = feed

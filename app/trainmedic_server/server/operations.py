@@ -17,8 +17,8 @@ from trainmedic_server.ports.playbooks import Book
 from trainmedic_server.ports.store import History
 from trainmedic_server.server import views
 from trainmedic_server.server.auth import Authenticator, Principal, requires
-from trainmedic_server.server.body import Bodies, parse_json
-from trainmedic_server.server.engine import CatalogView, Engine
+from trainmedic_server.server.body import BodyReader, parse_json
+from trainmedic_server.server.engine import CatalogPort, EnginePort
 from trainmedic_server.server.history import RunId
 from trainmedic_server.server.limits import KIB
 from trainmedic_server.server.problems import responses
@@ -105,7 +105,7 @@ class PresenceList(BaseModel):
     items: list[PresenceView]
 
 
-def orders(engine: Engine, auth: Authenticator, bodies: Bodies) -> APIRouter:
+def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRouter:
     """``POST /runs/{id}/approve`` and so on, ``/pause``, ``/resume``."""
     operator = requires(auth, Role.OPERATOR)
     routes = APIRouter(tags=["operations"])
@@ -152,7 +152,7 @@ def orders(engine: Engine, auth: Authenticator, bodies: Bodies) -> APIRouter:
     return routes
 
 
-def overview(catalog: CatalogView, history: History, bus: CommandBus, auth: Authenticator) -> APIRouter:
+def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Authenticator) -> APIRouter:
     """``GET /playbooks``, ``/agents``."""
     routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, Role.VIEWER))])
 
@@ -207,7 +207,7 @@ _ORDERS = {
 }
 
 
-async def _body(bodies: Bodies, request: Request, model: type[_Body]) -> _Body:
+async def _body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Body:
     """The optional body as `model`. Read here and not by the framework, which sets no limit and reads
     it before it asks who calls."""
     async with bodies.read(request, _BODY_BYTES) as raw:

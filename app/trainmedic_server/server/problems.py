@@ -1,6 +1,6 @@
 """Errors on the wire: problem details (RFC 9457), and which error of ours becomes which status.
 
-Who calls it: the factory registers the handlers; routes raise `Problem` for what concerns HTTP alone
+Who calls it: the factory registers the handlers; routes raise `HttpProblem` for what concerns HTTP alone
 and let the errors of ``trainmedic_server.errors`` pass. No detail carries what a library said.
 """
 
@@ -63,7 +63,7 @@ class ProblemDetails(BaseModel):
     errors: list[FieldProblem] | None = Field(None, description="Every problem that was found, up to 20.")
 
 
-class Problem(errors.TrainmedicError):
+class HttpProblem(errors.TrainmedicError):
     """A request that is answered with an error.
 
     ``closes`` says that the request's body was not read to its end, so that the connection cannot
@@ -96,7 +96,7 @@ class ProblemResponse(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, problem: Problem, instance: str | None = None) -> None:
+    def __init__(self, problem: HttpProblem, instance: str | None = None) -> None:
         content: dict[str, Any] = {
             "type": "about:blank",
             "title": _title(problem.status),
@@ -128,18 +128,18 @@ class ProblemResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def of(error: errors.TrainmedicError) -> Problem:
+def of(error: errors.TrainmedicError) -> HttpProblem:
     """The problem that one of our own errors is to a client."""
     match error:
-        case Problem():
+        case HttpProblem():
             return error
         case errors.PayloadError():
             problems = error.problems or ((error.field or "", str(error)),)
-            return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), problems=problems)
+            return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), problems=problems)
         case errors.NotFound():
-            return Problem(HTTPStatus.NOT_FOUND, str(error))
+            return HttpProblem(HTTPStatus.NOT_FOUND, str(error))
         case errors.Conflict():
-            return Problem(HTTPStatus.CONFLICT, str(error))
+            return HttpProblem(HTTPStatus.CONFLICT, str(error))
         case errors.Saturated():
             return _retry_later("The server has more deliveries than it can take now.", error.retry_after)
         case errors.StoreUnavailable():
@@ -147,15 +147,15 @@ def of(error: errors.TrainmedicError) -> Problem:
         case errors.BusUnavailable():
             return _retry_later("Redis does not answer.", STORE_RETRY_SECONDS)
         case _:
-            return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something unexpected went wrong; the log says what.")
+            return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something unexpected went wrong; the log says what.")
 
 
-def unexpected() -> Problem:
+def unexpected() -> HttpProblem:
     """The answer to an error that nobody foresaw: nothing of it."""
     return of(errors.TrainmedicError())
 
 
-def answer(scope: Scope, problem: Problem) -> ProblemResponse:
+def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
     """The response, and a line in the log: never a body, a header or a query."""
     client = scope.get("client")
     level = "warning" if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "info"
@@ -187,13 +187,13 @@ def register(app: FastAPI) -> None:
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         detail = _HTTP_DETAILS.get(error.status_code, str(error.detail))
-        return answer(request.scope, Problem(error.status_code, detail, headers=error.headers))
+        return answer(request.scope, HttpProblem(error.status_code, detail, headers=error.headers))
 
     async def of_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         problems = [(_path(problem["loc"]), _sentence(problem["msg"])) for problem in error.errors()[:20]]
         detail = "; ".join(f"{field}: {message}" for field, message in problems)
-        return answer(request.scope, Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems))
+        return answer(request.scope, HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems))
 
     app.add_exception_handler(errors.TrainmedicError, ours)
     app.add_exception_handler(HTTPException, of_http)
@@ -211,8 +211,8 @@ _HTTP_DETAILS = {
 }
 
 
-def _retry_later(detail: str, seconds: int) -> Problem:
-    return Problem(
+def _retry_later(detail: str, seconds: int) -> HttpProblem:
+    return HttpProblem(
         HTTPStatus.SERVICE_UNAVAILABLE, f"{detail} Try again.", headers={"Retry-After": str(max(1, seconds))}
     )
 

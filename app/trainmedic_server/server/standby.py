@@ -3,7 +3,7 @@
 A request is handed on as it came, its token with it, to where the server that works says it can be
 reached; where it does not say, or does not answer, the reply is 503, which Alertmanager repeats.
 So it does not matter which of several servers is asked. Who calls it: wiring, which serves a
-`Front` and puts the real application in its place when this server's turn comes.
+`SwitchableApp` and puts the real application in its place when this server's turn comes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.server.problems import Problem, ProblemResponse
+from trainmedic_server.server.problems import HttpProblem, ProblemResponse
 from trainmedic_server.server.status import Dependency, Health, Ready
 
 RETRY_SECONDS = 1
@@ -36,7 +36,7 @@ _CONNECTIONS = 300
 log = telemetry.logger(__name__)
 
 
-class Waiting(Protocol):
+class ElectionStatus(Protocol):
     """What a server that stands by waits for, and where the one is that works; empty where unknown."""
 
     @property
@@ -45,7 +45,7 @@ class Waiting(Protocol):
     def holder(self) -> str: ...
 
 
-class Front:
+class SwitchableApp:
     """What the listener serves: one application, and later another, without a request lost in between."""
 
     def __init__(self, standby: Standby) -> None:
@@ -71,7 +71,7 @@ class Front:
 class Standby:
     """The API of a server that stands by. `close` it after."""
 
-    def __init__(self, turn: Waiting, clock: Clock, metrics: telemetry.Metrics) -> None:
+    def __init__(self, turn: ElectionStatus, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._turn = turn
         self._clock = clock
         self._metrics = metrics
@@ -120,7 +120,7 @@ class Standby:
 
     async def _refuse(self, why: str, scope: Scope, receive: Receive, send: Send) -> None:
         # It closes, so that the next try may reach another server.
-        problem = Problem(
+        problem = HttpProblem(
             HTTPStatus.SERVICE_UNAVAILABLE,
             f"{why} Try again.",
             headers={"Retry-After": str(RETRY_SECONDS)},

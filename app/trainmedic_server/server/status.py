@@ -17,7 +17,7 @@ from trainmedic_server.errors import TrainmedicError
 from trainmedic_server.ports.outside import Clock, CommandBus
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import problems
-from trainmedic_server.server.engine import CatalogView, Engine
+from trainmedic_server.server.engine import CatalogPort, EnginePort
 from trainmedic_server.server.limits import ServerLimits
 
 log = telemetry.logger(__name__)
@@ -50,10 +50,10 @@ class Ready(BaseModel):
 
 
 def router(
-    engine: Engine,
+    engine: EnginePort,
     store: RunStore,
     bus: CommandBus,
-    catalog: CatalogView,
+    catalog: CatalogPort,
     clock: Clock,
     metrics: telemetry.Metrics,
     limits: ServerLimits,
@@ -127,7 +127,7 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
     return Dependency(ok=True, detail="answers")
 
 
-def _playbooks(catalog: CatalogView) -> Dependency:
+def _playbooks(catalog: CatalogPort) -> Dependency:
     """Not ok only where there are files and none could be loaded: one bad file takes nothing down."""
     loaded, failed = len(catalog.all()), len(catalog.problems)
     detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")

@@ -2,7 +2,7 @@
 
 The endpoint takes the request as it is and writes its reply by hand: nothing is validated twice, and
 no dependency is resolved. It is declared to FastAPI with models all the same, for OpenAPI. The
-factory lets deliveries take the `Shortcut`, past FastAPI's middleware and routing, which cost more
+factory lets deliveries take the `WebhookApp`, past FastAPI's middleware and routing, which cost more
 than taking in an alert does.
 """
 
@@ -30,8 +30,8 @@ from trainmedic_server.errors import TrainmedicError
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server import payload, problems, schemas
 from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.body import Bodies, parse_json
-from trainmedic_server.server.engine import Engine
+from trainmedic_server.server.body import BodyReader, parse_json
+from trainmedic_server.server.engine import EnginePort
 from trainmedic_server.server.tokens import Role
 
 # Bodies from this size on are read in a thread: they take tens of milliseconds, most of which is
@@ -51,7 +51,9 @@ class _PlainRoute(APIRoute):
         return handler
 
 
-def endpoint(engine: Engine, auth: Authenticator, bodies: Bodies, clock: Clock, metrics: telemetry.Metrics) -> _Handler:
+def endpoint(
+    engine: EnginePort, auth: Authenticator, bodies: BodyReader, clock: Clock, metrics: telemetry.Metrics
+) -> _Handler:
     """The handler of deliveries."""
 
     async def webhook(request: Request) -> Response:
@@ -83,7 +85,7 @@ def endpoint(engine: Engine, auth: Authenticator, bodies: Bodies, clock: Clock, 
     return webhook
 
 
-class Shortcut:
+class WebhookApp:
     """The endpoint as an ASGI application of its own."""
 
     def __init__(self, handle: _Handler) -> None:

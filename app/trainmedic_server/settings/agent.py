@@ -19,7 +19,7 @@ from typing import Any
 from trainmedic import settings as sdk
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings import options
-from trainmedic_server.settings.options import Option
+from trainmedic_server.settings.options import SettingSource
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
@@ -50,10 +50,10 @@ class AgentSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class AgentSetting:
     """One setting: how it is given, what it is when it is not, how its text is read, and what it means."""
 
-    option: Option
+    option: SettingSource
     default: Callable[[], Any]
     read: Callable[[str], Any]
     description: str
@@ -93,23 +93,23 @@ def _nothing() -> None:
 
 _STATE = "~/.local/state/trainmedic"
 
-SPECS: Mapping[str, Spec] = {
-    "node": Spec(
-        Option("TRAINMEDIC_NODE", "--node", "NAME", shown_default="host name"),
+SPECS: Mapping[str, AgentSetting] = {
+    "node": AgentSetting(
+        SettingSource("TRAINMEDIC_NODE", "--node", "NAME", shown_default="host name"),
         socket.gethostname,
         _node,
         "This node's name, as its alerts give it: commands are addressed to it. The host name by default, because "
         "that is what most exporters report.",
     ),
-    "policy": Spec(
-        Option("TRAINMEDIC_POLICY", "--policy", "FILE", shown_default="none"),
+    "policy": AgentSetting(
+        SettingSource("TRAINMEDIC_POLICY", "--policy", "FILE", shown_default="none"),
         _nothing,
         _path,
         "YAML file that says what commands may do on this node. Without one the agent only reads, so that an agent "
         "that was merely started changes nothing.",
     ),
-    "redis": Spec(
-        Option(
+    "redis": AgentSetting(
+        SettingSource(
             "TRAINMEDIC_REDIS_URL",
             "--redis",
             "URL",
@@ -120,34 +120,34 @@ SPECS: Mapping[str, Spec] = {
         _url,
         "redis:// or rediss:// URL where commands come from; the server's.",
     ),
-    "signing_key": Spec(
-        Option("TRAINMEDIC_SIGNING_KEY", secret=True, shown_default="none"),
+    "signing_key": AgentSetting(
+        SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True, shown_default="none"),
         _nothing,
         lambda text: text.strip().encode(),
         "The server's key. With it, a command without the right signature is refused; without it, whoever can write "
         "to Redis can command this agent within its policy. No flag, because other users can see a command line.",
     ),
-    "state_dir": Spec(
-        Option("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default=_STATE),
+    "state_dir": AgentSetting(
+        SettingSource("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default=_STATE),
         lambda: _path(_STATE),
         _path,
         "Directory of what must outlive a restart: the agent's journal. Must be on a disk of this node.",
     ),
-    "exporter_host": Spec(
-        Option("TRAINMEDIC_EXPORTER_HOST", "--exporter-host", "TEXT", shown_default="127.0.0.1"),
+    "exporter_host": AgentSetting(
+        SettingSource("TRAINMEDIC_EXPORTER_HOST", "--exporter-host", "TEXT", shown_default="127.0.0.1"),
         lambda: "127.0.0.1",
         str,
         "Address on which Prometheus reads the node's metrics; 0.0.0.0 for a Prometheus elsewhere. Loopback by "
         "default, because the endpoint has no password.",
     ),
-    "exporter_port": Spec(
-        Option("TRAINMEDIC_EXPORTER_PORT", "--exporter-port", "NUMBER", shown_default="9445"),
+    "exporter_port": AgentSetting(
+        SettingSource("TRAINMEDIC_EXPORTER_PORT", "--exporter-port", "NUMBER", shown_default="9445"),
         lambda: 9445,
         _port,
         "TCP port of the metrics; 0 picks a free one. 9445 is what GPU exporters are expected on.",
     ),
-    "log_level": Spec(
-        Option("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL", shown_default="info"),
+    "log_level": AgentSetting(
+        SettingSource("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL", shown_default="info"),
         lambda: "info",
         _level,
         "Least level of the JSON log lines on standard error: debug, info, warning, error.",

@@ -18,7 +18,7 @@ PREFIX = "TRAINMEDIC_"
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class SettingSource:
     """How a setting is given: its environment variable, and its flag where it has one.
 
     A ``secret`` is never shown, and can be read from the file that ``<variable>_FILE`` names. Of
@@ -35,7 +35,7 @@ class Option:
     shown_default: str | None = None
 
 
-def given(option: Option, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
+def given(option: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
     """The value of a setting and where it came from; None where it is not given.
 
     An empty variable counts as unset. Raises ConfigurationError.
@@ -71,7 +71,7 @@ def _read_secret(variable: str, file: str) -> str:
 
 
 def misspelt(
-    environ: Mapping[str, str], options: Collection[Option], elsewhere: Collection[str]
+    environ: Mapping[str, str], options: Collection[SettingSource], elsewhere: Collection[str]
 ) -> list[tuple[str, str]]:
     """Variables that look like one of `options` but are none, nor one of another program's, each with the nearest
     that is one."""

@@ -27,27 +27,27 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.limits import Limits
 from trainmedic_server.settings import options
-from trainmedic_server.settings.options import PREFIX, Option
+from trainmedic_server.settings.options import PREFIX, SettingSource
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-class Settings(BaseModel):
+class ServerSettings(BaseModel):
     """What a server is told when it starts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
-    host: Annotated[str, Option("TRAINMEDIC_HOST", "--host")] = Field(
+    host: Annotated[str, SettingSource("TRAINMEDIC_HOST", "--host")] = Field(
         "127.0.0.1",
         min_length=1,
         description="Address to listen on. Loopback, because a server without tokens must not be reached from outside.",
     )
-    port: Annotated[int, Option("TRAINMEDIC_PORT", "--port", "NUMBER")] = Field(
+    port: Annotated[int, SettingSource("TRAINMEDIC_PORT", "--port", "NUMBER")] = Field(
         8080, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one. 8080 is what receivers expect."
     )
     playbooks: Annotated[
         tuple[Path, ...],
-        Option("TRAINMEDIC_PLAYBOOKS", "--playbooks", "DIR", repeatable=True, shown_default="playbooks"),
+        SettingSource("TRAINMEDIC_PLAYBOOKS", "--playbooks", "DIR", repeatable=True, shown_default="playbooks"),
     ] = Field(
         (Path("playbooks"),),
         min_length=1,
@@ -55,7 +55,7 @@ class Settings(BaseModel):
         "with a colon between.",
     )
     state_dir: Annotated[
-        Path, Option("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default="~/.local/state/trainmedic")
+        Path, SettingSource("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default="~/.local/state/trainmedic")
     ] = Field(
         Path("~/.local/state/trainmedic"),
         description="Directory of what must outlive a restart: the SQLite file, the embedded Redis and its URL. "
@@ -63,7 +63,7 @@ class Settings(BaseModel):
     )
     database: Annotated[
         SecretStr | None,
-        Option(
+        SettingSource(
             "TRAINMEDIC_DATABASE_URL",
             "--database",
             "URL",
@@ -75,130 +75,138 @@ class Settings(BaseModel):
         description="URL of the run store: sqlite:////path/to/file, or postgresql://user:password@host/database, where "
         "several servers can share it. A file by default, because one server needs no database server.",
     )
-    takeover: Annotated[Duration, Option("TRAINMEDIC_TAKEOVER_AFTER", "--takeover-after", "DURATION")] = Field(
+    takeover: Annotated[Duration, SettingSource("TRAINMEDIC_TAKEOVER_AFTER", "--takeover-after", "DURATION")] = Field(
         timedelta(seconds=30),
         description="With PostgreSQL: silence of the server that works after which another takes over. One that ends "
         "is followed in a second or two; this is for one that hangs. 30 seconds, so that a slow commit is no reason.",
     )
-    advertise: Annotated[str | None, Option("TRAINMEDIC_ADVERTISE", "--advertise", "HOST:PORT")] = Field(
+    advertise: Annotated[str | None, SettingSource("TRAINMEDIC_ADVERTISE", "--advertise", "HOST:PORT")] = Field(
         None,
         description="With PostgreSQL: where other servers reach this one; those that stand by hand on to it what they "
         "are asked. None by default: they answer 503.",
     )
     redis: Annotated[
-        SecretStr | None, Option("TRAINMEDIC_REDIS_URL", "--redis", "URL", secret=True, shown_default="embedded")
+        SecretStr | None, SettingSource("TRAINMEDIC_REDIS_URL", "--redis", "URL", secret=True, shown_default="embedded")
     ] = Field(
         None,
         description="redis:// or rediss:// URL that agents and jobs reach too. Embedded by default, which serves "
         "this machine only.",
     )
-    mode: Annotated[Mode, Option("TRAINMEDIC_MODE", "--mode", "MODE")] = Field(
+    mode: Annotated[Mode, SettingSource("TRAINMEDIC_MODE", "--mode", "MODE")] = Field(
         Mode.OBSERVE,
         description="The most that any playbook may do: observe (record what would be done), approve (ask first), "
         "enforce. Observe by default, so that nothing is changed before somebody has looked.",
     )
-    tokens: Annotated[Path | None, Option("TRAINMEDIC_TOKENS_FILE", "--tokens", "FILE")] = Field(
+    tokens: Annotated[Path | None, SettingSource("TRAINMEDIC_TOKENS_FILE", "--tokens", "FILE")] = Field(
         None,
         description="YAML list of {name, sha256, roles}: who may call the API. None by default, which is accepted "
         "on loopback only.",
     )
-    signing_key: Annotated[SecretStr | None, Option("TRAINMEDIC_SIGNING_KEY", secret=True)] = Field(
+    signing_key: Annotated[SecretStr | None, SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True)] = Field(
         None,
         description="Key with which commands are signed (HMAC-SHA256). Without one, whoever "
         "can write to Redis can command agents and jobs. No flag, because other users can see a command line.",
     )
-    allow_anonymous: Annotated[bool, Option("TRAINMEDIC_ALLOW_ANONYMOUS", value="BOOLEAN")] = Field(
+    allow_anonymous: Annotated[bool, SettingSource("TRAINMEDIC_ALLOW_ANONYMOUS", value="BOOLEAN")] = Field(
         False,
         description="true: listen beyond loopback although no tokens are configured. No flag, so that it is rare.",
     )
-    max_age: Annotated[Duration, Option("TRAINMEDIC_MAX_AGE", "--max-age", "DURATION")] = Field(
+    max_age: Annotated[Duration, SettingSource("TRAINMEDIC_MAX_AGE", "--max-age", "DURATION")] = Field(
         timedelta(minutes=15),
         description="Age from which an alert is stale, and no repair starts for it. 15 minutes, because the world "
         "that an older one describes has changed.",
     )
-    retention: Annotated[Duration, Option("TRAINMEDIC_RETENTION", "--retention", "DURATION")] = Field(
+    retention: Annotated[Duration, SettingSource("TRAINMEDIC_RETENTION", "--retention", "DURATION")] = Field(
         timedelta(days=90),
         description="Age from which closed runs, their events and alerts are deleted; runs that are open or owe an "
         "undo never are. 90 days, to cover a quarter's review.",
     )
     alertmanager: Annotated[
-        SecretStr | None, Option("TRAINMEDIC_ALERTMANAGER_URL", "--alertmanager", "URL", secret=True)
+        SecretStr | None, SettingSource("TRAINMEDIC_ALERTMANAGER_URL", "--alertmanager", "URL", secret=True)
     ] = Field(
         None,
         description="Alertmanager's own URL, used to ask whether an alert still fires, and for silences. None by "
         "default, because the webhook alone suffices.",
     )
     alertmanager_token: Annotated[
-        Path | None, Option("TRAINMEDIC_ALERTMANAGER_TOKEN_FILE", "--alertmanager-token", "FILE")
+        Path | None, SettingSource("TRAINMEDIC_ALERTMANAGER_TOKEN_FILE", "--alertmanager-token", "FILE")
     ] = Field(
         None,
         description="File with the bearer token for Alertmanager's API, read for each call so that it can be renewed.",
     )
     assume_resolved_after: Annotated[
-        Duration, Option("TRAINMEDIC_ASSUME_RESOLVED_AFTER", "--assume-resolved-after", "DURATION")
+        Duration, SettingSource("TRAINMEDIC_ASSUME_RESOLVED_AFTER", "--assume-resolved-after", "DURATION")
     ] = Field(
         timedelta(hours=12),
         description="Silence after which an alert counts as resolved, so that no undo waits for ever. 12 hours are "
         "three of Alertmanager's default repeat intervals.",
     )
-    max_body: Annotated[int, Option("TRAINMEDIC_MAX_BODY_BYTES", "--max-body-bytes", "BYTES")] = Field(
+    max_body: Annotated[int, SettingSource("TRAINMEDIC_MAX_BODY_BYTES", "--max-body-bytes", "BYTES")] = Field(
         8 * 1024 * 1024,
         ge=1024,
         le=1024**3,
         description="Largest webhook body, in bytes, before it is refused with 413. 8 MiB hold a group of some 8,000 "
         "alerts.",
     )
-    queue: Annotated[int, Option("TRAINMEDIC_QUEUE", "--queue", "NUMBER")] = Field(
+    queue: Annotated[int, SettingSource("TRAINMEDIC_QUEUE", "--queue", "NUMBER")] = Field(
         1000,
         ge=1,
         le=1_000_000,
         description="Deliveries that may wait for admission before more are refused with 503. 1000 bound the memory, "
         "and Alertmanager sends a refused one again.",
     )
-    breaker_window: Annotated[Duration, Option("TRAINMEDIC_BREAKER_WINDOW", "--breaker-window", "DURATION")] = Field(
-        timedelta(minutes=10),
-        description="Time over which the breaker counts distinct nodes acted on. 10 minutes outlast one cause.",
+    breaker_window: Annotated[Duration, SettingSource("TRAINMEDIC_BREAKER_WINDOW", "--breaker-window", "DURATION")] = (
+        Field(
+            timedelta(minutes=10),
+            description="Time over which the breaker counts distinct nodes acted on. 10 minutes outlast one cause.",
+        )
     )
-    breaker_share: Annotated[float, Option("TRAINMEDIC_BREAKER_SHARE", "--breaker-share", "SHARE")] = Field(
+    breaker_share: Annotated[float, SettingSource("TRAINMEDIC_BREAKER_SHARE", "--breaker-share", "SHARE")] = Field(
         0.5,
         gt=0,
         le=1,
         description="Share of the known nodes, above 0 and up to 1, at which the breaker opens. When half of a "
         "cluster is ill, the cause is not in its nodes.",
     )
-    breaker_min_nodes: Annotated[int, Option("TRAINMEDIC_BREAKER_MIN_NODES", "--breaker-min-nodes", "NUMBER")] = Field(
+    breaker_min_nodes: Annotated[
+        int, SettingSource("TRAINMEDIC_BREAKER_MIN_NODES", "--breaker-min-nodes", "NUMBER")
+    ] = Field(
         10,
         ge=1,
         description="Fewest nodes acted on that can open the breaker. 10, so that a small cluster is not stopped by "
         "two repairs.",
     )
-    notify_urls: Annotated[Mapping[str, tuple[SecretStr, ...]], Option("TRAINMEDIC_NOTIFY_URLS", secret=True)] = Field(
+    notify_urls: Annotated[
+        Mapping[str, tuple[SecretStr, ...]], SettingSource("TRAINMEDIC_NOTIFY_URLS", secret=True)
+    ] = Field(
         {},
         description="Notification channels as name=url pairs with white space between, the URLs in Apprise's form; a "
         "name given again adds a URL to its channel. None by default. No flag, because the URLs hold credentials.",
     )
-    http_secrets: Annotated[Mapping[str, SecretStr], Option("TRAINMEDIC_HTTP_", secret=True, family=True)] = Field(
-        {},
-        description="Bearer tokens that http.request may send, each under a name of your choice, such as "
-        "TRAINMEDIC_HTTP_TICKETS. A playbook names the variable, so that the token is in no file of it.",
+    http_secrets: Annotated[Mapping[str, SecretStr], SettingSource("TRAINMEDIC_HTTP_", secret=True, family=True)] = (
+        Field(
+            {},
+            description="Bearer tokens that http.request may send, each under a name of your choice, such as "
+            "TRAINMEDIC_HTTP_TICKETS. A playbook names the variable, so that the token is in no file of it.",
+        )
     )
-    inventory: Annotated[Path | None, Option("TRAINMEDIC_INVENTORY", "--inventory", "FILE")] = Field(
+    inventory: Annotated[Path | None, SettingSource("TRAINMEDIC_INVENTORY", "--inventory", "FILE")] = Field(
         None,
         description="YAML mapping from address to node name, for alerts whose instance label is an address. None by "
         "default: such an alert is refused, never guessed.",
     )
-    kubernetes: Annotated[str, Option("TRAINMEDIC_KUBERNETES", "--kubernetes", "CLUSTER")] = Field(
+    kubernetes: Annotated[str, SettingSource("TRAINMEDIC_KUBERNETES", "--kubernetes", "CLUSTER")] = Field(
         "off",
         min_length=1,
         description="The cluster that k8s.* actions work on: in-cluster (by the service account of the pod that the "
         "server runs in), or the path of a kubeconfig file. off by default, because nothing else needs a cluster.",
     )
-    kubernetes_watch: Annotated[bool, Option("TRAINMEDIC_KUBERNETES_WATCH", value="BOOLEAN")] = Field(
+    kubernetes_watch: Annotated[bool, SettingSource("TRAINMEDIC_KUBERNETES_WATCH", value="BOOLEAN")] = Field(
         True,
         description="Where there is a cluster: watch its nodes and pods, to find the node behind an address and the "
         "job of a pod. false where the account may not list pods.",
     )
-    log_level: Annotated[LogLevel, Option("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL")] = Field(
+    log_level: Annotated[LogLevel, SettingSource("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL")] = Field(
         "info", description="Least level of the JSON log lines on standard error: debug, info, warning, error."
     )
 
@@ -287,11 +295,11 @@ class Settings(BaseModel):
         )
 
 
-def _option(name: str) -> Option:
-    return next(part for part in Settings.model_fields[name].metadata if isinstance(part, Option))
+def _option(name: str) -> SettingSource:
+    return next(part for part in ServerSettings.model_fields[name].metadata if isinstance(part, SettingSource))
 
 
-OPTIONS: Mapping[str, Option] = {name: _option(name) for name in Settings.model_fields}
+OPTIONS: Mapping[str, SettingSource] = {name: _option(name) for name in ServerSettings.model_fields}
 """How each setting is given, by its field's name, in the order of the documentation."""
 
 # Variables of the same family that are not the server's.
@@ -303,7 +311,7 @@ _ELSEWHERE = frozenset(
 
 def default_of(name: str) -> str:
     """The default as the documentation writes it."""
-    option, value = OPTIONS[name], Settings.model_fields[name].default
+    option, value = OPTIONS[name], ServerSettings.model_fields[name].default
     if option.shown_default is not None:
         return option.shown_default
     if value is None or value == {}:
@@ -318,7 +326,7 @@ def choices_of(name: str) -> tuple[str, ...]:
     return {"mode": tuple(Mode), "log_level": get_args(LogLevel)}.get(name, ())
 
 
-def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings:
     """The settings that `flags` (by field name; None where not given) and `environ` make.
 
     Raises ConfigurationError, which names every flag or variable that is wrong, its value unless
@@ -331,7 +339,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
         if found is not None:
             given[name], origins[name] = found
     try:
-        return Settings(**given)
+        return ServerSettings(**given)
     except ValidationError as error:
         raise ConfigurationError("\n".join(_explain(error, given, origins))) from None
 

@@ -16,14 +16,14 @@ from trainmedic_server.simulation import suite_format
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckResult:
     """The playbooks that can be loaded, and everything that is wrong, in the order of files and lines."""
 
     books: tuple[CompiledBook, ...]
     problems: tuple[Problem, ...]
 
 
-def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = IdentityLabels()) -> Checked:
+def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = IdentityLabels()) -> CheckResult:
     """Check the playbooks of directories or files as a server would load them, and the form of their tests."""
     tests = test_files(roots)
     library = Library([root for root in roots if root not in tests], actions, identity)
@@ -31,7 +31,7 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
     problems = list(library.problems)
     for path in tests:
         problems.extend(suite_format.read(path)[1])
-    return Checked(tuple(library.all()), tuple(sorted(set(problems))))
+    return CheckResult(tuple(library.all()), tuple(sorted(set(problems))))
 
 
 def test_files(roots: Iterable[Path]) -> list[Path]:

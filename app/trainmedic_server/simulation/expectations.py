@@ -10,14 +10,14 @@ from trainmedic_server.catalog.problems import Path
 from trainmedic_server.domain.admission import Admitted
 from trainmedic_server.domain.run import Controls, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.simulation.scripted import Carried
+from trainmedic_server.simulation.scripted import RecordedCall
 from trainmedic_server.simulation.suite_format import Check, RunExpected, StepExpected, UndoExpected
 
 _LONGEST = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observations:
     """Everything that has happened up to a check, in order.
 
     ``unmatched`` says of alerts that no playbook reacted to why each did not.
@@ -25,7 +25,7 @@ class Seen:
 
     decisions: Sequence[Admitted]
     runs: Sequence[RunRecord]
-    calls: Sequence[Carried]
+    calls: Sequence[RecordedCall]
     controls: Controls
     unmatched: Sequence[str] = ()
 
@@ -39,7 +39,7 @@ class Difference:
     got: str
 
 
-def differences(check: Check, seen: Seen) -> Iterator[Difference]:
+def differences(check: Check, seen: Observations) -> Iterator[Difference]:
     """Everything in which `seen` is not what `check` expects."""
     if check.decisions is not None:
         made = [f"{each.playbook} {each.target or '-'}: {each.decision}" for each in seen.decisions]

@@ -34,7 +34,7 @@ _RUN_ID = "00000000-0000-7000-8000-000000000000"
 """Stands in for the id of a run that is not there."""
 
 
-class Verdict(StrEnum):
+class StepForecast(StrEnum):
     """What would become of a step."""
 
     RUNS = "runs"
@@ -53,7 +53,7 @@ class StepPlan:
     phase: str
     id: str
     what: str
-    verdict: Verdict
+    verdict: StepForecast
     why: str = ""
     params: Mapping[str, Any] | None = None
     undo: str | None = None
@@ -172,33 +172,33 @@ def _steps(book: Book, actions: Actions, names: Scope) -> tuple[StepPlan, ...]:
 def _step(book: Book, actions: Actions, phase: str, index: int, step: Step, names: Scope) -> StepPlan:
     known_as, what = step_id(step, index, phase), _what(step)
     verdict, why = _condition(book, phase, index, step, names)
-    if verdict in (Verdict.SKIPPED, Verdict.FAILS) or not isinstance(step, ActionStep):
-        if isinstance(step, ApproveStep) and verdict is Verdict.RUNS:
+    if verdict in (StepForecast.SKIPPED, StepForecast.FAILS) or not isinstance(step, ActionStep):
+        if isinstance(step, ApproveStep) and verdict is StepForecast.RUNS:
             what = f"{what}: {_question(book, phase, index, step, names)}"
         return StepPlan(phase, known_as, what, verdict, why)
     undo = None if step.undo is UndoTrigger.NEVER else str(step.undo)
     if actions.spec(step.action) is None:
-        return StepPlan(phase, known_as, what, Verdict.FAILS, f"there is no action {step.action!r} in this server")
+        return StepPlan(phase, known_as, what, StepForecast.FAILS, f"there is no action {step.action!r} in this server")
     if _speaks_of_steps(step.with_):
         told = why or "its parameters depend on how earlier steps end"
-        return StepPlan(phase, known_as, what, Verdict.UNDETERMINED, told, undo=undo)
+        return StepPlan(phase, known_as, what, StepForecast.UNDETERMINED, told, undo=undo)
     try:
         params = book.params(phase, index, names)
     except errors.ExpressionError as error:
-        return StepPlan(phase, known_as, what, Verdict.FAILS, str(error), undo=undo)
+        return StepPlan(phase, known_as, what, StepForecast.FAILS, str(error), undo=undo)
     shown = params.model_dump(mode="json", by_alias=True, exclude_none=True)
     return StepPlan(phase, known_as, what, verdict, why, shown, undo)
 
 
-def _condition(book: Book, phase: str, index: int, step: Step, names: Scope) -> tuple[Verdict, str]:
+def _condition(book: Book, phase: str, index: int, step: Step, names: Scope) -> tuple[StepForecast, str]:
     if step.when and _speaks_of_steps(step.when, is_expression=True):
-        return Verdict.UNDETERMINED, f"depends on how earlier steps end: {step.when}"
+        return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {step.when}"
     try:
         if book.when(phase, index, names):
-            return Verdict.RUNS, f"when holds: {step.when}" if step.when else ""
+            return StepForecast.RUNS, f"when holds: {step.when}" if step.when else ""
     except errors.ExpressionError as error:
-        return Verdict.FAILS, str(error)
-    return Verdict.SKIPPED, f"when does not hold: {step.when}"
+        return StepForecast.FAILS, str(error)
+    return StepForecast.SKIPPED, f"when does not hold: {step.when}"
 
 
 def _question(book: Book, phase: str, index: int, step: ApproveStep, names: Scope) -> str:

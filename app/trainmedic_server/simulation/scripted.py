@@ -21,13 +21,13 @@ from trainmedic_server.domain.target import Kind
 from trainmedic_server.ports.actions import Action, Actions, Call
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
-from trainmedic_server.simulation.suite_format import Outcome, ReplyModel
+from trainmedic_server.simulation.suite_format import ReplyModel, ReplyOutcome
 
-_APPLIED = ReplyModel(outcome=Outcome.APPLIED)
+_APPLIED = ReplyModel(outcome=ReplyOutcome.APPLIED)
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class RecordedCall:
     """One call of an action, as tests look at it."""
 
     action: str
@@ -41,7 +41,7 @@ class Script:
     def __init__(self, replies: Mapping[str, Sequence[ReplyModel]]) -> None:
         self._replies = replies
         self._given: dict[str, int] = {}
-        self.calls: list[Carried] = []
+        self.calls: list[RecordedCall] = []
 
     def next(self, *keys: str) -> ReplyModel:
         """The next reply under the first of `keys` that has any."""
@@ -97,19 +97,19 @@ class _Scripted:
         run = await self._store.transact(lambda tx: tx.run(call.run_id))
         step = _step_of(run, call.command_id)
         is_undo = call.undo_of is not None
-        self._script.calls.append(Carried(self._real.name, params, is_undo))
+        self._script.calls.append(RecordedCall(self._real.name, params, is_undo))
         reply = self._script.next(f"{step}.undo" if is_undo else step, self._real.name)
         await asyncio.sleep(reply.after.total_seconds())
         match reply.outcome:
-            case Outcome.APPLIED:
+            case ReplyOutcome.APPLIED:
                 return reply.output
-            case Outcome.FAILED:
+            case ReplyOutcome.FAILED:
                 raise errors.TemporaryFailure(reply.reason or "failed", reply.output)
-            case Outcome.REJECTED:
+            case ReplyOutcome.REJECTED:
                 raise errors.PermanentFailure(reply.reason or "rejected", reply.output)
-            case Outcome.UNSUPPORTED:
+            case ReplyOutcome.UNSUPPORTED:
                 raise errors.PermanentFailure(reply.reason or "unsupported", reply.output)
-            case Outcome.TIMEOUT:
+            case ReplyOutcome.TIMEOUT:
                 await self._clock.sleep_until(call.deadline)
                 raise errors.OutcomeUnknown(reply.reason or "no reply in time", reply.output)
 

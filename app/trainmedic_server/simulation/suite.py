@@ -30,9 +30,16 @@ from trainmedic_server.ports.limits import Limits
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.server.payload import fingerprint
 from trainmedic_server.simulation import expectations, suite_format, virtual_time
-from trainmedic_server.simulation.expectations import Seen
+from trainmedic_server.simulation.expectations import Observations
 from trainmedic_server.simulation.scripted import Script, ScriptedActions
-from trainmedic_server.simulation.suite_format import AlertEntry, Check, Deed, OrderEntry, Suite, TestEntry
+from trainmedic_server.simulation.suite_format import (
+    AlertEntry,
+    Check,
+    OrderEntry,
+    SimulatedOperation,
+    Suite,
+    TestEntry,
+)
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)
@@ -42,10 +49,10 @@ _PATIENCE = timedelta(hours=2)
 """How long after the last thing that a test says its runs may take to end, where it names no end."""
 
 _KINDS = {
-    Deed.APPROVE: OrderKind.APPROVE,
-    Deed.REJECT: OrderKind.REJECT,
-    Deed.CANCEL: OrderKind.CANCEL,
-    Deed.UNDO: OrderKind.UNDO,
+    SimulatedOperation.APPROVE: OrderKind.APPROVE,
+    SimulatedOperation.REJECT: OrderKind.REJECT,
+    SimulatedOperation.CANCEL: OrderKind.CANCEL,
+    SimulatedOperation.UNDO: OrderKind.UNDO,
 }
 
 
@@ -195,13 +202,13 @@ class _Scenario:
 
     async def _carry_out(self, entry: OrderEntry) -> None:
         match entry.do:
-            case Deed.PAUSE:
+            case SimulatedOperation.PAUSE:
                 await self.engine.pause(entry.by)
-            case Deed.RESUME:
+            case SimulatedOperation.RESUME:
                 await self.engine.resume(entry.by)
-            case Deed.CLOSE_BREAKER:
+            case SimulatedOperation.CLOSE_BREAKER:
                 await self.engine.close_breaker(entry.by)
-            case Deed.RESTART:
+            case SimulatedOperation.RESTART:
                 await self.engine.stop()
                 await self.clock.sleep_until(self.clock.now() + entry.down)
                 self.engine = await self._start()
@@ -239,7 +246,9 @@ class _Scenario:
 
     async def _check(self, check: Check, place: Place) -> None:
         await self._settle()
-        seen = Seen(self.decisions, await self._records(), self.script.calls, self.engine.controls, self.unmatched)
+        seen = Observations(
+            self.decisions, await self._records(), self.script.calls, self.engine.controls, self.unmatched
+        )
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
         for found in expectations.differences(check, seen):
             told = f"{when}, {where(found.path)}: expected {found.expected}, got {found.got}"

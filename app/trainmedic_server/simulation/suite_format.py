@@ -65,7 +65,7 @@ class AlertEntry(_Model):
     starts_at: Offset | None = None
 
 
-class Deed(StrEnum):
+class SimulatedOperation(StrEnum):
     """What an operator can do in a test."""
 
     APPROVE = "approve"
@@ -85,7 +85,7 @@ class OrderEntry(_Model):
     """
 
     at: Duration = timedelta(0)
-    do: Deed
+    do: SimulatedOperation
     playbook: str | None = None
     target: str | None = None
     by: str = "operator"
@@ -94,7 +94,7 @@ class OrderEntry(_Model):
     down: Duration = timedelta(0)
 
 
-class Outcome(StrEnum):
+class ReplyOutcome(StrEnum):
     """How an attempt of an action ends, in the words of replies."""
 
     APPLIED = "applied"
@@ -109,17 +109,17 @@ def _long_form(value: Any) -> Any:
     if isinstance(value, str):
         return {"outcome": value}
     if isinstance(value, dict) and "outcome" not in value:
-        named = [name for name in Outcome if name in value]
+        named = [name for name in ReplyOutcome if name in value]
         if len(named) == 1:
             told = value[named[0]]
             rest = {key: each for key, each in value.items() if key != named[0]}
-            key = "output" if named[0] is Outcome.APPLIED else "reason"
+            key = "output" if named[0] is ReplyOutcome.APPLIED else "reason"
             return {"outcome": named[0].value, **rest, **({} if told is None else {key: told})}
     return value
 
 
 class ReplyModel(_Model):
-    outcome: Outcome
+    outcome: ReplyOutcome
     output: dict[str, Any] = {}
     reason: str = ""
     after: Duration = timedelta(0)

@@ -17,14 +17,14 @@ from trainmedic_server.agent.facts.gpu import all_facts
 
 
 @dataclass(frozen=True)
-class Health:
+class GpuHealth:
     """One line for each GPU that answers, and one sentence for each fault; well where there is none."""
 
     gpus: tuple[str, ...]
     faults: tuple[str, ...]
 
 
-def look(expected: int) -> Health:
+def look(expected: int) -> GpuHealth:
     """Ask each GPU for everything that it offers; `expected` is how many there must be at least."""
     calls = Calls()
     with contextlib.closing(PatientGpus(NvmlGpus(apart=calls), calls)) as gpus:
@@ -33,7 +33,7 @@ def look(expected: int) -> Health:
     faults = [*told.get("gpu_problems", ()), *(fault for gpu in found for fault in _faults(gpu))]
     if len(found) < expected:
         faults.append(f"{len(found)} GPUs answer, and there must be {expected}")
-    return Health(tuple(f"GPU {gpu['index']} {gpu['uuid']} {gpu['name']}" for gpu in found), tuple(faults))
+    return GpuHealth(tuple(f"GPU {gpu['index']} {gpu['uuid']} {gpu['name']}" for gpu in found), tuple(faults))
 
 
 def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:

@@ -47,8 +47,8 @@ from trainmedic_server.ports.playbooks import Book
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
 from trainmedic_server.server.limits import ServerLimits
-from trainmedic_server.server.standby import Front, Standby
-from trainmedic_server.settings.server import Settings
+from trainmedic_server.server.standby import Standby, SwitchableApp
+from trainmedic_server.settings.server import ServerSettings
 
 PRUNE_EVERY = timedelta(hours=1)
 _SHORT_KEY = 16
@@ -60,7 +60,7 @@ log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RunningServer:
     """A server that has started, without its listener."""
 
     api: FastAPI
@@ -72,11 +72,11 @@ class Parts:
     redis_url: str
 
 
-class Application:
+class TrainmedicServer:
     """One server. `clock` and `metrics` can be handed in by tests."""
 
     def __init__(
-        self, settings: Settings, clock: Clock | None = None, metrics: telemetry.Metrics | None = None
+        self, settings: ServerSettings, clock: Clock | None = None, metrics: telemetry.Metrics | None = None
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
@@ -111,7 +111,7 @@ class Application:
             log.warning("the embedded Redis is this server's alone: agents and jobs are lost to one that takes over")
         turn = Turn(settings.database_url, settings.takeover, settings.advertise or "")
         standby = Standby(turn, self._clock, self._metrics)
-        front = Front(standby)
+        front = SwitchableApp(standby)
 
         def listening(host: str, port: int) -> None:
             log.info("listening", host=host, port=port, version=__version__)
@@ -132,7 +132,7 @@ class Application:
             if not task.cancelled():
                 task.result()
 
-    async def _work_in_turn(self, turn: Turn, front: Front) -> None:
+    async def _work_in_turn(self, turn: Turn, front: SwitchableApp) -> None:
         """Until cancelled."""
         session = await turn.come()
         began = asyncio.get_running_loop().time()
@@ -146,7 +146,7 @@ class Application:
         log.info("ready", **more, version=__version__, mode=self._settings.mode, seconds=seconds)
 
     @contextlib.asynccontextmanager
-    async def started(self, session: postgresql.Session | None = None) -> AsyncIterator[Parts]:
+    async def started(self, session: postgresql.Session | None = None) -> AsyncIterator[RunningServer]:
         """The server without its listener, for as long as the block lasts; `session` has the lock, with PostgreSQL."""
         settings, clock, metrics = self._settings, self._clock, self._metrics
         authenticator = self._authenticator()
@@ -213,7 +213,7 @@ class Application:
                 clock=clock,
                 limits=ServerLimits(body_bytes=settings.max_body, held_bytes=max(8 * settings.max_body, 64 << 20)),
             )
-            yield Parts(api, store, bus, catalog, engine, metrics, redis_url)
+            yield RunningServer(api, store, bus, catalog, engine, metrics, redis_url)
 
     def _authenticator(self) -> auth.Authenticator:
         settings = self._settings
@@ -313,7 +313,7 @@ def _names_its_job(book: Book) -> bool:
     return isinstance(book.spec.target, TargetParts) and book.spec.target.job is not None
 
 
-def _key(settings: Settings) -> bytes | None:
+def _key(settings: ServerSettings) -> bytes | None:
     """The signing key, trimmed as the SDK trims it; a file often ends in a newline."""
     if settings.signing_key is None:
         return None

@@ -87,5 +87,5 @@ def test_every_key_of_the_test_format_is_in_its_guide(model: type[BaseModel]) ->
     """In a table or in the text."""
     missing = [key for key in keys(model) if not re.search(rf"`[^`]*\b{key}\b[^`]*`", TESTS)]
     assert not missing
-    assert all(f"`{deed}`" in TESTS for deed in suite_format.Deed)
-    assert all(f"`{outcome}" in TESTS for outcome in suite_format.Outcome)
+    assert all(f"`{deed}`" in TESTS for deed in suite_format.SimulatedOperation)
+    assert all(f"`{outcome}" in TESTS for outcome in suite_format.ReplyOutcome)

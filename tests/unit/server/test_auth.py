@@ -12,7 +12,7 @@ from starlette.requests import Request
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.server import auth as authentication
 from trainmedic_server.server.auth import Authenticator, check_exposure
-from trainmedic_server.server.problems import Problem
+from trainmedic_server.server.problems import HttpProblem
 from trainmedic_server.server.tokens import Role, Token
 
 
@@ -59,7 +59,7 @@ def test_a_token_is_taken_as_bearer_and_as_the_password_of_basic(header: str, ro
 )
 def test_without_a_known_token_the_answer_is_401_with_a_challenge(header: str | None) -> None:
     """Bearer and Basic are both offered."""
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpProblem) as caught:
         KNOWN.require(request(header), Role.VIEWER)
     assert caught.value.status == 401
     assert "Bearer" in caught.value.headers["WWW-Authenticate"]
@@ -71,7 +71,7 @@ def test_without_a_known_token_the_answer_is_401_with_a_challenge(header: str | 
 )
 def test_a_missing_role_is_403_and_named(header: str, role: Role) -> None:
     """The message says which role the token lacks."""
-    with pytest.raises(Problem, match=role) as caught:
+    with pytest.raises(HttpProblem, match=role) as caught:
         KNOWN.require(request(header), role)
     assert caught.value.status == 403
 
@@ -84,7 +84,7 @@ def test_without_tokens_everybody_is_anonymous() -> None:
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:8080.evil.example"])
 def test_a_page_of_another_site_may_not_act(origin: str) -> None:
     """A browser on the operator's machine reaches loopback; the page it shows must not."""
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpProblem) as caught:
         Authenticator().require(request(origin=origin, host="localhost:8080"), Role.OPERATOR)
     assert caught.value.status == 403
     Authenticator().require(request(origin="http://localhost:8080", host="localhost:8080"), Role.OPERATOR)
@@ -142,7 +142,7 @@ def test_a_changed_tokens_file_is_read_again(tmp_path: Path) -> None:
     known.require(request("Bearer old"), Role.VIEWER)
     now = 6.0
     known.require(request("Bearer new"), Role.VIEWER)
-    with pytest.raises(Problem):
+    with pytest.raises(HttpProblem):
         known.require(request("Bearer old"), Role.VIEWER)
     swap(write("broken", "- nonsense"))
     now = 12.0

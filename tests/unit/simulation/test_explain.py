@@ -17,7 +17,7 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.ports.limits import Limits
 from trainmedic_server.simulation import check, explain, report
-from trainmedic_server.simulation.explain import Explanation, Verdict
+from trainmedic_server.simulation.explain import Explanation, StepForecast
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -42,11 +42,11 @@ def test_steps_run_are_skipped_or_depend_on_what_is_not_known_yet(tmp_path: Path
     assert (found.matched, found.target, found.decision) == (True, "node:n1", Decision.STARTED)
     verdicts = {step.id: step.verdict for step in found.steps}
     assert verdicts == {
-        "ask": Verdict.SKIPPED,
-        "cap": Verdict.RUNS,
-        "cooled": Verdict.RUNS,
-        "harder": Verdict.UNDETERMINED,
-        "failure-1": Verdict.RUNS,
+        "ask": StepForecast.SKIPPED,
+        "cap": StepForecast.RUNS,
+        "cooled": StepForecast.RUNS,
+        "harder": StepForecast.UNDETERMINED,
+        "failure-1": StepForecast.RUNS,
     }
     assert found.steps[1].params == {"amount": 80.0}
     assert found.steps[1].undo == "on_resolve"
@@ -57,7 +57,7 @@ def test_steps_run_are_skipped_or_depend_on_what_is_not_known_yet(tmp_path: Path
 def test_a_step_that_would_fail_says_why(tmp_path: Path) -> None:
     """Here a label that the alert lacks."""
     found = explained(tmp_path, {"labels": {"alertname": "Hot", "node": "n1"}})
-    assert found.steps[-1].verdict is Verdict.FAILS
+    assert found.steps[-1].verdict is StepForecast.FAILS
     assert "there is no 'runbook' here" in found.steps[-1].why
 
 

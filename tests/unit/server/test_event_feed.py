@@ -9,16 +9,16 @@ import pytest
 from tests.support.api_world import MemoryHistory
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import Saturated, StoreUnavailable
-from trainmedic_server.server import feed as feeds
-from trainmedic_server.server.feed import Feed
+from trainmedic_server.server import event_feed as feeds
+from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.telemetry import Metrics
 
 
-def make(history: MemoryHistory, listeners: int = 5) -> Feed:
-    return Feed(history, 3600.0, listeners, Metrics())
+def make(history: MemoryHistory, listeners: int = 5) -> EventFeed:
+    return EventFeed(history, 3600.0, listeners, Metrics())
 
 
-async def read(feed: Feed, begin: int, count: int) -> list[int]:
+async def read(feed: EventFeed, begin: int, count: int) -> list[int]:
     """The seqs of the next `count` events after `begin`."""
     seen: list[int] = []
     position = begin
@@ -30,7 +30,7 @@ async def read(feed: Feed, begin: int, count: int) -> list[int]:
     return seen
 
 
-async def append(history: MemoryHistory, feed: Feed, count: int) -> None:
+async def append(history: MemoryHistory, feed: EventFeed, count: int) -> None:
     for _ in range(count):
         history.append("tick")
         feed.poke()
@@ -81,7 +81,7 @@ async def test_the_poller_survives_a_store_that_is_away(monkeypatch: pytest.Monk
     monkeypatch.setattr(feeds, "_RETRY_SECONDS", 0.0)
     history = MemoryHistory()
     metrics = Metrics()
-    feed = Feed(history, 0.0, 5, metrics)
+    feed = EventFeed(history, 0.0, 5, metrics)
     real, failures = history.events_after, 0
 
     async def flaky(seq: int, limit: int) -> list[Event]:

@@ -24,7 +24,7 @@ _RETRY_SECONDS = 2.0
 log = telemetry.logger(__name__)
 
 
-class Feed:
+class EventFeed:
     """The events of `history`, as they are appended."""
 
     def __init__(self, history: History, poll_seconds: float, most_listeners: int, metrics: telemetry.Metrics) -> None:
