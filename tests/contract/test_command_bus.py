@@ -189,7 +189,7 @@ async def test_a_reply_is_delivered_again_until_it_is_settled(bench: Bench) -> N
     await bench.answer(sent.id)
     await asked
     assert await bench.pending() == 1
-    bench.bus.settle(sent.id)
+    bench.bus.acknowledge(sent.id)
     await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
     assert await bench.pending() == 0
 
@@ -208,7 +208,7 @@ async def test_a_reply_that_was_not_settled_reaches_who_asks_again_after_a_resta
         (reply,) = await bench.bus.request(sent)
         assert reply.output == {"restored": 900}
         assert len(await bench.commands("llm-1")) == 1
-        bench.bus.settle(sent.id)
+        bench.bus.acknowledge(sent.id)
         await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
 
 
@@ -243,7 +243,7 @@ async def test_the_first_reply_of_a_rank_counts(bench: Bench) -> None:
     await bench.answer(sent.id, rank=1)
     assert {reply.status for reply in await asked} == {envelope.APPLIED}
     await bench.answer(sent.id, rank=1)
-    bench.bus.settle(sent.id)
+    bench.bus.acknowledge(sent.id)
     await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
     assert (bench.late, bench.refused("unmatched")) == ([], 0.0)
 
@@ -252,7 +252,7 @@ async def test_a_reply_after_the_caller_gave_up_is_handed_on_and_counted(bench: 
     """It is not lost silently: the history can still tell that the command was applied after all."""
     sent = command(seconds=0.05)
     assert await bench.bus.request(sent) == ()
-    bench.bus.settle(sent.id)
+    bench.bus.acknowledge(sent.id)
     await bench.answer(sent.id)
     await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
     assert [reply.command_id for reply in bench.late] == [sent.id]
@@ -376,7 +376,7 @@ async def test_many_commands_go_out_at_once(bench: Bench) -> None:
     for one, replies in zip(sent, await asyncio.gather(*asked), strict=True):
         assert [reply.output["job"] for reply in replies] == [one.target["job"]]
     for one in sent:
-        bench.bus.settle(one.id)
+        bench.bus.acknowledge(one.id)
     await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
 
 
@@ -425,7 +425,7 @@ async def test_replies_survive_the_death_of_redis(redis_server: Any, bench: Benc
     redis_server.start()
     await until(lambda: _answers(bench.bus))
     assert await bench.pending() == 1
-    bench.bus.settle(sent.id)
+    bench.bus.acknowledge(sent.id)
     await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
     assert bench.late == []
 

@@ -118,7 +118,7 @@ def again(sent: Command, seconds: float = 5.0) -> Command:
 async def ask(bus: RedisBus, sent: Command) -> Reply:
     """The one final reply."""
     (reply,) = await bus.request(sent)
-    bus.settle(sent.id)
+    bus.acknowledge(sent.id)
     return reply
 
 

@@ -17,7 +17,7 @@ from trainmedic.wire import envelope
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.placement import Ended, merged_output
 from trainmedic_server.catalog import loader
-from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.target import IdentityLabels, Kind, Target
 
 REFERENCE = (ROOT / "docs" / "reference" / "actions.md").read_text()
@@ -162,7 +162,7 @@ def shifted(value: Any, by: float) -> Any:
     return value + by if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def scope(book: CompiledBook, facts: str, output: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
+def scope(book: YamlPlaybook, facts: str, output: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
     """What steps see once the step ``facts`` has this output and the alert fires on; every one of ``vars`` is
     `limit`, where there is one."""
     steps = {step.id: {"status": "timed_out", "output": {}, "error": None, "attempts": 1} for step in book.spec.steps}

@@ -19,10 +19,10 @@ from tests.contract.run_store_values import at, closed, event, run
 from tests.support.postgres import PASSWORD, PostgresServer
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import postgresql, revision, schema
+from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.history import page_statement
 from trainmedic_server.adapters.sql_store.postgresql import Session
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.adapters.sql_store.turn import Turn
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 SLOW = timedelta(seconds=60)
@@ -218,7 +218,7 @@ async def test_a_server_that_hangs_loses_its_session(url: str, lost: Lost) -> No
 
     hanging = asyncio.ensure_future(store.transact(hang))
     await entered.wait()
-    waiting = Turn(url, QUICK)
+    waiting = Election(url, QUICK)
     async with asyncio.timeout(PATIENCE):
         session = await waiting.come()
     assert "has not answered" in await lost.happened()
@@ -302,7 +302,7 @@ async def test_a_turn_comes_when_the_database_does(postgres: PostgresServer, url
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1
     postgres.ask(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
     postgres.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
-    turn = Turn(url)
+    turn = Election(url)
     coming = asyncio.ensure_future(turn.come())
     while turn.why != "PostgreSQL does not answer":
         await asyncio.sleep(0.01)

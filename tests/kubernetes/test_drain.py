@@ -21,7 +21,7 @@ from trainmedic_server.actions.kubernetes.nodes import Cordon, Uncordon
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import Word
+from trainmedic_server.ports.actions import Clearance
 from trainmedic_server.ports.cluster import Ref
 
 RUN = "0198a000-0000-7000-8000-000000000001"
@@ -348,13 +348,13 @@ async def test_a_paused_drain_evicts_no_more_and_a_cancelled_one_ends(world: Wor
     """Operators' word counts in the middle of it; what it had begun is there to be taken back."""
     node = await world.node()
     pods = [await world.pod(name, node) for name in ("a", "b")]
-    words: list[Word] = ["hold"]
+    words: list[Clearance] = ["hold"]
 
-    async def word() -> Word:
+    async def word() -> Clearance:
         return words.pop(0) if words else "stop"
 
     with pytest.raises(TemporaryFailure, match="the run was cancelled: no more is evicted") as caught:
-        await world.perform(Drain, replace(world.call(Drain, node, RUN, timeout=30), word=word))
+        await world.perform(Drain, replace(world.call(Drain, node, RUN, timeout=30), clearance=word))
     assert caught.value.is_begun
     assert caught.value.output["before"] == {"cordoned": False}
     assert _evictions(stand_in) == 0

@@ -220,7 +220,7 @@ class World:
             alert=Alert("f1", AlertStatus.FIRING, {"alertname": "NodeDown"}, {}, now),
             resumed=resumed,
             undo_of=undo_of,
-            tell=tell,
+            report_wait=tell,
         )
 
     async def exists(self, ref: Ref) -> bool:

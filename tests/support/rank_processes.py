@@ -96,7 +96,7 @@ def command(action: str, seconds: float = 30.0, **params: Any) -> envelope.Comma
 
 async def ask(bus: RedisBus, sent: envelope.Command) -> dict[int | None, envelope.Reply]:
     replies = await bus.request(sent)
-    bus.settle(sent.id)
+    bus.acknowledge(sent.id)
     return {reply.rank: reply for reply in replies if reply.is_final}
 
 

@@ -80,7 +80,7 @@ class Silence:
         silence_id = await alertmanager.silence(matchers, ends_at, _comment(params.comment, call.command_id))
         return {"silence_id": silence_id, "ends_at": ends_at.isoformat(), "matchers": matchers}
 
-    def settled(self, command_id: str) -> None:
+    def outcome_saved(self, command_id: str) -> None:
         """Nothing is held for it."""
 
     @classmethod
@@ -116,7 +116,7 @@ class ExpireSilence:
         await alertmanager.expire_silence(silence_id)
         return {"silence_id": silence_id}
 
-    def settled(self, command_id: str) -> None:
+    def outcome_saved(self, command_id: str) -> None:
         """Nothing is held for it."""
 
     @classmethod

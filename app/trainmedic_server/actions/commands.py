@@ -66,8 +66,8 @@ class CommandAction:
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         async def unheard() -> bool:
-            if call.tell is not None:
-                await call.tell(_nobody_connected(call.target))
+            if call.report_wait is not None:
+                await call.report_wait(_nobody_connected(call.target))
             return not self.waits_for_receiver
 
         replies = await self._bus.request(self._command(call), unheard)
@@ -82,8 +82,8 @@ class CommandAction:
                 raise OutcomeUnknown(f"{missing}, and Redis is away", _outputs(replies)) from None
         return judge(_receiver(call.target), replies, missing)
 
-    def settled(self, command_id: str) -> None:
-        self._bus.settle(command_id)
+    def outcome_saved(self, command_id: str) -> None:
+        self._bus.acknowledge(command_id)
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:

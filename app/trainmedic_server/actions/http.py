@@ -175,7 +175,7 @@ class HttpRequest:
         reply = await self._http.call(params.method, params.full_url, headers, body, left, params.bearer_from_env)
         return _judged(params, reply)
 
-    def settled(self, command_id: str) -> None:
+    def outcome_saved(self, command_id: str) -> None:
         """Nothing is held for it."""
 
     @classmethod

@@ -60,7 +60,7 @@ class Notify:
             raise OutcomeUnknown("sending the message took too long; it may or may not have been sent") from error
         return {"to": params.to or "all"}
 
-    def settled(self, command_id: str) -> None:
+    def outcome_saved(self, command_id: str) -> None:
         """Nothing is held for it."""
 
     @classmethod

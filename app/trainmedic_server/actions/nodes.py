@@ -17,7 +17,7 @@ from trainmedic.wire import envelope
 from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams, id_at
 from trainmedic_server.domain.target import Kind
-from trainmedic_server.ports.actions import Action, Call, Hold, Inverse, Renewal
+from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
 """How long a power cap outlives the last word from the server. Long enough for a restart of the server or of
@@ -69,9 +69,9 @@ class PowerLimit(PlacedAction):
             return timedelta(seconds=told)
         return cls.lease
 
-    async def renew(self, holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+    async def renew(self, holds: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         """One command to each node, for all that is held there."""
-        by_node: dict[str, dict[str, Hold]] = {}
+        by_node: dict[str, dict[str, LeasedEffect]] = {}
         for hold in holds:
             if hold.params.get("restore"):
                 continue
@@ -83,7 +83,7 @@ class PowerLimit(PlacedAction):
         told = await asyncio.gather(*(self._renew_on(node, held, until) for node, held in by_node.items()))
         return [renewal for of_node in told for renewal in of_node]
 
-    async def _renew_on(self, node: str, held: Mapping[str, Hold], until: datetime) -> list[Renewal]:
+    async def _renew_on(self, node: str, held: Mapping[str, LeasedEffect], until: datetime) -> list[Renewal]:
         now = self._clock.now()
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -97,7 +97,7 @@ class PowerLimit(PlacedAction):
             expires_at=until,
         )
         replies = await self._bus.request(command, _is_enough)
-        self._bus.settle(command.id)
+        self._bus.acknowledge(command.id)
         reply = next((reply for reply in replies if reply.is_final), None)
         if reply is None:
             return [Renewal(hold, node, "unanswered", f"the agent on {node} did not answer") for hold in held.values()]
@@ -107,12 +107,12 @@ class PowerLimit(PlacedAction):
         return [_renewal_of(one, hold, node, reply.output) for one, hold in held.items()]
 
 
-def _renewal_params(held: Mapping[str, Hold], lease: timedelta) -> Mapping[str, Any]:
+def _renewal_params(held: Mapping[str, LeasedEffect], lease: timedelta) -> Mapping[str, Any]:
     again = [one for one, hold in held.items() if hold.again]
     return {"holds": list(held), "lease_seconds": lease.total_seconds(), **({"again": again} if again else {})}
 
 
-def _renewal_of(one: str, hold: Hold, node: str, output: Mapping[str, Any]) -> Renewal:
+def _renewal_of(one: str, hold: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
     """What an agent's answer says of one hold. Agents of another version leave out what they do not know."""
     unknown, lapsed = output.get("unknown"), output.get("lapsed")
     ended, again = output.get("ended"), output.get("again")

@@ -106,9 +106,9 @@ class PlacedAction(CommandAction):
         ended = await asyncio.gather(*(self._part(part) for part in parts))
         return combine(ended, is_undo=call.undo_of is not None)
 
-    def settled(self, command_id: str) -> None:
+    def outcome_saved(self, command_id: str) -> None:
         for sent in self._sent.pop(command_id, [command_id]):
-            super().settled(sent)
+            super().outcome_saved(sent)
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         assert isinstance(call.params, PlacedParams)
@@ -180,7 +180,7 @@ def id_at(command_id: str, place: Target) -> str:
 def part_of(call: Call, place: Target) -> Call:
     """The call for one place of a job."""
     undo_of = id_at(call.undo_of, place) if call.undo_of is not None else None
-    return replace(call, command_id=id_at(call.command_id, place), target=place, undo_of=undo_of, tell=None)
+    return replace(call, command_id=id_at(call.command_id, place), target=place, undo_of=undo_of, report_wait=None)
 
 
 def combine(ended: Sequence[Ended], *, is_undo: bool) -> Mapping[str, Any]:

@@ -152,7 +152,7 @@ def _fault(loaded: object) -> str | None:
     params = getattr(loaded, "Params", None)
     if not (isinstance(params, type) and issubclass(params, BaseModel)):
         return "its Params is not a pydantic model"
-    for method in ("perform", "settled", "inverse"):
+    for method in ("perform", "outcome_saved", "inverse"):
         if not callable(getattr(loaded, method, None)):
             return f"it has no method {method}"
     if not inspect.iscoroutinefunction(getattr(loaded, "perform", None)):

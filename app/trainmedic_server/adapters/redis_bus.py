@@ -115,8 +115,8 @@ class RedisBus:
             self._replies.leave(command.id, waiter)
         return waiter.replies()
 
-    def settle(self, command_id: str) -> None:
-        self._replies.settle(command_id)
+    def acknowledge(self, command_id: str) -> None:
+        self._replies.acknowledge(command_id)
 
     async def agents(self) -> list[Presence]:
         """Raises BusUnavailable."""

@@ -114,7 +114,7 @@ class Replies:
             if waiter.send_again is not None and not waiter.is_complete:
                 waiter.send_again()
 
-    def settle(self, command_id: str) -> None:
+    def acknowledge(self, command_id: str) -> None:
         held = self._held.pop(command_id, None)
         if held:
             self._acknowledge(list(held))

@@ -16,7 +16,7 @@ from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
 from trainmedic_server.catalog import attachments, expressions, matchers, model_errors, scope_check
-from trainmedic_server.catalog.book import CompiledBook, CompiledStep
+from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
 from trainmedic_server.catalog.expressions import Expression, Malformed, Rendering, Text
 from trainmedic_server.catalog.problems import Path, Problem, did_you_mean
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, Names
@@ -32,7 +32,7 @@ _PHASES = ("steps", "on_failure")
 
 def compile_document(
     document: Document, actions: Actions, identity: IdentityLabels = IdentityLabels()
-) -> CompiledBook | list[Problem]:
+) -> YamlPlaybook | list[Problem]:
     """The book of one document, or everything that is wrong with it, in the order of the file."""
     return _Compilation(document, actions, identity).run()
 
@@ -44,7 +44,7 @@ class _Compilation:
     identity: IdentityLabels
     problems: list[Problem] = field(default_factory=list)
 
-    def run(self) -> CompiledBook | list[Problem]:
+    def run(self) -> YamlPlaybook | list[Problem]:
         spec = model_errors.validate(Playbook, self.document)
         if isinstance(spec, list):
             self.problems.extend(spec)
@@ -66,7 +66,7 @@ class _Compilation:
         if self.problems or not isinstance(spec, Playbook):
             return sorted(set(self.problems))
         text = self.document.text
-        return CompiledBook(
+        return YamlPlaybook(
             spec=spec,
             version=hashlib.sha256(text.encode()).hexdigest(),
             text=text,

@@ -17,7 +17,7 @@ import watchfiles
 
 from trainmedic_server import telemetry
 from trainmedic_server.catalog import loader
-from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.loader import LoadedFile
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.domain.target import IdentityLabels
@@ -33,32 +33,32 @@ log = telemetry.logger(__name__)
 
 @dataclass(frozen=True)
 class _Snapshot:
-    books: Mapping[str, CompiledBook] = field(default_factory=dict)
-    by_alert: Mapping[str, tuple[CompiledBook, ...]] = field(default_factory=dict)
+    books: Mapping[str, YamlPlaybook] = field(default_factory=dict)
+    by_alert: Mapping[str, tuple[YamlPlaybook, ...]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
 
-class Shelf:
+class StaticCatalog:
     """A catalog of playbooks that do not change: `ports.Catalog` for simulations and tests."""
 
     def __init__(
-        self, books: Iterable[CompiledBook], actions: Actions, identity: IdentityLabels = IdentityLabels()
+        self, books: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
     ) -> None:
         self._actions = actions
         self._identity = identity
         self._books = {book.spec.name: book for book in sorted(books, key=lambda book: book.spec.name)}
         self._by_alert = _index(self._books.values())
 
-    def for_alert(self, alertname: str) -> Sequence[CompiledBook]:
+    def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
         return self._by_alert.get(alertname, ())
 
-    def get(self, name: str) -> CompiledBook | None:
+    def get(self, name: str) -> YamlPlaybook | None:
         return self._books.get(name)
 
-    def all(self) -> Sequence[CompiledBook]:
+    def all(self) -> Sequence[YamlPlaybook]:
         return tuple(self._books.values())
 
-    def compile(self, text: str, source: str) -> CompiledBook:
+    def compile(self, text: str, source: str) -> YamlPlaybook:
         """Compile the text of another version. Raises PlaybookError."""
         return loader.load_one(text, source, self._actions, self._identity)
 
@@ -79,17 +79,17 @@ class Library:
         self._metrics = metrics
         self._files: dict[Path, LoadedFile] = {}
         self._snapshot = _Snapshot()
-        self._versions: dict[str, CompiledBook] = {}
+        self._versions: dict[str, YamlPlaybook] = {}
         self._reloading = threading.Lock()
 
-    def for_alert(self, alertname: str) -> Sequence[CompiledBook]:
+    def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
         """The playbooks that name this alertname, in the order of their names."""
         return self._snapshot.by_alert.get(alertname, ())
 
-    def get(self, name: str) -> CompiledBook | None:
+    def get(self, name: str) -> YamlPlaybook | None:
         return self._snapshot.books.get(name)
 
-    def all(self) -> Sequence[CompiledBook]:
+    def all(self) -> Sequence[YamlPlaybook]:
         """In the order of their names."""
         return tuple(self._snapshot.books.values())
 
@@ -98,7 +98,7 @@ class Library:
         """What is wrong with the files as they are now, in the order of files and lines."""
         return self._snapshot.problems
 
-    def compile(self, text: str, source: str) -> CompiledBook:
+    def compile(self, text: str, source: str) -> YamlPlaybook:
         """Compile the text of an earlier version. Raises PlaybookError."""
         made = self._versions.get(text)
         if made is None:
@@ -173,7 +173,7 @@ class Library:
 def _assemble(files: Iterable[LoadedFile], absent: Iterable[Problem], before: _Snapshot) -> _Snapshot:
     """One catalog of all files. Of two playbooks with one name the one that is loaded already stays."""
     files = list(files)
-    chosen: dict[str, CompiledBook] = {}
+    chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]
     books = [book for file in files for book in file.books]
     for book in sorted(books, key=lambda book: not _was_chosen(book, before)):
@@ -186,14 +186,14 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[Problem], before: _S
     return _Snapshot(ordered, _index(ordered.values()), tuple(sorted(problems)))
 
 
-def _was_chosen(book: CompiledBook, before: _Snapshot) -> bool:
+def _was_chosen(book: YamlPlaybook, before: _Snapshot) -> bool:
     chosen = before.books.get(book.spec.name)
     return chosen is not None and (chosen.source, chosen.line) == (book.source, book.line)
 
 
-def _index(books: Iterable[CompiledBook]) -> dict[str, tuple[CompiledBook, ...]]:
+def _index(books: Iterable[YamlPlaybook]) -> dict[str, tuple[YamlPlaybook, ...]]:
     """The books by the alertnames that they react to, in the order given."""
-    found: dict[str, tuple[CompiledBook, ...]] = {}
+    found: dict[str, tuple[YamlPlaybook, ...]] = {}
     for book in books:
         for name in dict.fromkeys(book.spec.on.alertnames):
             found[name] = (*found.get(name, ()), book)

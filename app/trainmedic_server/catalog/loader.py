@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainmedic_server import errors
 from trainmedic_server.catalog import attachments, yaml_text
-from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.compiler import compile_document
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.domain.target import IdentityLabels
@@ -33,19 +33,19 @@ class LoadedFile:
 
     path: Path
     digest: str
-    books: tuple[CompiledBook, ...] = ()
+    books: tuple[YamlPlaybook, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
 def load(
     text: str, source: str, actions: Actions, identity: IdentityLabels, attached: Attached | None = None
-) -> tuple[list[CompiledBook], list[Problem]]:
+) -> tuple[list[YamlPlaybook], list[Problem]]:
     """The playbooks that `text` holds, and the problems of all its documents.
 
     `attached` are the texts of the files that they name; None where the text is complete.
     """
     documents, problems = yaml_text.read(text, source)
-    books: list[CompiledBook] = []
+    books: list[YamlPlaybook] = []
     if problems:
         # A document whose YAML is in doubt may not mean what it says; the others' problems are told too.
         found = [compile_document(document, actions, identity) for document in documents]
@@ -54,14 +54,14 @@ def load(
     for document in documents:
         whole = document if attached is None else attachments.attach(document, attached)
         made = whole if isinstance(whole, list) else compile_document(whole, actions, identity)
-        if isinstance(made, CompiledBook):
+        if isinstance(made, YamlPlaybook):
             books.append(made)
         else:
             problems.extend(made)
     return books, problems
 
 
-def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> CompiledBook:
+def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> YamlPlaybook:
     """The one playbook that `text` holds. Raises PlaybookError with everything that is wrong."""
     books, problems = load(text, source, actions, identity)
     if problems or len(books) != 1:

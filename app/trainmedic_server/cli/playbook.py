@@ -20,7 +20,7 @@ from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli import exits
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError, PayloadError
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.simulation import report, suite
 from trainmedic_server.simulation.check import check as check_paths
 from trainmedic_server.simulation.check import test_files
@@ -103,7 +103,7 @@ def explain(alert: BinaryIO, paths: Sequence[Path], mode: str, inventory: Path |
         nodes = file_inventory.load(inventory) if inventory else {}
     except (PayloadError, ConfigurationError) as error:
         raise exits.InvalidInput(f"{alert.name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
-    found = explain_alerts(library, actions, alerts, Limits(mode=Mode(mode)), clock.now(), nodes)
+    found = explain_alerts(library, actions, alerts, EngineLimits(mode=Mode(mode)), clock.now(), nodes)
     if output == "json":
         click.echo(json.dumps([_plain(each) for each in found], indent=2, ensure_ascii=False, default=str))
         return

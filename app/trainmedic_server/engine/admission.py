@@ -18,8 +18,8 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.engine import guards, plan, scope, steps
-from trainmedic_server.ports.limits import Limits
-from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 Key = tuple[str, str]
@@ -30,7 +30,7 @@ Key = tuple[str, str]
 class Candidate:
     """A playbook that reacts to an alert, and the target that the alert names for it."""
 
-    book: Book
+    book: CompiledPlaybook
     target: Target | Unresolved
 
     @property
@@ -71,14 +71,14 @@ class Changes:
     events: list[Event] = field(default_factory=list)
     nodes: set[str] = field(default_factory=set)
     controls: Controls | None = None
-    started: list[tuple[Run, Book, AlertRecord]] = field(default_factory=list)
+    started: list[tuple[Run, CompiledPlaybook, AlertRecord]] = field(default_factory=list)
     touched: set[str] = field(default_factory=set)
 
 
 class Admitting:
     """Decides on deliveries, one after the other, into one set of `Changes`."""
 
-    def __init__(self, facts: Facts, limits: Limits, new_id: Callable[[], str], now: datetime) -> None:
+    def __init__(self, facts: Facts, limits: EngineLimits, new_id: Callable[[], str], now: datetime) -> None:
         self._facts = facts
         self._limits = limits
         self._new_id = new_id
@@ -302,6 +302,6 @@ def nodes_named(prepared: Iterable[Prepared]) -> set[str]:
     }
 
 
-def counted_since(books: Iterable[Book], now: datetime) -> Mapping[str, datetime]:
+def counted_since(books: Iterable[CompiledPlaybook], now: datetime) -> Mapping[str, datetime]:
     """From when on the runs of each playbook count against its rate limit."""
     return {book.spec.name: now - book.spec.guards.max_runs.per for book in books if book.spec.guards.max_runs}

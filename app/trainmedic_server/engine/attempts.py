@@ -15,7 +15,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Attempt, Run
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.moves import Act, Outcome
-from trainmedic_server.ports.actions import Actions, Call, Placed, Word
+from trainmedic_server.ports.actions import Actions, Call, Clearance, PlacedAction
 
 GRACE = timedelta(seconds=5)
 """How long after its deadline an action may still report before it is cut off."""
@@ -37,7 +37,7 @@ def call_of(
     actions: Actions,
     alert: Alert,
     tell: Callable[[str], Awaitable[None]],
-    word: Callable[[], Awaitable[Word]],
+    word: Callable[[], Awaitable[Clearance]],
 ) -> Call:
     """What is asked of the action. Raises ConfigurationError or ValueError where it cannot be asked."""
     state = run.step(act.key)
@@ -62,18 +62,18 @@ def call_of(
         alert=alert,
         resumed=act.resumed or repeated,
         undo_of=undo.undo_of if undo else None,
-        tell=tell,
-        word=word if undo is None else None,  # nobody holds an undo back
+        report_wait=tell,
+        clearance=word if undo is None else None,  # nobody holds an undo back
     )
 
 
-def placed(actions: Actions, name: str) -> Placed | None:
+def placed(actions: Actions, name: str) -> PlacedAction | None:
     """The action of this name, if it finds out itself where it works."""
     try:
         action = actions.get(name)
     except errors.PermanentFailure:
         return None  # the attempt tells that there is none
-    return action if isinstance(action, Placed) else None
+    return action if isinstance(action, PlacedAction) else None
 
 
 def targets_of(run: Run, act: Act, actions: Actions) -> Sequence[Target]:
@@ -82,7 +82,7 @@ def targets_of(run: Run, act: Act, actions: Actions) -> Sequence[Target]:
     state = run.step(act.key)
     undo = state.undo if act.undo else None
     spec = actions.spec(undo.action if undo else state.action or "")
-    if spec is None or not spec.harmful or not isinstance(spec, Placed):
+    if spec is None or not spec.harmful or not isinstance(spec, PlacedAction):
         return (run.target,)
     try:
         params = spec.Params.model_validate(undo.params if undo else state.params)

@@ -22,10 +22,10 @@ from trainmedic_server.engine import attempts, plan, steps
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Idle, Outcome, Plan, Signals
 from trainmedic_server.engine.recorder import Recorder
-from trainmedic_server.ports.actions import Actions, Call, Word
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.actions import Actions, Call, Clearance
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 log = telemetry.logger(__name__)
 
@@ -38,7 +38,7 @@ class Surroundings:
     locks: TargetLocks
     actions: Actions
     clock: Clock
-    limits: Limits
+    limits: EngineLimits
     metrics: telemetry.Metrics
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
@@ -56,7 +56,12 @@ class Driver:
     """Owns one run. `drive` returns when the run is closed and nothing is due."""
 
     def __init__(
-        self, run: Run, book: Book | None, signals: Signals, around: Surroundings, received_at: datetime | None
+        self,
+        run: Run,
+        book: CompiledPlaybook | None,
+        signals: Signals,
+        around: Surroundings,
+        received_at: datetime | None,
     ) -> None:
         self.run = run
         self._signals = signals
@@ -245,7 +250,7 @@ class Driver:
             self.run, act, self._around.actions, alert, lambda what: self._tell(state, what), self._word
         )
 
-    async def _word(self) -> Word:
+    async def _word(self) -> Clearance:
         """What operators have said since the attempt began. It stays to be taken in: an attempt plans nothing."""
         if self._touched.is_set():
             snapshot = await self._around.recorder.snapshot(self.run.id)
@@ -295,7 +300,7 @@ class Driver:
                 if not (name and was and was[-1].status == "running" and is_[len(was) - 1].status != "running"):
                     continue
                 if self._around.actions.spec(name) is not None:
-                    self._around.actions.get(name).settled(was[-1].command_id)
+                    self._around.actions.get(name).outcome_saved(was[-1].command_id)
 
     async def _take_in_signals(self) -> None:
         if self._touched.is_set():

@@ -12,7 +12,7 @@ from datetime import datetime
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import GuardFacts
 
 
@@ -29,7 +29,7 @@ def decide(
     mode: Mode,
     facts: GuardFacts,
     controls: Controls,
-    limits: Limits,
+    limits: EngineLimits,
     starts_at: datetime,
     now: datetime,
 ) -> Verdict:
@@ -59,7 +59,7 @@ def decide(
     return Verdict(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
 
 
-def trips_breaker(node: str, acted_on: set[str], known: set[str], limits: Limits) -> str | None:
+def trips_breaker(node: str, acted_on: set[str], known: set[str], limits: EngineLimits) -> str | None:
     """Why acting on `node` too would be acting on too much of the cluster; None where it is not.
 
     `acted_on` are the distinct nodes of the window; a node among them adds nothing.

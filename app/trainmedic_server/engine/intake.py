@@ -19,9 +19,9 @@ from trainmedic_server.domain.whereabouts import Known
 from trainmedic_server.engine import admission
 from trainmedic_server.engine.admission import Admitting, Candidate, Changes, Facts, Prepared
 from trainmedic_server.engine.batching import Batcher
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.ports.playbooks import Book, Catalog
+from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _ALERTS_PER_TRANSACTION = 500
@@ -46,7 +46,7 @@ class Intake:
         store: RunStore,
         catalog: Catalog,
         clock: Clock,
-        limits: Limits,
+        limits: EngineLimits,
         metrics: telemetry.Metrics,
         inventory: Callable[[], Known],
         new_id: Callable[[], str],
@@ -124,7 +124,7 @@ class Intake:
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[Prepared], changes: Changes) -> None:
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
-        books: dict[tuple[str, str], Book] = {
+        books: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.book.spec.name, candidate.book.version): candidate.book
             for entry in prepared
             for candidates in entry.candidates
@@ -143,7 +143,7 @@ class Intake:
                 self._metrics.decisions.labels(run.playbook, str(run.decision)).inc()
 
 
-def _read_facts(tx: Transaction, prepared: Sequence[Prepared], limits: Limits, now: datetime) -> Facts:
+def _read_facts(tx: Transaction, prepared: Sequence[Prepared], limits: EngineLimits, now: datetime) -> Facts:
     """Everything that the decisions on these deliveries look at, in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
     candidates = [candidate for entry in prepared for found in entry.candidates for candidate in found]

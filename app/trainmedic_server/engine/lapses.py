@@ -38,10 +38,10 @@ from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, OrderKind, Run, Status, UndoStatus
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.locks import TargetLocks
-from trainmedic_server.ports.actions import Hold, Leased, Placed, Renewal
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, PlacedAction, Renewal
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import AlertSource, Clock
-from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 HEARD_OUT = timedelta(minutes=5)
@@ -55,7 +55,7 @@ LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held",
 _NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO)
 
-BookOf: TypeAlias = Callable[[Run], Awaitable[Book]]
+BookOf: TypeAlias = Callable[[Run], Awaitable[CompiledPlaybook]]
 
 log = telemetry.logger(__name__)
 
@@ -75,7 +75,7 @@ class Lapses:
         self,
         store: RunStore,
         clock: Clock,
-        limits: Limits,
+        limits: EngineLimits,
         metrics: telemetry.Metrics,
         locks: TargetLocks,
         source: AlertSource | None,
@@ -101,18 +101,18 @@ class Lapses:
         """The server begins to listen now."""
         self._began = (self._clock.now(), asyncio.get_running_loop().time())
 
-    async def take_in(self, action: Leased, renewals: Sequence[Renewal]) -> None:
+    async def take_in(self, action: LeasedAction, renewals: Sequence[Renewal]) -> None:
         """Tell what is lost, bring about again what may be, and note what has been. Raises StoreUnavailable."""
-        lost = [one for one in renewals if one.outcome == "lost" and (one.hold.is_certain or one.has_lapsed)]
-        news = [one for one in lost if (one.hold.command_id, one.place) not in self._told]
+        lost = [one for one in renewals if one.outcome == "lost" and (one.effect.is_certain or one.has_lapsed)]
+        news = [one for one in lost if (one.effect.command_id, one.place) not in self._told]
         if news:
             recorded = await self._store.transact(lambda tx: self._tell_lost(tx, news))
-            self._told |= {(one.hold.command_id, one.place) for one in news}
+            self._told |= {(one.effect.command_id, one.place) for one in news}
             self._metrics.leases_lost.inc(recorded)
-        lapsed = {one.hold.command_id: one.hold for one in renewals if one.has_lapsed}
+        lapsed = {one.effect.command_id: one.effect for one in renewals if one.has_lapsed}
         # One that a server before this one had begun to bring about again may stand by now.
-        await self._conclude([one for one in renewals if one.hold.command_id not in self._looked_up])
-        by_run: dict[str, list[Hold]] = {}
+        await self._conclude([one for one in renewals if one.effect.command_id not in self._looked_up])
+        by_run: dict[str, list[LeasedEffect]] = {}
         for hold in lapsed.values():
             by_run.setdefault(hold.run_id, []).append(hold)
         await asyncio.gather(*(self._set_again(action, holds) for holds in by_run.values()))
@@ -126,7 +126,7 @@ class Lapses:
         """Put into the history, once for each loss, that a lease has run out which was still wanted."""
         recorded = 0
         for renewal in lost:
-            hold = renewal.hold
+            hold = renewal.effect
             run = tx.run(hold.run_id)
             if run is None or not _is_held(run, hold.command_id):
                 continue  # its undo has begun since it was asked about
@@ -141,7 +141,7 @@ class Lapses:
 
     # --- again ----------------------------------------------------------------------------------------
 
-    async def _set_again(self, action: Leased, holds: Sequence[Hold]) -> None:
+    async def _set_again(self, action: LeasedAction, holds: Sequence[LeasedEffect]) -> None:
         """What one run has lost: intent, command, outcome. Between other attempts on the same places."""
         run_id = holds[0].run_id
         if run_id in self._busy:
@@ -154,7 +154,7 @@ class Lapses:
         finally:
             self._busy.discard(run_id)
 
-    async def _ask(self, action: Leased, run_id: str, holds: Sequence[Hold], known: _Known) -> None:
+    async def _ask(self, action: LeasedAction, run_id: str, holds: Sequence[LeasedEffect], known: _Known) -> None:
         places = {place for hold in holds for place in _places(action, hold)}
         async with self._locks.acting(f"{run_id}/again/{next(self._numbers)}", *places):
             begun = await self._store.transact(lambda tx: self._begin(tx, run_id, holds, known))
@@ -203,7 +203,7 @@ class Lapses:
         has_listened = asyncio.get_running_loop().time() - at >= HEARD_OUT.total_seconds()
         return True if has_listened or any(one.last_heard_at >= began for one in firing) else None
 
-    def _begin(self, tx: Transaction, run_id: str, holds: Sequence[Hold], known: _Known) -> list[Hold]:
+    def _begin(self, tx: Transaction, run_id: str, holds: Sequence[LeasedEffect], known: _Known) -> list[LeasedEffect]:
         """Those that are to be brought about again, the intent written down; why not, where there are none."""
         run = tx.run(run_id)
         if run is None:
@@ -212,7 +212,7 @@ class Lapses:
         if not wanted:
             return []
         why = self._obstacle(tx, run, known)
-        begun: list[Hold] = []
+        begun: list[LeasedEffect] = []
         for hold in wanted if why is None else ():
             if _last(tx, run.id, STARTED, hold.command_id) > _last(tx, run.id, DONE, hold.command_id):
                 begun.append(hold)  # by a server that was killed, or it did not succeed the last time
@@ -250,7 +250,7 @@ class Lapses:
         is_over = all(one.is_resolved for one in tx.alerts_of([run.id]).get(run.id, []))
         return "none of its alerts fires" if is_over or not known.fires else None
 
-    def _barred(self, tx: Transaction, run: Run, hold: Hold, guards: Guards) -> str | None:
+    def _barred(self, tx: Transaction, run: Run, hold: LeasedEffect, guards: Guards) -> str | None:
         """What the playbook's guards have against it; None for nothing."""
         now = self._clock.now()
         started = [event.at for event in tx.events_of(run.id, STARTED) if event.data["command_id"] == hold.command_id]
@@ -281,21 +281,21 @@ class Lapses:
         """Note what stands again in all its places."""
         by_command: dict[str, list[Renewal]] = {}
         for one in renewals:
-            by_command.setdefault(one.hold.command_id, []).append(one)
+            by_command.setdefault(one.effect.command_id, []).append(one)
         whole = [places for places in by_command.values() if all(map(_stands, places))]
         for start in range(0, len(whole), _BATCH):
             await self._note_whole(whole[start : start + _BATCH])
 
     async def _note_whole(self, whole: Sequence[Sequence[Renewal]]) -> None:
         done = await self._store.transact(
-            lambda tx: [places[0].hold.command_id for places in whole if self._note_done(tx, places)]
+            lambda tx: [places[0].effect.command_id for places in whole if self._note_done(tx, places)]
         )
-        self._looked_up |= {places[0].hold.command_id for places in whole}
+        self._looked_up |= {places[0].effect.command_id for places in whole}
         self._told = {pair for pair in self._told if pair[0] not in done}
         self._metrics.leases_set_again.inc(len(done))
 
     def _note_done(self, tx: Transaction, renewals: Sequence[Renewal]) -> bool:
-        hold = renewals[0].hold
+        hold = renewals[0].effect
         if _last(tx, hold.run_id, STARTED, hold.command_id) <= _last(tx, hold.run_id, DONE, hold.command_id):
             return False
         output: Mapping[str, object] = {one.place: dict(one.output) for one in renewals if one.output}
@@ -308,8 +308,8 @@ def _stands(renewal: Renewal) -> bool:
     return renewal.outcome == "renewed"
 
 
-def _places(action: Leased, hold: Hold) -> Iterable[Target]:
-    if not isinstance(action, Placed):
+def _places(action: LeasedAction, hold: LeasedEffect) -> Iterable[Target]:
+    if not isinstance(action, PlacedAction):
         return (hold.target,)
     return (hold.target, *action.places(hold.params))
 

@@ -5,7 +5,7 @@ run is open or one of its alerts fires, and for as long as its undo is armed. An
 is left to win, and a lease that runs out helps it. Neither pause nor the breaker hold a renewal back:
 it is no new harm, and without it a pause would give a hot GPU its full power again.
 
-Not here: how a renewal reaches whoever granted the lease (`ports.Leased`), or what becomes of an effect whose
+Not here: how a renewal reaches whoever granted the lease (`ports.LeasedAction`), or what becomes of an effect whose
 lease has run out (``lapses``). Who calls it: ``service``.
 """
 
@@ -19,8 +19,8 @@ from datetime import datetime, timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
 from trainmedic_server.engine.lapses import Lapses
-from trainmedic_server.ports.actions import Actions, Hold, Leased
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
@@ -41,7 +41,7 @@ class Leases:
         store: RunStore,
         actions: Actions,
         clock: Clock,
-        limits: Limits,
+        limits: EngineLimits,
         metrics: telemetry.Metrics,
         lapses: Lapses,
     ) -> None:
@@ -50,7 +50,7 @@ class Leases:
         self._patience = limits.assume_resolved_after
         self._metrics = metrics
         self._actions = actions
-        self._leased: Mapping[str, Leased] = {}
+        self._leased: Mapping[str, LeasedAction] = {}
         self._asked: dict[str, int] = {}
         self._lapses = lapses
         self._renewals: set[asyncio.Task[None]] = set()
@@ -80,13 +80,13 @@ class Leases:
         """Begin to renew what is due. Does not wait for the answers: one node that is away must not hold up others."""
         now = self._clock.now()
         run_ids = await self._store.transact(lambda tx: tx.runs_in_effect(self._leased))
-        standing: list[tuple[str, Hold, timedelta]] = []
+        standing: list[tuple[str, LeasedEffect, timedelta]] = []
         for start in range(0, len(run_ids), _BATCH):
             batch = run_ids[start : start + _BATCH]
             standing += await self._store.transact(lambda tx, batch=batch: self._standing(tx, batch, now))  # type: ignore[misc]
         self._metrics.leases.set(len(standing))
         asked: dict[str, int] = {}
-        due: dict[str, list[Hold]] = {}
+        due: dict[str, list[LeasedEffect]] = {}
         for name, hold, lease in standing:
             # Of all holds with the same lease, the same moments: so those of one node share a command.
             turn = int(now.timestamp() // (lease.total_seconds() / 3))
@@ -100,7 +100,9 @@ class Leases:
             self._renewals.add(task)
             task.add_done_callback(self._renewals.discard)
 
-    def _standing(self, tx: Transaction, run_ids: Sequence[str], now: datetime) -> list[tuple[str, Hold, timedelta]]:
+    def _standing(
+        self, tx: Transaction, run_ids: Sequence[str], now: datetime
+    ) -> list[tuple[str, LeasedEffect, timedelta]]:
         """Every hold of these runs that is wanted: with the action that it is of, and how long its lease is."""
         heard_since = now - self._patience
         runs = tx.runs(run_ids)
@@ -116,7 +118,7 @@ class Leases:
                     found += [(step.action or "", hold, granted) for hold in _holds(run, step, now)]
         return found
 
-    async def _renew(self, action: Leased, holds: Sequence[Hold], now: datetime) -> None:
+    async def _renew(self, action: LeasedAction, holds: Sequence[LeasedEffect], now: datetime) -> None:
         try:
             renewals = await action.renew(holds, now + action.lease / 3)
             outcomes = Counter(renewal.outcome for renewal in renewals)
@@ -134,14 +136,14 @@ class Leases:
             log.exception("renewing leases failed")
 
 
-def _leased(actions: Actions) -> Mapping[str, Leased]:
-    found: dict[str, Leased] = {}
+def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
+    found: dict[str, LeasedAction] = {}
     for name in actions.names():
         try:
             action = actions.get(name)
         except errors.PermanentFailure:
             continue  # it could not be made, which the registry has told
-        if isinstance(action, Leased):
+        if isinstance(action, LeasedAction):
             found[name] = action
     return found
 
@@ -152,7 +154,7 @@ def _is_wanted(step: StepState, run_goes_on: bool) -> bool:
     return step.undo.status is UndoStatus.ARMED
 
 
-def _holds(run: Run, step: StepState, now: datetime) -> Iterator[Hold]:
+def _holds(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
     """What the step's attempts may have brought about. One that is being made is its driver's concern."""
     assert run.target is not None
     seen: Collection[str] = set()
@@ -162,4 +164,4 @@ def _holds(run: Run, step: StepState, now: datetime) -> Iterator[Hold]:
             continue
         seen = {*seen, attempt.command_id}
         certain = attempt.status == "applied"
-        yield Hold(attempt.command_id, run.id, step.id, run.target, step.params, certain)
+        yield LeasedEffect(attempt.command_id, run.id, step.id, run.target, step.params, certain)

@@ -11,7 +11,7 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status, StepState
 from trainmedic_server.engine import scope
 from trainmedic_server.ports.actions import Actions
-from trainmedic_server.ports.playbooks import Book, Scope
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Context:
     it owes is still taken back: for that the playbook is not needed.
     """
 
-    book: Book | None
+    book: CompiledPlaybook | None
     actions: Actions
     new_id: Callable[[], str]
     max_age: timedelta
@@ -122,7 +122,7 @@ class Draft:
         self.refused: tuple[Decision, str] | None = None
 
     @property
-    def book(self) -> Book:
+    def book(self) -> CompiledPlaybook:
         """The playbook, which every open run has."""
         assert self.context.book is not None
         return self.context.book

@@ -15,7 +15,7 @@ from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
 from trainmedic_server.engine import steps, undoing
 from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Next, Outcome, Plan, Signals
-from trainmedic_server.ports.playbooks import Book, Scope
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 def advance(run: Run, signals: Signals, context: Context, now: datetime) -> Plan:
@@ -68,7 +68,7 @@ def has_begun(run: Run) -> bool:
     return run.acted_at is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
-def observe(run: Run, book: Book, names: Scope) -> Run:
+def observe(run: Run, book: CompiledPlaybook, names: Scope) -> Run:
     """The run of mode observe: each step with the parameters that it would have had.
 
     What depends on the outcome of a step cannot be known; such a step says so in its message.
@@ -81,7 +81,7 @@ def observe(run: Run, book: Book, names: Scope) -> Run:
     return run
 
 
-def _observed(state: StepState, book: Book, names: Scope) -> StepState:
+def _observed(state: StepState, book: CompiledPlaybook, names: Scope) -> StepState:
     message = None
     try:
         if not book.when(state.phase, state.index, names):

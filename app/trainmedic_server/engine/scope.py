@@ -13,7 +13,7 @@ from trainmedic.wire.envelope import write_time
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.domain.target import Target
-from trainmedic_server.ports.playbooks import Book, Scope
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class Deferred(Mapping[str, Any]):
@@ -58,7 +58,7 @@ def of_step(step: StepState) -> dict[str, Any]:
     }
 
 
-def build(run: Run, book: Book, alerts: Sequence[Alert], *, hindsight: bool = True) -> Scope:
+def build(run: Run, book: CompiledPlaybook, alerts: Sequence[Alert], *, hindsight: bool = True) -> Scope:
     """The scope for the steps of `run`. The first of `alerts` is the one it was started for.
 
     With `hindsight` False no step is in it, so that an expression which asks for the outcome of a

@@ -26,7 +26,7 @@ from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.sweeper import Sweeper
 from trainmedic_server.engine.workers import Workers
 from trainmedic_server.ports.actions import Actions
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import AlertSource, Clock
 from trainmedic_server.ports.playbooks import Catalog
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -46,7 +46,7 @@ class Engine:
         catalog: Catalog,
         actions: Actions,
         clock: Clock,
-        limits: Limits,
+        limits: EngineLimits,
         metrics: telemetry.Metrics,
         inventory: Callable[[], Known] = dict,
         alert_source: AlertSource | None = None,

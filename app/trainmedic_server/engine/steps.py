@@ -34,12 +34,12 @@ from trainmedic_server.domain.run import (
 )
 from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Outcome
 from trainmedic_server.ports.actions import Action
-from trainmedic_server.ports.playbooks import Book, Step
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
 _MODE_APPROVAL = ApproveStep(id=APPROVAL, approve=Question(message="Mode approve: may this run act?"))
 
 
-def spec_of(book: Book, state: StepState) -> Step:
+def spec_of(book: CompiledPlaybook, state: StepState) -> Step:
     """The playbook's entry that a step's state belongs to."""
     if state.phase == APPROVAL:
         return _MODE_APPROVAL
@@ -47,7 +47,7 @@ def spec_of(book: Book, state: StepState) -> Step:
     return entries[state.index]
 
 
-def fresh(book: Book, *, ask_first: bool) -> tuple[StepState, ...]:
+def fresh(book: CompiledPlaybook, *, ask_first: bool) -> tuple[StepState, ...]:
     """The steps of a new run, all pending; with mode approve's question in front if `ask_first`."""
     states = [StepState(APPROVAL, 0, APPROVAL, "approve")] if ask_first else []
     for phase, entries in (("steps", book.spec.steps), ("on_failure", book.spec.on_failure)):
@@ -71,13 +71,13 @@ def is_fatal(state: StepState, spec: Step) -> bool:
             return False
 
 
-def broken(run: Run, book: Book) -> StepState | None:
+def broken(run: Run, book: CompiledPlaybook) -> StepState | None:
     """The step by which the run fails; None where none has."""
     regular = (step for step in run.steps if step.phase != "on_failure")
     return next((step for step in regular if is_fatal(step, spec_of(book, step))), None)
 
 
-def following(run: Run, book: Book, failed: StepState | None) -> StepState | None:
+def following(run: Run, book: CompiledPlaybook, failed: StepState | None) -> StepState | None:
     """The first step that is not final, in ``on_failure`` where the run has `failed`; None for none.
 
     There a failed action does not keep those after it from running, for they may be what tells a

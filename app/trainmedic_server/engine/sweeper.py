@@ -12,7 +12,7 @@ from datetime import timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Event
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import AlertSource, Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
@@ -29,7 +29,7 @@ class Sweeper:
         self,
         store: RunStore,
         clock: Clock,
-        limits: Limits,
+        limits: EngineLimits,
         metrics: telemetry.Metrics,
         source: AlertSource | None,
         on_resolved: Callable[[Iterable[str]], None],

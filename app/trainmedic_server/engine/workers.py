@@ -14,7 +14,7 @@ from trainmedic_server.engine import plan
 from trainmedic_server.engine.driver import Driver, Surroundings
 from trainmedic_server.engine.moves import Context, Plan, Signals
 from trainmedic_server.engine.recorder import Snapshot
-from trainmedic_server.ports.playbooks import Book, Catalog
+from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 
 _LONGEST_BACKOFF = 60.0
@@ -34,7 +34,7 @@ class Workers:
         self._touched_early: set[str] = set()
         self._stopped = False
 
-    def start(self, run: Run, book: Book, alert: AlertRecord) -> None:
+    def start(self, run: Run, book: CompiledPlaybook, alert: AlertRecord) -> None:
         """Drive a run that has just been admitted."""
         self._around.metrics.open_runs.inc()
         self._launch(Driver(run, book, Signals((alert,)), self._around, alert.first_heard_at))
@@ -129,7 +129,7 @@ class Workers:
             )
         return None if plan.has_begun(run) else plan.stale(run, signals, limit, self._now())
 
-    async def book_of(self, run: Run) -> Book:
+    async def book_of(self, run: Run) -> CompiledPlaybook:
         """The playbook in the version that the run started with. Raises NotFound, PlaybookError, StoreUnavailable."""
         loaded = self._catalog.get(run.playbook)
         if loaded is not None and loaded.version == run.version:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
-Word = Literal["go_on", "hold", "stop"]
+Clearance = Literal["go_on", "hold", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One attempt of an action. ``deadline`` is absolute; ``resumed`` says that it may
     already have been done under the same ``command_id``: by a server that was killed, or by an
-    attempt before this one whose outcome is unknown. ``tell`` puts into the history what the attempt
+    attempt before this one whose outcome is unknown. ``report_wait`` puts into the history what the attempt
     waits for, where that takes long."""
 
     command_id: str
@@ -37,8 +37,8 @@ class Call:
     alert: Alert
     resumed: bool = False
     undo_of: str | None = None
-    tell: Callable[[str], Awaitable[None]] | None = None
-    word: Callable[[], Awaitable[Word]] | None = None
+    report_wait: Callable[[str], Awaitable[None]] | None = None
+    clearance: Callable[[], Awaitable[Clearance]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Action(Protocol):
         """
         ...
 
-    def settled(self, command_id: str) -> None:
+    def outcome_saved(self, command_id: str) -> None:
         """The outcome of that attempt is durable."""
         ...
 
@@ -99,7 +99,7 @@ class Action(Protocol):
 
 
 @runtime_checkable
-class Placed(Protocol):
+class PlacedAction(Protocol):
     """An action that may work in other places than the run's target: on the nodes of a job."""
 
     async def locate(self, call: Call) -> BaseModel:
@@ -116,7 +116,7 @@ class Placed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class LeasedEffect:
     """An effect that ends by itself unless it is renewed in time: what a command of a run brought about.
 
     ``params`` are those of the step. ``is_certain`` is False where it may not have been applied. ``again``: where
@@ -141,7 +141,7 @@ class Renewal:
     ``output`` is that of a hold which has been.
     """
 
-    hold: Hold
+    effect: LeasedEffect
     place: str
     outcome: str
     why: str = ""
@@ -150,7 +150,7 @@ class Renewal:
 
 
 @runtime_checkable
-class Leased(Protocol):
+class LeasedAction(Protocol):
     """An action whose effect is a lease. It is renewed in a third of its time, for as long as it is wanted."""
 
     lease: ClassVar[timedelta]
@@ -161,7 +161,7 @@ class Leased(Protocol):
         """How long the effect of a step with this output lasts: at most ``lease``, for a receiver may grant less."""
         ...
 
-    async def renew(self, holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+    async def renew(self, holds: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         """Have these holds last for ``lease`` from now on. Returns by `until` or soon after, and never raises
         for what is away."""
         ...

@@ -9,7 +9,7 @@ from trainmedic_server.domain.modes import Mode
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """What the engine is told by its settings.
 
     ``max_age``: older alerts are stale. ``breaker_share`` of the known nodes may be acted on within

@@ -49,7 +49,7 @@ class CommandBus(Protocol):
         """
         ...
 
-    def settle(self, command_id: str) -> None:
+    def acknowledge(self, command_id: str) -> None:
         """The outcome is durable: its replies need not be delivered again after a restart."""
         ...
 

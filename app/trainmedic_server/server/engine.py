@@ -8,7 +8,7 @@ from typing import Protocol
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.domain.run import Controls, OrderKind, Run
-from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 class EnginePort(Protocol):
@@ -46,7 +46,7 @@ class LoadProblem(Protocol):
 class CatalogPort(Protocol):
     """The playbooks that are loaded, and the files that could not be."""
 
-    def all(self) -> Sequence[Book]: ...
-    def get(self, name: str) -> Book | None: ...
+    def all(self) -> Sequence[CompiledPlaybook]: ...
+    def get(self, name: str) -> CompiledPlaybook | None: ...
     @property
     def problems(self) -> Sequence[LoadProblem]: ...

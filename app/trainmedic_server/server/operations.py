@@ -13,7 +13,7 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, OrderKind
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.ports.outside import CommandBus
-from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import History
 from trainmedic_server.server import views
 from trainmedic_server.server.auth import Authenticator, Principal, requires
@@ -225,7 +225,7 @@ def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}
 
 
-def _summary(book: Book, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+def _summary(book: CompiledPlaybook, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     spec = book.spec
     return {
         "name": spec.name,

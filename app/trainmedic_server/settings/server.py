@@ -25,7 +25,7 @@ from trainmedic_server.domain import duration
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.settings import options
 from trainmedic_server.settings.options import PREFIX, SettingSource
 
@@ -282,9 +282,9 @@ class ServerSettings(BaseModel):
         return None if self.kubernetes == "in-cluster" else Path(self.kubernetes).expanduser()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         """What of it the engine is told."""
-        return Limits(
+        return EngineLimits(
             mode=self.mode,
             max_age=self.max_age,
             assume_resolved_after=self.assume_resolved_after,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainmedic_server.catalog import loader
-from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.domain.target import IdentityLabels
@@ -19,7 +19,7 @@ from trainmedic_server.simulation import suite_format
 class CheckResult:
     """The playbooks that can be loaded, and everything that is wrong, in the order of files and lines."""
 
-    books: tuple[CompiledBook, ...]
+    books: tuple[YamlPlaybook, ...]
     problems: tuple[Problem, ...]
 
 

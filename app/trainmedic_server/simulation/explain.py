@@ -25,8 +25,8 @@ from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.whereabouts import Known
 from trainmedic_server.engine import guards, scope
 from trainmedic_server.ports.actions import Actions
-from trainmedic_server.ports.limits import Limits
-from trainmedic_server.ports.playbooks import Book, Catalog, Scope, Step
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook, Scope, Step
 from trainmedic_server.ports.store import GuardFacts
 from trainmedic_server.server import payload
 
@@ -100,7 +100,7 @@ def explain(
     catalog: Catalog,
     actions: Actions,
     alerts: Sequence[Alert],
-    limits: Limits,
+    limits: EngineLimits,
     now: datetime,
     inventory: Known | None = None,
 ) -> tuple[Explanation, ...]:
@@ -111,7 +111,7 @@ def explain(
 
 
 def _explained(
-    book: Book, actions: Actions, alert: Alert, limits: Limits, now: datetime, inventory: Known
+    book: CompiledPlaybook, actions: Actions, alert: Alert, limits: EngineLimits, now: datetime, inventory: Known
 ) -> Explanation:
     match = book.match(alert)
     if not match.matched:
@@ -139,7 +139,7 @@ def _explained(
     )
 
 
-def _scope(book: Book, alert: Alert, target: Target, mode: Mode, now: datetime) -> Scope:
+def _scope(book: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Scope:
     """The names as they are before any step has run."""
     run = Run(
         _RUN_ID, book.spec.name, book.version, target, mode, Status.RUNNING, Decision.STARTED,
@@ -148,7 +148,7 @@ def _scope(book: Book, alert: Alert, target: Target, mode: Mode, now: datetime) 
     return scope.build(run, book, [alert], hindsight=False)
 
 
-def _guards(book: Book) -> tuple[str, ...]:
+def _guards(book: CompiledPlaybook) -> tuple[str, ...]:
     wanted = book.spec.guards
     found = []
     if wanted.cooldown is not None:
@@ -161,7 +161,7 @@ def _guards(book: Book) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _steps(book: Book, actions: Actions, names: Scope) -> tuple[StepPlan, ...]:
+def _steps(book: CompiledPlaybook, actions: Actions, names: Scope) -> tuple[StepPlan, ...]:
     return tuple(
         _step(book, actions, phase, index, step, names)
         for phase, steps in (("steps", book.spec.steps), ("on_failure", book.spec.on_failure))
@@ -169,7 +169,7 @@ def _steps(book: Book, actions: Actions, names: Scope) -> tuple[StepPlan, ...]:
     )
 
 
-def _step(book: Book, actions: Actions, phase: str, index: int, step: Step, names: Scope) -> StepPlan:
+def _step(book: CompiledPlaybook, actions: Actions, phase: str, index: int, step: Step, names: Scope) -> StepPlan:
     known_as, what = step_id(step, index, phase), _what(step)
     verdict, why = _condition(book, phase, index, step, names)
     if verdict in (StepForecast.SKIPPED, StepForecast.FAILS) or not isinstance(step, ActionStep):
@@ -190,7 +190,7 @@ def _step(book: Book, actions: Actions, phase: str, index: int, step: Step, name
     return StepPlan(phase, known_as, what, verdict, why, shown, undo)
 
 
-def _condition(book: Book, phase: str, index: int, step: Step, names: Scope) -> tuple[StepForecast, str]:
+def _condition(book: CompiledPlaybook, phase: str, index: int, step: Step, names: Scope) -> tuple[StepForecast, str]:
     if step.when and _speaks_of_steps(step.when, is_expression=True):
         return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {step.when}"
     try:
@@ -201,7 +201,7 @@ def _condition(book: Book, phase: str, index: int, step: Step, names: Scope) -> 
     return StepForecast.SKIPPED, f"when does not hold: {step.when}"
 
 
-def _question(book: Book, phase: str, index: int, step: ApproveStep, names: Scope) -> str:
+def _question(book: CompiledPlaybook, phase: str, index: int, step: ApproveStep, names: Scope) -> str:
     try:
         return book.message(phase, index, names)
     except errors.ExpressionError:

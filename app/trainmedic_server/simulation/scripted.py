@@ -113,7 +113,7 @@ class _Scripted:
                 await self._clock.sleep_until(call.deadline)
                 raise errors.OutcomeUnknown(reply.reason or "no reply in time", reply.output)
 
-    def settled(self, command_id: str) -> None:
+    def outcome_saved(self, command_id: str) -> None:
         """Nothing is held for it."""
 
     @classmethod

@@ -14,8 +14,8 @@ from pathlib import Path
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.catalog import loader
-from trainmedic_server.catalog.book import CompiledBook
-from trainmedic_server.catalog.library import Shelf
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.catalog.problems import Path as Place
 from trainmedic_server.catalog.problems import Problem, did_you_mean, where
 from trainmedic_server.domain import duration
@@ -26,7 +26,7 @@ from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Actions
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.server.payload import fingerprint
 from trainmedic_server.simulation import expectations, suite_format, virtual_time
@@ -84,7 +84,7 @@ class FileResult:
 def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
     """Run every test of a file. Never raises for what is in the file."""
     suites, problems = suite_format.read(path)
-    ready: list[tuple[Suite, list[CompiledBook]]] = []
+    ready: list[tuple[Suite, list[YamlPlaybook]]] = []
     for suite in suites:
         files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
@@ -95,14 +95,16 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         return FileResult(path, (), tuple(sorted(set(problems))))
     metrics = telemetry.Metrics()
     results = [
-        _run_test(suite, index, Shelf(books, actions, identity), actions, metrics)
+        _run_test(suite, index, StaticCatalog(books, actions, identity), actions, metrics)
         for suite, books in ready
         for index in range(len(suite.spec.tests))
     ]
     return FileResult(path, tuple(results))
 
 
-def _run_test(suite: Suite, index: int, catalog: Shelf, actions: Actions, metrics: telemetry.Metrics) -> TestResult:
+def _run_test(
+    suite: Suite, index: int, catalog: StaticCatalog, actions: Actions, metrics: telemetry.Metrics
+) -> TestResult:
     test = suite.spec.tests[index]
     began = time.perf_counter()
     scenario = _Scenario(test, catalog, actions, metrics)
@@ -122,7 +124,7 @@ class _Scenario:
     """One test being played."""
 
     test: TestEntry
-    catalog: Shelf
+    catalog: StaticCatalog
     actions: Actions
     metrics: telemetry.Metrics
     failures: list[tuple[Place, str]] = field(default_factory=list)
@@ -156,7 +158,7 @@ class _Scenario:
         await self.engine.stop()
 
     async def _start(self) -> Engine:
-        limits = Limits(mode=self.test.mode, max_age=self.test.max_age)
+        limits = EngineLimits(mode=self.test.mode, max_age=self.test.max_age)
         engine = Engine(
             self.store,
             self.catalog,
@@ -282,7 +284,7 @@ def _checks(test: TestEntry) -> Iterator[tuple[Place, Check]]:
         yield ("expect", index), check
 
 
-def _unknown_names(suite: Suite, books: Iterable[CompiledBook], actions: Actions) -> Iterator[Problem]:
+def _unknown_names(suite: Suite, books: Iterable[YamlPlaybook], actions: Actions) -> Iterator[Problem]:
     """Names of steps, actions and playbooks in a test that nothing has: such an expectation says nothing."""
     books = list(books)
     if not books:
@@ -325,7 +327,7 @@ def _problem(suite: Suite, path: Place, message: str, *, at_key: bool = False) -
     return suite.document.problem(tuple(written), message, at_key=at_key)
 
 
-def _step_ids(books: Iterable[CompiledBook]) -> set[str]:
+def _step_ids(books: Iterable[YamlPlaybook]) -> set[str]:
     return {
         step_id(step, index, phase)
         for book in books
@@ -334,7 +336,7 @@ def _step_ids(books: Iterable[CompiledBook]) -> set[str]:
     }
 
 
-def _action_names(books: Iterable[CompiledBook]) -> set[str]:
+def _action_names(books: Iterable[YamlPlaybook]) -> set[str]:
     return {
         step.action
         for book in books

@@ -32,8 +32,8 @@ from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_whereabouts import Whereabouts as KubernetesWhereabouts
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.sql_store import postgresql
+from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.adapters.sql_store.turn import Turn
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.playbook import TargetParts
@@ -43,7 +43,7 @@ from trainmedic_server.errors import BusUnavailable, StoreUnavailable
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.outside import Clock, Pods
-from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
 from trainmedic_server.server.limits import ServerLimits
@@ -109,7 +109,7 @@ class TrainmedicServer:
         self._authenticator()  # what is wrong with it is said before anybody is answered
         if settings.redis is None and settings.advertise is not None:
             log.warning("the embedded Redis is this server's alone: agents and jobs are lost to one that takes over")
-        turn = Turn(settings.database_url, settings.takeover, settings.advertise or "")
+        turn = Election(settings.database_url, settings.takeover, settings.advertise or "")
         standby = Standby(turn, self._clock, self._metrics)
         front = SwitchableApp(standby)
 
@@ -132,7 +132,7 @@ class TrainmedicServer:
             if not task.cancelled():
                 task.result()
 
-    async def _work_in_turn(self, turn: Turn, front: SwitchableApp) -> None:
+    async def _work_in_turn(self, turn: Election, front: SwitchableApp) -> None:
         """Until cancelled."""
         session = await turn.come()
         began = asyncio.get_running_loop().time()
@@ -308,7 +308,7 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
         await asyncio.wait([task])
 
 
-def _names_its_job(book: Book) -> bool:
+def _names_its_job(book: CompiledPlaybook) -> bool:
     """Whether the target is a job that may be named by what it uses."""
     return isinstance(book.spec.target, TargetParts) and book.spec.target.job is not None
 

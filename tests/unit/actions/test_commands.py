@@ -58,7 +58,7 @@ class ScriptedBus:
             self.clock.time = command.expires_at + timedelta(seconds=1)
         return self.answers
 
-    def settle(self, command_id: str) -> None:
+    def acknowledge(self, command_id: str) -> None:
         self.settled.append(command_id)
 
     async def jobs(self) -> list[Presence]:
@@ -227,7 +227,7 @@ async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
 
 async def test_the_outcome_being_durable_settles_the_replies(bus: ScriptedBus) -> None:
     """From then on they need not be delivered again."""
-    jobs.Checkpoint(Services(clock=bus.clock, bus=bus, http=NoHttp())).settled("c1")
+    jobs.Checkpoint(Services(clock=bus.clock, bus=bus, http=NoHttp())).outcome_saved("c1")
     assert bus.settled == ["c1"]
 
 
@@ -327,7 +327,7 @@ async def test_where_no_agent_is_connected_the_attempt_ends_soon_and_says_so(bus
 
     bus.is_unheard = True
     with pytest.raises(OutcomeUnknown, match="no agent on node 'n1' is connected"):
-        await perform(bus, nodes.PowerLimit, {"percent": 80}, GPU, tell=tell)
+        await perform(bus, nodes.PowerLimit, {"percent": 80}, GPU, report_wait=tell)
     assert told == ["no agent on node 'n1' is connected: start `trainmedic agent --node n1` there"]
     assert bus.clock.now() < NOW + timedelta(seconds=60)
 
@@ -341,6 +341,6 @@ async def test_a_job_that_is_away_is_waited_for_and_that_is_told(bus: ScriptedBu
 
     bus.is_unheard = True
     with pytest.raises(OutcomeUnknown):
-        await perform(bus, jobs.ScaleLr, {"factor": 0.5}, tell=tell)
+        await perform(bus, jobs.ScaleLr, {"factor": 0.5}, report_wait=tell)
     assert told == ["no job named 'llm-1' is connected"]
     assert bus.clock.now() > NOW + timedelta(seconds=60)

@@ -25,7 +25,7 @@ from trainmedic_server.errors import (
     PlaybookError,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Call, Hold, Services
+from trainmedic_server.ports.actions import Call, LeasedEffect, Services
 from trainmedic_server.ports.outside import Presence
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -57,7 +57,7 @@ class AgentsBus:
             await unheard()
         return (answer,) if answer is not None else ()
 
-    def settle(self, command_id: str) -> None:
+    def acknowledge(self, command_id: str) -> None:
         self.settled.append(command_id)
 
     async def jobs(self) -> list[Presence]:
@@ -173,7 +173,7 @@ async def test_each_gpu_of_the_job_gets_a_command_of_its_own(bus: AgentsBus) -> 
     first = [command.id for command in bus.sent]
     await action.perform(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}, resumed=True))
     assert [command.id for command in bus.sent] == [*first, *first]
-    action.settled(ATTEMPT)
+    action.outcome_saved(ATTEMPT)
     assert sorted(bus.settled) == sorted(first)
 
 
@@ -302,8 +302,8 @@ steps:
 # --- renewing ---------------------------------------------------------------------------------------
 
 
-def hold(command_id: str, target: Target, **params: Any) -> Hold:
-    return Hold(command_id, "r1", "cap", target, params, True)
+def hold(command_id: str, target: Target, **params: Any) -> LeasedEffect:
+    return LeasedEffect(command_id, "r1", "cap", target, params, True)
 
 
 async def test_holds_are_renewed_with_one_command_for_each_node(bus: AgentsBus) -> None:
@@ -342,7 +342,7 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
     where = {"c1": "n1", "c2": "n1", "c3": "n2", "c4": "n3"}
     holds = [hold(name, Target(Kind.GPU, node=node, gpu="0"), watts=300) for name, node in where.items()]
     renewals = await made(bus, PowerLimit).renew(holds, NOW)
-    outcomes = {renewal.hold.command_id: (renewal.place, renewal.outcome) for renewal in renewals}
+    outcomes = {renewal.effect.command_id: (renewal.place, renewal.outcome) for renewal in renewals}
     assert outcomes == {
         "c1": ("n1", "renewed"),
         "c2": ("n1", "lost"),

@@ -36,7 +36,7 @@ class Page:
     async def perform(self, call):
         return {}
 
-    def settled(self, command_id):
+    def outcome_saved(self, command_id):
         """Nothing."""
 
     @classmethod

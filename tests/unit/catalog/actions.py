@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trainmedic_server import errors
 from trainmedic_server.catalog import loader
-from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.fields import Duration
@@ -61,7 +61,7 @@ class _Base:
     async def perform(self, call: Call) -> Mapping[str, Any]:
         return {}
 
-    def settled(self, command_id: str) -> None: ...
+    def outcome_saved(self, command_id: str) -> None: ...
 
 
 class Rollback(_Base):
@@ -111,7 +111,7 @@ def problems_of(text: str) -> list[str]:
     return [str(problem).removeprefix("p.yaml:").strip() for problem in problems]
 
 
-def book_of(text: str) -> CompiledBook:
+def book_of(text: str) -> YamlPlaybook:
     books, problems = loader.load(text, "p.yaml", TestActions(), IdentityLabels())
     assert problems == []
     assert len(books) == 1

@@ -10,14 +10,14 @@ import pytest
 from tests.unit.catalog.actions import PLAYBOOK, TestActions, config_map, library
 from trainmedic_server import errors, telemetry
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.ports.playbooks import Book, Catalog
+from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 
 
 def named(name: str) -> str:
     return PLAYBOOK.replace("playbook: spike", f"playbook: {name}")
 
 
-def loaded(made: Library, name: str) -> Book:
+def loaded(made: Library, name: str) -> CompiledPlaybook:
     book = made.get(name)
     assert book is not None
     return book

@@ -9,7 +9,7 @@ import pytest
 
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import compiler, yaml_text
-from trainmedic_server.catalog.book import CompiledBook
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 
 GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "write-a-playbook.md"
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
@@ -20,7 +20,7 @@ def test_each_example_is_a_playbook(text):
     """Complete, of the language as it is, with actions and parameters that there are."""
     (document,), problems = yaml_text.read(text, "guide")
     assert problems == []
-    assert isinstance(compiler.compile_document(document, registry.specs_only()), CompiledBook)
+    assert isinstance(compiler.compile_document(document, registry.specs_only()), YamlPlaybook)
 
 
 def test_no_example_is_left_out():

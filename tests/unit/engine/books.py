@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainmedic_server.catalog import loader
-from trainmedic_server.catalog.library import Shelf
+from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.ports.actions import Actions
 
 CAP = """
@@ -20,5 +20,5 @@ steps:
 """
 
 
-def catalog_of(texts: Sequence[str], actions: Actions) -> Shelf:
-    return Shelf([loader.load_one(text, "test.yaml", actions) for text in texts], actions)
+def catalog_of(texts: Sequence[str], actions: Actions) -> StaticCatalog:
+    return StaticCatalog([loader.load_one(text, "test.yaml", actions) for text in texts], actions)

@@ -15,7 +15,7 @@ from trainmedic_server import errors
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import OrderKind, Status, UndoStatus
-from trainmedic_server.ports.actions import Hold, Renewal
+from trainmedic_server.ports.actions import LeasedEffect, Renewal
 
 MakeWorld = Callable[..., World]
 
@@ -55,7 +55,7 @@ class Held(Cap):
         """The leases of everything that was ever made run out there."""
         self.lapsed |= {(call.command_id, place) for call in self.calls for place in places or self.places}
 
-    async def renew(self, holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+    async def renew(self, holds: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         self.asked += 1
         wants_again = any(hold.again for hold in holds)
         if wants_again and self.hangs == "before":
@@ -65,7 +65,7 @@ class Held(Cap):
             await asyncio.Event().wait()
         return told
 
-    def _renewed(self, hold: Hold, place: str) -> Renewal:
+    def _renewed(self, hold: LeasedEffect, place: str) -> Renewal:
         pair = (hold.command_id, place)
         if place in self.away:
             return Renewal(hold, place, "unanswered", f"{place} is away")
@@ -329,7 +329,7 @@ async def test_what_something_else_has_ended_stays_ended(world: MakeWorld) -> No
     """Somebody else decides there now; and of an agent that has forgotten the cap nothing can be asked."""
     w, held, _ = await begun(world)
 
-    async def renew(holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+    async def renew(holds: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         assert not any(hold.again for hold in holds)
         return [Renewal(hold, "n1", "lost", "somebody else had set the limit since") for hold in holds]
 

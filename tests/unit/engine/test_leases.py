@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tests.unit.engine.world import Cap, World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, UndoStatus
-from trainmedic_server.ports.actions import Hold, Renewal
+from trainmedic_server.ports.actions import LeasedEffect, Renewal
 
 MakeWorld = Callable[..., World]
 
@@ -43,7 +43,7 @@ class Held(Cap):
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
         return timedelta(seconds=output.get("lease_seconds", 300))
 
-    async def renew(self, holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+    async def renew(self, holds: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         assert self.world is not None
         self.renewed.append((self.world.clock.now(), tuple(hold.command_id for hold in holds)))
         if self.error is not None:
@@ -223,7 +223,7 @@ async def test_a_hold_that_is_taken_back_while_it_is_renewed_is_not_called_lost(
     await w.post(w.alert(node="n1"))
     run = await w.run()
 
-    async def renew(holds: Sequence[Hold], until: datetime) -> Sequence[Renewal]:
+    async def renew(holds: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         await w.engine.order(run.id, OrderKind.UNDO, "alice")
         await w.pass_time(0)
         return [Renewal(hold, "n1", "lost") for hold in holds]

@@ -10,7 +10,7 @@ from tests.unit.engine.test_runs import RETRYING, TWO_STAGES
 from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, Status, StepStatus, UndoStatus
-from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 MakeWorld = Callable[..., World]
 
@@ -109,7 +109,7 @@ async def test_a_step_whose_action_was_removed_before_it_began_fails_and_says_so
 def lose(w: World) -> None:
     """Neither a loaded playbook nor a stored text can be used any more."""
 
-    def refuse(text: str, source: str) -> Book:
+    def refuse(text: str, source: str) -> CompiledPlaybook:
         raise errors.PlaybookError("unreadable")
 
     catalog: Any = catalog_of([], w.actions)

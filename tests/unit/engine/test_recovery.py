@@ -13,7 +13,7 @@ from tests.unit.engine.test_runs import RETRYING, TWO_STAGES
 from tests.unit.engine.world import Source, World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus
-from trainmedic_server.ports.playbooks import Book
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 MakeWorld = Callable[..., World]
@@ -207,7 +207,7 @@ async def test_an_undo_is_carried_out_though_its_playbook_cannot_be_used_any_mor
 ) -> None:
     """A new release refuses the old text: an open run fails and says so, and what was taken is given back."""
 
-    def refuse(text: str, source: str) -> Book:
+    def refuse(text: str, source: str) -> CompiledPlaybook:
         raise errors.PlaybookError(f"{source}: no action of that name")
 
     w = world(TWO_STAGES.replace("Hot", "Hotter"), CAP)

@@ -223,7 +223,7 @@ steps:
     w.actions["cap"].outcomes.extend(["hang", {"done": True}])
     await w.post(w.alert(node="n1"))
     await w.pass_time(0)
-    tell = w.actions["cap"].calls[0].tell
+    tell = w.actions["cap"].calls[0].report_wait
     assert tell is not None
     await tell("nobody is there")
     run = await w.run()

@@ -24,7 +24,7 @@ from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.target import Kind
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.simulation.virtual_time import VirtualClock
 
@@ -66,7 +66,7 @@ class Scripted:
             raise outcome
         return outcome
 
-    def settled(self, command_id: str) -> None:
+    def outcome_saved(self, command_id: str) -> None:
         self.settled_ids.append(command_id)
 
     @classmethod
@@ -270,5 +270,5 @@ class World:
         return {name: count for name, count in counts.items() if count}
 
 
-def _limits(given: Mapping[str, Any]) -> Limits:
-    return Limits(**{**given, "mode": Mode(given.get("mode", Mode.ENFORCE))})
+def _limits(given: Mapping[str, Any]) -> EngineLimits:
+    return EngineLimits(**{**given, "mode": Mode(given.get("mode", Mode.ENFORCE))})

@@ -62,7 +62,7 @@ class _Base:
     async def perform(self, call: Call) -> Mapping[str, Any]:
         raise errors.PermanentFailure("a test must never reach the real action")
 
-    def settled(self, command_id: str) -> None: ...
+    def outcome_saved(self, command_id: str) -> None: ...
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:

@@ -15,7 +15,7 @@ from trainmedic_server import errors
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision
-from trainmedic_server.ports.limits import Limits
+from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.simulation import check, explain, report
 from trainmedic_server.simulation.explain import Explanation, StepForecast
 
@@ -29,7 +29,7 @@ def explained(
     library = Library([tmp_path], SimulatedActions())
     library.reload()
     alerts = explain.read_alerts(json.dumps(alert).encode(), NOW)
-    (found,) = explain.explain(library, SimulatedActions(), alerts, Limits(mode=mode), NOW)
+    (found,) = explain.explain(library, SimulatedActions(), alerts, EngineLimits(mode=mode), NOW)
     return found
 
 

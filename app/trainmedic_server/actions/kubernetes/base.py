@@ -25,7 +25,7 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Call, Inverse, Services, Word
+from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
 from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT = 0.2
@@ -97,7 +97,7 @@ class ClusterAction:
         self._bus = services.bus
         self._known_cluster = services.cluster
 
-    def settled(self, command_id: str) -> None:
+    def outcome_saved(self, command_id: str) -> None:
         """Nothing is held for it."""
 
     @classmethod
@@ -137,9 +137,9 @@ class ClusterAction:
                         raise
                     kind = OutcomeUnknown if is_open else TemporaryFailure
                     raise kind(f"not done in time: {error}", error.output) from error
-                if call.tell is not None and self._clock.now() >= tell_at:
+                if call.report_wait is not None and self._clock.now() >= tell_at:
                     tell_at = self._clock.now() + TELL_EVERY
-                    await call.tell(f"{self.name} waits for the Kubernetes API: {error}")
+                    await call.report_wait(f"{self.name} waits for the Kubernetes API: {error}")
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
                 wait = min(wait * 2, _LONGEST_WAIT)
 
@@ -189,9 +189,9 @@ class ClusterAction:
         return {"node": ref.name, "before": {field.name: before}, "after": {field.name: field.read(node)}}
 
 
-async def told(call: Call) -> Word:
+async def told(call: Call) -> Clearance:
     """What operators have said since the attempt began."""
-    return await call.word() if call.word is not None else "go_on"
+    return await call.clearance() if call.clearance is not None else "go_on"
 
 
 def because(call: Call, what: str) -> str:

@@ -33,9 +33,9 @@ async def ask_for(bus: CommandBus, clock: Clock, call: Call, patience: timedelta
         return {"*": "Redis is away: nobody could be asked"}
     if clock.now() >= until:
         return {job.name: "not asked: the time for it was over" for job in jobs}
-    if jobs and call.tell is not None:
+    if jobs and call.report_wait is not None:
         names = ", ".join(sorted(job.name for job in jobs))
-        await call.tell(f"the drain waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
+        await call.report_wait(f"the drain waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
     told = await asyncio.gather(*(_one(bus, call, job.name, until) for job in jobs))
     return {job.name: outcome for job, outcome in zip(jobs, told, strict=True)}
 
@@ -53,7 +53,7 @@ async def _one(bus: CommandBus, call: Call, job: str, until: Any) -> str:
         expires_at=until,
     )
     replies = [reply for reply in await bus.request(command) if reply.is_final]
-    bus.settle(command.id)
+    bus.acknowledge(command.id)
     if not replies:
         return "no answer in time"
     bad = next((reply for reply in replies if reply.status != envelope.APPLIED), None)

@@ -242,10 +242,10 @@ class Drain(ClusterAction):
 
     async def _tell(self, call: Call, left: Sequence[Object], progress: _Progress) -> None:
         now = self._clock.now()
-        if call.tell is None or (progress.told_at is not None and now - progress.told_at < TELL_EVERY):
+        if call.report_wait is None or (progress.told_at is not None and now - progress.told_at < TELL_EVERY):
             return
         progress.told_at = now
-        await call.tell(_unfinished(left, progress))
+        await call.report_wait(_unfinished(left, progress))
 
     async def _leave_event(self, call: Call, reason: str, what: str, warning: bool = False) -> None:
         try:

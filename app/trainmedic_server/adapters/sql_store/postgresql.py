@@ -23,7 +23,7 @@ from sqlalchemy import pool
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database
-from trainmedic_server.adapters.sql_store.tenure import Tenure, now
+from trainmedic_server.adapters.sql_store.leadership import Leadership, now
 
 if TYPE_CHECKING:
     import psycopg
@@ -136,12 +136,12 @@ class Session:
         name = str(self._ask(_HOLDER, self._key) or "")
         return name.removeprefix(_NAME_PREFIX) if name.startswith(_NAME_PREFIX) else ""
 
-    def tenure(self, on_lost: Callable[[str], object]) -> Tenure:
+    def tenure(self, on_lost: Callable[[str], object]) -> Leadership:
         """Begin to count how long the server may act. The session must have the lock."""
         asked = now()
         if not self._ask(MINE):
             raise errors.StoreUnavailable("the lock is not this session's; does something between pool connections?")
-        return Tenure(self._connection.fileno(), self.takeover, asked, on_lost)
+        return Leadership(self._connection.fileno(), self.takeover, asked, on_lost)
 
     def close(self) -> None:
         """End the session; the lock is free then."""

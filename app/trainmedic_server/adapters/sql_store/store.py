@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import sqlalchemy as sa
 
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import database, postgresql, prune, revision, schema, tenure
+from trainmedic_server.adapters.sql_store import database, leadership, postgresql, prune, revision, schema
 from trainmedic_server.adapters.sql_store.history import SqlHistory
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.writer import Writer
@@ -96,7 +96,7 @@ class SqlStore(RunStore, History):
         session: postgresql.Session,
         *,
         on_error: Callable[[], object] = lambda: None,
-        on_lost: Callable[[str], object] = tenure.end_process,
+        on_lost: Callable[[str], object] = leadership.end_process,
     ) -> SqlStore:
         """The store in the database where `session` has the lock, with its schema brought up to date. Blocks.
 
@@ -179,7 +179,7 @@ class _Held:
     """A session that has the lock."""
 
     session: postgresql.Session
-    lease: tenure.Tenure
+    lease: leadership.Leadership
 
     def release(self) -> None:
         self.lease.end()

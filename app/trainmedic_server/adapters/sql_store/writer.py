@@ -22,10 +22,10 @@ from sqlalchemy import exc
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store import database
+from trainmedic_server.adapters.sql_store.leadership import Leadership, now
 from trainmedic_server.adapters.sql_store.memo import Memo
 from trainmedic_server.adapters.sql_store.pending import Flush, Pending
 from trainmedic_server.adapters.sql_store.postgresql import MINE
-from trainmedic_server.adapters.sql_store.tenure import Tenure, now
 from trainmedic_server.adapters.sql_store.transaction import Entangled, SqlTransaction, send_shared
 
 log = telemetry.logger(__name__)
@@ -48,7 +48,7 @@ class Unit:
 class Writer:
     """Owns the writing connection. ``exclusive``: nobody else writes this database."""
 
-    def __init__(self, engine: sa.Engine, *, exclusive: bool, tenure: Tenure | None = None) -> None:
+    def __init__(self, engine: sa.Engine, *, exclusive: bool, tenure: Leadership | None = None) -> None:
         self._engine = engine
         self._exclusive = exclusive
         self._tenure = tenure
@@ -126,7 +126,7 @@ class Writer:
             self._connection = self._engine.connect()
         return self._connection
 
-    def _ask(self, tenure: Tenure) -> None:
+    def _ask(self, tenure: Leadership) -> None:
         """Have the session confirmed. Through anything that changes sessions in between it is not the same."""
         asked = now()
         try:

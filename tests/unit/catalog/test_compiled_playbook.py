@@ -9,12 +9,12 @@ import pytest
 from tests.unit.catalog.actions import PLAYBOOK, alert, book_of
 from trainmedic_server import errors
 from trainmedic_server.domain.target import Kind, Target, Unresolved
-from trainmedic_server.ports.playbooks import Book, Match
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Match
 
 SCOPE: dict[str, Any] = {"labels": {"n": "7", "word": "x"}, "steps": {}, "run": {"id": "r1"}}
 
 
-def book_with(step: str) -> Book:
+def book_with(step: str) -> CompiledPlaybook:
     return book_of(PLAYBOOK + f"  - {step}\n")
 
 

@@ -46,7 +46,7 @@ def end_process(why: str) -> None:
     os._exit(EXIT_CODE)
 
 
-class Tenure:
+class Leadership:
     """One server's time as the one that works. `fileno` is the session's socket, watched until `end`."""
 
     def __init__(

@@ -46,7 +46,7 @@ class CompiledStep:
 
 
 @dataclass(frozen=True)
-class CompiledBook:
+class YamlPlaybook:
     """A playbook that is checked and compiled; implements `ports.Book`."""
 
     spec: Playbook

@@ -16,7 +16,7 @@ _ITS_TURN = "it is about to take over"
 log = telemetry.logger(__name__)
 
 
-class Turn:
+class Election:
     """A server's place among those that wait.
 
     ``why`` says what it waits for, and ``holder`` where the server can be reached that works; empty
