@@ -16,7 +16,7 @@ import transformers
 
 from trainmedic.client import Medic, connect
 from trainmedic.huggingface.callback import Callback
-from trainmedic.huggingface.loop import Loop
+from trainmedic.huggingface.loop import HuggingFaceLoop
 from trainmedic.recovery.restarts import Limits
 
 __all__ = ["Callback", "Limits", "protect", "run_by", "train"]
@@ -98,7 +98,7 @@ def _run(
         assert medic is not None
         callback = Callback(medic)
         trainer.add_callback(callback)
-    loop = Loop(trainer, callback.medic, limits)
+    loop = HuggingFaceLoop(trainer, callback.medic, limits)
     callback.attach(loop)
     try:
         return loop.train(original, *arguments, **options)

@@ -16,12 +16,12 @@ from transformers import TrainerCallback
 
 from trainmedic.client import Medic, connect
 from trainmedic.errors import Rejected
-from trainmedic.huggingface import saved
-from trainmedic.huggingface.health import Health
-from trainmedic.huggingface.loop import Loop
+from trainmedic.huggingface import checkpoints
+from trainmedic.huggingface.loop import HuggingFaceLoop
+from trainmedic.huggingface.step_reports import StepReports
 from trainmedic.job.command import JobCommand
 from trainmedic.job.queue import NOTHING_TO_UNDO
-from trainmedic.torch.live import HUNG, NEEDS_RESTART, Live, harmless, join
+from trainmedic.trainer.live_commands import HUNG, NEEDS_RESTART, LiveCommands, harmless, join_ranks
 
 _NEEDS_HELP = f"{NEEDS_RESTART}; see trainmedic.huggingface.train and trainmedic.huggingface.protect"
 _NO_ACCUMULATION = (
@@ -48,14 +48,14 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, medic: Medic | None = None, **options: Any) -> None:
         self.medic = medic if medic is not None else connect(**options)
-        self.health = Health(self.medic)
-        self.loop: Loop | None = None
-        self._live = Live(self.medic)
+        self.health = StepReports(self.medic)
+        self.loop: HuggingFaceLoop | None = None
+        self._live = LiveCommands(self.medic)
         self._moment: _Moment | None = None
         self._saving: list[JobCommand] = []
         self._register()
 
-    def attach(self, loop: Loop | None) -> None:
+    def attach(self, loop: HuggingFaceLoop | None) -> None:
         """From now on `loop` carries out what needs a restart; None: nobody does."""
         self.loop = loop
         self._register_restarts()
@@ -65,9 +65,9 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self._live.loop_begins(objects["optimizer"], objects["lr_scheduler"])
-        join(self.medic)
+        join_ranks(self.medic)
         output = Path(args.output_dir)
-        newest = saved.path_of(output, state.global_step) if state.global_step else None
+        newest = checkpoints.path_of(output, state.global_step) if state.global_step else None
         self._live.recall(newest is None, output, newest, writes=state.is_world_process_zero)
         if self.loop is not None:
             self.loop.restarts.arm()
@@ -120,9 +120,10 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     @harmless
     def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        path = saved.path_of(args.output_dir, state.global_step)
+        path = checkpoints.path_of(args.output_dir, state.global_step)
         if args.should_save and path.is_dir():
-            saved.note(path, step=state.global_step, skipped_batches=self.loop.skipped_batches if self.loop else 0)
+            skipped_batches = self.loop.skipped_batches if self.loop is not None else 0
+            checkpoints.note(path, step=state.global_step, skipped_batches=skipped_batches)
         self.medic.saved(state.global_step)
         self.health.saved()
         waiting, self._saving = self._saving, []
@@ -198,12 +199,12 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     def _require_room(self, command: JobCommand) -> None:
         output_dir = self._now.args.output_dir
-        command.group.choose(lambda: saved.check_room(output_dir))
+        command.group.choose(lambda: checkpoints.check_room(output_dir))
 
     def _restart_from_here(self, command: JobCommand, ask: Callable[[Path], None]) -> None:
         self._require_room(command)
         now = self._now
-        ask(saved.path_of(now.args.output_dir, now.state.global_step))
+        ask(checkpoints.path_of(now.args.output_dir, now.state.global_step))
         now.control.should_training_stop = now.control.should_save = True
         self._live.pause.end()
 
@@ -214,6 +215,6 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         return self._moment
 
     @property
-    def _loop(self) -> Loop:
+    def _loop(self) -> HuggingFaceLoop:
         assert self.loop is not None
         return self.loop

@@ -15,8 +15,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trainmedic.client import Medic
 from trainmedic.errors import Rejected
-from trainmedic.huggingface import saved
-from trainmedic.huggingface.skipping import LeftOut
+from trainmedic.huggingface import checkpoints
+from trainmedic.huggingface.batch_skipper import BatchSkipper
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import DataloaderWorkers, Rollback, ScaleBatch
 from trainmedic.recovery.changes import check_workers
@@ -32,7 +32,7 @@ _ACCUMULATION = "gradient_accumulation_steps"
 _WORKERS = "dataloader_num_workers"
 
 
-class Loop:
+class HuggingFaceLoop:
     """The training of one Trainer, from its first step to the last, restarts included."""
 
     def __init__(self, trainer: Any, medic: Medic, limits: Limits) -> None:
@@ -42,7 +42,7 @@ class Loop:
         self._step = 0
         self.restarts = Restarts(medic, self._newest, self._target, limits)
         self._budget = Budget(Path(trainer.args.output_dir), limits.rollbacks, writes=trainer.args.should_save)
-        self._left_out = LeftOut(trainer, 0)
+        self._left_out = BatchSkipper(trainer, 0)
         self._left_out_before = 0  # by the checkpoint that the loop went on from
         self._batches_scaled: set[str] = set()  # by which commands, since the process began
         # What an earlier training has left in the directory, by path and time: nothing goes back to that.
@@ -57,9 +57,9 @@ class Loop:
             start = self._first(resume) if restart is None else self._prepare(restart)
             if not start:
                 self._begin_anew()
-            self._left_out_before = saved.skipped_batches(start) if start else 0
+            self._left_out_before = checkpoints.skipped_batches(start) if start else 0
             skip = self._left_out_before + (restart.skip_batches if restart else 0)
-            with LeftOut(self._trainer, skip) as self._left_out:
+            with BatchSkipper(self._trainer, skip) as self._left_out:
                 return original(start, *arguments, **options)
 
         return self.restarts.run(attempt)
@@ -80,14 +80,14 @@ class Loop:
         checkpoint = Path(ranks.choose(lambda: str(self._whole(restart))))
         self._set(restart.settings)
         if self._trainer.args.should_save:
-            aside = saved.put_aside(self._trainer.args.output_dir, saved.step_of(checkpoint))
+            aside = checkpoints.put_aside(self._trainer.args.output_dir, checkpoints.step_of(checkpoint))
             if aside:
                 log.warning("%s: put aside as %s", self._medic.job, ", ".join(aside))
         log.warning("%s: the training loop starts again from %s", self._medic.job, checkpoint)
         return str(checkpoint)
 
     def _whole(self, restart: Restart) -> Path:
-        if saved.is_complete(restart.checkpoint, self._ranks):
+        if checkpoints.is_complete(restart.checkpoint, self._ranks):
             return restart.checkpoint
         newest = self._newest()
         if newest is None or restart.output.get("left_step") is not None:
@@ -106,7 +106,7 @@ class Loop:
         return complete[-1].path if complete else None
 
     def _found(self) -> list[Found]:
-        found = saved.found(self._trainer.args.output_dir, self._ranks)
+        found = checkpoints.found(self._trainer.args.output_dir, self._ranks)
         return [one for one in found if (one.path, one.at) not in self._foreign]
 
     # --- called by the callback -------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Loop:
         if rollback.skip_batches and self._trainer.args.ignore_data_skip:
             raise Rejected("with ignore_data_skip the Trainer does not know which batches to leave out")
         target = agreed(
-            command.group, lambda: self._target(rollback), lambda path: saved.is_complete(path, self._ranks)
+            command.group, lambda: self._target(rollback), lambda path: checkpoints.is_complete(path, self._ranks)
         )
         output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": self._step}
         output["saved_at"] = target.at.isoformat()
@@ -156,7 +156,7 @@ class Loop:
             self._batches_scaled ^= {command.undo_of or command.id}
         if command is None or command.action != "job.rollback":
             return {}
-        spent = self._budget.spend(saved.step_of(restart.checkpoint), restart.output["left_step"])
+        spent = self._budget.spend(checkpoints.step_of(restart.checkpoint), restart.output["left_step"])
         return {**spent, "skipped_batches": max(self._left_out.done - self._left_out_before, 0)}
 
     def has_own_batches(self, command: JobCommand) -> bool:

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trainmedic.client import Medic, connect
 from trainmedic.lightning.callback import Callback
-from trainmedic.lightning.loop import Loop
-from trainmedic.lightning.replay import Replay
+from trainmedic.lightning.loop import LightningLoop
+from trainmedic.lightning.resumable_loader import ResumableLoader
 from trainmedic.recovery.restarts import Limits
 
 __all__ = ["Callback", "Limits", "fit"]
@@ -47,7 +47,7 @@ def fit(
         own = connect(job, rank=trainer.global_rank, world_size=trainer.world_size)
     callback = present or Callback(medic or own)
     replay = _replay(trainer, train_dataloaders)
-    loop = Loop(trainer, callback.medic, limits, replay)
+    loop = LightningLoop(trainer, callback.medic, limits, replay)
     if present is None:
         # Lightning has those that write checkpoints at the end; ours may have to prevent that before.
         trainer.callbacks.insert(len(trainer.callbacks) - len(trainer.checkpoint_callbacks), callback)
@@ -66,9 +66,9 @@ def fit(
             own.close()
 
 
-def _replay(trainer: Any, loader: Any) -> Replay | None:
+def _replay(trainer: Any, loader: Any) -> ResumableLoader | None:
     if trainer.world_size > 1 or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
-    replay = Replay(loader)
+    replay = ResumableLoader(loader)
     replay.group = trainer.accumulate_grad_batches
     return replay

@@ -21,12 +21,12 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Accumulate, Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION, Window
 from trainmedic.job.queue import NOTHING_TO_UNDO
-from trainmedic.lightning import saved
+from trainmedic.lightning import checkpoints
 from trainmedic.lightning.frameworks import LightningCallback
-from trainmedic.lightning.loop import Loop, directory_of
+from trainmedic.lightning.loop import LightningLoop, directory_of
 from trainmedic.recovery.changes import whole
 from trainmedic.torch import randomness
-from trainmedic.torch.live import HUNG, NEEDS_RESTART, Live, harmless, join
+from trainmedic.trainer.live_commands import HUNG, NEEDS_RESTART, LiveCommands, harmless, join_ranks
 
 _NEEDS_HELP = f"{NEEDS_RESTART}; see trainmedic.lightning.fit"
 _YOURS = "in Lightning the data loader is made by the program, not by the Trainer, so its {} cannot be changed"
@@ -43,8 +43,8 @@ class Callback(LightningCallback):  # type: ignore[misc]
     def __init__(self, medic: Medic | None = None, grad_norm: bool = True, **options: Any) -> None:
         super().__init__()
         self.medic = medic if medic is not None else connect(**options)
-        self.loop: Loop | None = None
-        self._live = Live(self.medic)
+        self.loop: LightningLoop | None = None
+        self._live = LiveCommands(self.medic)
         self._wants_norm = grad_norm
         self._norm: Any = None
         self._losses: list[Any] = []
@@ -58,7 +58,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._random: Mapping[str, Any] | None = None
         self._register()
 
-    def attach(self, loop: Loop | None) -> None:
+    def attach(self, loop: LightningLoop | None) -> None:
         """From now on `loop` carries out what needs a restart; None: nobody does."""
         self.loop = loop
         self._register_rollback()
@@ -76,7 +76,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._live.loop_begins(trainer.optimizers, [config.scheduler for config in trainer.lr_scheduler_configs])
         if self.loop is not None:
             self.loop.knows_epochs()
-        join(self.medic)
+        join_ranks(self.medic)
         came_from = Path(trainer.ckpt_path) if trainer.ckpt_path else None
         self._live.recall(came_from is None, self._directories()[0], came_from, writes=trainer.is_global_zero)
         self._register_accumulation(trainer, pl_module)
@@ -186,7 +186,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     def _checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
         self._require_boundary()
-        path = saved.path_of(self._directories()[0], self._step)
+        path = checkpoints.path_of(self._directories()[0], self._step)
         self._trainer.save_checkpoint(path)
         return {"checkpoint": path.name, "checkpoint_step": self._step, "directory": str(path.parent)}
 
@@ -206,7 +206,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         if not self._is_at_boundary:
             raise Rejected(HUNG)
 
-    def _roll_back(self, loop: Loop, command: JobCommand) -> None:
+    def _roll_back(self, loop: LightningLoop, command: JobCommand) -> None:
         loop.roll_back(command)
         if loop.restarts.is_asked:
             loop.end()

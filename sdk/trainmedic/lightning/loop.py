@@ -14,8 +14,8 @@ from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Rollback
-from trainmedic.lightning import saved
-from trainmedic.lightning.replay import Replay
+from trainmedic.lightning import checkpoints
+from trainmedic.lightning.resumable_loader import ResumableLoader
 from trainmedic.recovery.checkpoints import Found, choose, newest_first
 from trainmedic.recovery.restarts import Limits, Restart, Restarts, agreed
 from trainmedic.recovery.rollback_budget import Budget
@@ -23,10 +23,10 @@ from trainmedic.recovery.rollback_budget import Budget
 log = logging.getLogger("trainmedic")
 
 
-class Loop:
+class LightningLoop:
     """One fit, from its first step to the last, restarts included. ``replay`` where there is one."""
 
-    def __init__(self, trainer: Any, medic: Medic, limits: Limits, replay: Replay | None) -> None:
+    def __init__(self, trainer: Any, medic: Medic, limits: Limits, replay: ResumableLoader | None) -> None:
         self._trainer = trainer
         self._medic = medic
         self._limits = limits
@@ -57,10 +57,10 @@ class Loop:
 
     def _prepare(self, restart: Restart) -> None:
         self.restarts.together().poll()  # until then some rank may still be writing
-        if not saved.is_complete(restart.checkpoint):
+        if not checkpoints.is_complete(restart.checkpoint):
             raise FileNotFoundError(f"{restart.checkpoint} is not there any more, or not whole")
         if self._trainer.is_global_zero:
-            aside = saved.put_aside(self.directories(), saved.step_of(restart.checkpoint) or 0)
+            aside = checkpoints.put_aside(self.directories(), checkpoints.step_of(restart.checkpoint) or 0)
             if aside:
                 log.warning("%s: put aside as %s", self._medic.job, ", ".join(aside))
         self._mark_saved(0)  # else the step that was saved last is not saved when the loop comes to it again
@@ -79,7 +79,7 @@ class Loop:
         return complete[0].path if complete else None
 
     def _found(self) -> list[Found]:
-        return [one for one in saved.found(self.directories()) if (one.path, one.at) not in (self._foreign or ())]
+        return [one for one in checkpoints.found(self.directories()) if (one.path, one.at) not in (self._foreign or ())]
 
     def directories(self) -> list[Path]:
         """Where checkpoints are; the first is where those go that a command asks for."""
@@ -116,7 +116,7 @@ class Loop:
                 "batches can be left out only of a DataLoader that was given to trainmedic.lightning.fit, and has a "
                 "length, in a job of one rank; ask with skip_batches: 0"
             )
-        target = agreed(command.group, lambda: self._target(rollback), saved.is_complete)
+        target = agreed(command.group, lambda: self._target(rollback), checkpoints.is_complete)
         output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": self._step}
         output["saved_at"] = target.at.isoformat()
         self.restarts.ask(Restart(target.path, command, rollback.skip_batches, output=output))

@@ -14,7 +14,7 @@ import trainmedic
 import trainmedic.lightning
 from tests.integration.frameworks.line import Line, Points, Script, loader, make_trainer
 from tests.support.command_sender import Commander, Sent
-from trainmedic.lightning import saved
+from trainmedic.lightning import checkpoints
 
 QUICK = trainmedic.lightning.Limits(retries=2, delay=0.0)
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_a_pause_and_a_stop(tmp_path: Path, medic: trainmedic.Medic
     checkpoint, pause, stop = sent.replies()
     assert checkpoint.output["checkpoint"] == "trainmedic-step=4.ckpt"
     assert (pause.status, stop.output["checkpoint"]) == ("applied", "trainmedic-step=7.ckpt")
-    assert saved.is_complete(tmp_path / "out" / "trainmedic-step=7.ckpt")
+    assert checkpoints.is_complete(tmp_path / "out" / "trainmedic-step=7.ckpt")
     assert script.steps[-1] == 7
 
 

@@ -34,7 +34,7 @@ def test_no_checkpoint_is_asked_of_a_trainer_whose_disk_has_no_room_for_it(
         at_5=sent("job.checkpoint"), at_6=sent("job.scale_batch", factor=0.5), at_8=sent("job.stop", checkpoint=True)
     )
     trainer = hf.make_trainer(tmp_path, script, max_steps=10, save_steps=3, save_total_limit=1)
-    monkeypatch.setattr("trainmedic.huggingface.saved.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr("trainmedic.huggingface.checkpoints.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     assert huggingface.train(trainer, medic=medic, limits=QUICK).global_step == 8
     checkpoint, scaled, stopped = sent.replies()
     assert [checkpoint.status, scaled.status, stopped.status] == ["rejected", "rejected", "applied"]

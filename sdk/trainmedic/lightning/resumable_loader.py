@@ -1,8 +1,8 @@
 """A data loader that can be gone back in: what Lightning calls a resumable one.
 
 Lightning goes on from a checkpoint in the middle of an epoch, but a plain `DataLoader` begins at its first batch
-again, in another order. `Replay` stands before the loader and tells Lightning where it is, so that the checkpoint
-holds it: the place in the epoch, and the random state with which the epoch's order was drawn. Who makes it:
+again, in another order. `ResumableLoader` stands before the loader and tells Lightning where it is, so that the
+checkpoint holds it: the place in the epoch, and the random state with which the epoch's order was drawn. Who makes it:
 ``trainmedic.lightning.fit``, for jobs of one rank; with several, Lightning puts the loader together anew.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Iterator, Mapping
 from trainmedic.torch import randomness
 
 
-class Replay:
+class ResumableLoader:
     """``loader`` has a length. Everything but the iteration is its own."""
 
     def __init__(self, loader: Any) -> None:

@@ -12,7 +12,7 @@ from trainmedic.client import Medic
 from trainmedic.job.progress import CHECKPOINT, EVALUATION, Window
 
 
-class Health:
+class StepReports:
     """Of one training; called in the order of the Trainer's events."""
 
     def __init__(self, medic: Medic) -> None:

@@ -48,7 +48,7 @@ def harmless(hook: Hook) -> Hook:
     return guarded  # type: ignore[return-value]
 
 
-def join(medic: Medic) -> None:
+def join_ranks(medic: Medic) -> None:
     """On every rank when training begins: from now on they carry out the same commands at the same step.
 
     Where they cannot agree, nobody carries out anything: one rank alone would leave the others waiting for it.
@@ -64,7 +64,7 @@ def join(medic: Medic) -> None:
                 medic.cannot(action, "the ranks of this job cannot agree on commands; why is in its log")
 
 
-class Live:
+class LiveCommands:
     """Registers with `medic`, and carries out what it is told between two steps."""
 
     def __init__(self, medic: Medic) -> None:

@@ -1,7 +1,7 @@
 """Leaving out batches of data when a Trainer goes on from a checkpoint.
 
 The Trainer finds its place by itself: the batches that the checkpoint's steps were trained on. From there
-`LeftOut` reads further batches and does not train on them; over the end of an epoch too, which gets shorter by
+`BatchSkipper` reads further batches and does not train on them; over the end of an epoch too, which gets shorter by
 them. Who calls it: ``restarts``, around ``Trainer.train``.
 """
 
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Iterator
 
 
-class LeftOut:
+class BatchSkipper:
     """While the context lasts, the first `batches` that the Trainer asks for are left out.
 
     It stands before the Trainer's ``get_batch_samples``, which takes the batches of one optimizer step. Two
@@ -29,7 +29,7 @@ class LeftOut:
         self._has_trained = False  # on any batch of that epoch
         self.done = 0
 
-    def __enter__(self) -> LeftOut:
+    def __enter__(self) -> BatchSkipper:
         if self._left:
             self._original = self._trainer.get_batch_samples
             self._trainer.get_batch_samples = self._take
