@@ -28,7 +28,7 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision, Run, Status, StepState, StepStatus
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import HistoryFilter
 
 LIMIT = 100
@@ -64,9 +64,9 @@ def made(number: int) -> Run:
     created_at = START + timedelta(seconds=number)
     name = NAMES[number % len(NAMES)]
     if number % 3 == 0:
-        target = Target(Kind.JOB, job=f"job-{number // 3 % 3}")
+        target = Target(TargetKind.JOB, job=f"job-{number // 3 % 3}")
     else:
-        target = Target(Kind.GPU, node=f"node-{number % 4}", gpu=f"GPU-{number % 5}")
+        target = Target(TargetKind.GPU, node=f"node-{number % 4}", gpu=f"GPU-{number % 5}")
     return Run(
         id=new_id(int(created_at.timestamp() * 1000)),
         playbook=f"playbook-{number % 6}",

@@ -22,7 +22,7 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -50,7 +50,7 @@ def heard(fingerprint: str = "f1", minute: float = 0, **changes: Any) -> AlertRe
 
 
 def gpu(number: int = 0, node: str = "node-1") -> Target:
-    return Target(Kind.GPU, node=node, gpu=str(number))
+    return Target(TargetKind.GPU, node=node, gpu=str(number))
 
 
 def step(index: int = 0, phase: str = "steps", **changes: Any) -> StepState:
@@ -168,10 +168,10 @@ def _in_order(steps: list[StepState], on_failure: list[StepState]) -> tuple[Step
 
 _targets = (
     st.none()
-    | st.builds(Target, st.just(Kind.GPU), node=_text, gpu=_text)
-    | st.builds(Target, st.just(Kind.NODE), node=_text)
-    | st.builds(Target, st.just(Kind.JOB), job=_text)
-    | st.just(Target(Kind.CLUSTER))
+    | st.builds(Target, st.just(TargetKind.GPU), node=_text, gpu=_text)
+    | st.builds(Target, st.just(TargetKind.NODE), node=_text)
+    | st.builds(Target, st.just(TargetKind.JOB), job=_text)
+    | st.just(Target(TargetKind.CLUSTER))
 )
 
 any_run = st.builds(

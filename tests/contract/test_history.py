@@ -10,8 +10,8 @@ from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run
 from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.run import Decision, Order, OrderKind, Run, Status
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.run import Decision, OperatorOrder, OrderKind, Run, Status
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 Store = MemoryStore | SqlStore
@@ -67,9 +67,9 @@ async def test_what_is_not_a_cursor_is_refused(store: Store, cursor: str) -> Non
 async def test_each_filter_keeps_what_it_says(store: Store) -> None:
     """Equality for names; `since` inclusive and `until` exclusive; filters combine."""
     on_gpu = closed(1, gpu(3, "node-7"))
-    on_job = closed(2, Target(Kind.JOB, job="llm"), playbook="rollback", alert_name="TrainingLossSpike")
+    on_job = closed(2, Target(TargetKind.JOB, job="llm"), playbook="rollback", alert_name="TrainingLossSpike")
     refused = replace(not_started(3, Decision.TARGET_UNKNOWN), target=None)
-    open_run = run(4, Target(Kind.NODE, node="node-7"))
+    open_run = run(4, Target(TargetKind.NODE, node="node-7"))
     await add(store, on_gpu, on_job, refused, open_run)
     expected = [
         (Filter(alertname="TrainingLossSpike"), [on_job]),
@@ -117,7 +117,7 @@ async def test_a_record_has_the_whole_story(store: Store) -> None:
     """The run, its alerts in the order of tying, its events and its orders in the order of writing."""
     one, other = run(), run(target=gpu(1))
     first, second = heard("z"), heard("a", 1)
-    order = Order("o1", one.id, OrderKind.CANCEL, "kim", at(5))
+    order = OperatorOrder("o1", one.id, OrderKind.CANCEL, "kim", at(5))
 
     def work(tx: Transaction) -> None:
         tx.save_alerts([first, second])

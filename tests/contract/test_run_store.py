@@ -20,14 +20,14 @@ from trainmedic_server.domain.run import (
     Controls,
     Decision,
     Event,
-    Order,
+    OperatorOrder,
     OrderKind,
     Run,
     Status,
     StepStatus,
     UndoStatus,
 )
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import GuardFacts, HistoryFilter, LinkedRun, Transaction
 
 Store = MemoryStore | SqlStore
@@ -77,7 +77,7 @@ async def test_work_sees_what_it_wrote_itself(store: Store) -> None:
         assert tx.alerts_of([one.id]) == {one.id: [heard()]}
         tx.save_runs([(replace(one, message="changed"), one)])
         assert tx.run(one.id) == replace(one, message="changed")
-        tx.add_order(Order("o1", one.id, OrderKind.CANCEL, "kim", at(1)))
+        tx.add_order(OperatorOrder("o1", one.id, OrderKind.CANCEL, "kim", at(1)))
         assert [order.id for order in tx.orders_of([one.id])[one.id]] == ["o1"]
         tx.note_nodes(["node-9"], at(0))
         assert "node-9" in tx.known_nodes()
@@ -541,8 +541,8 @@ async def test_nodes_acted_on_are_those_of_started_runs_since_the_moment(store: 
         closed(10, gpu(0, "at the moment")),
         closed(11, gpu(0, "a")),
         run(12, gpu(1, "a")),
-        run(12, Target(Kind.NODE, node="b")),
-        run(13, Target(Kind.JOB, job="llm")),
+        run(12, Target(TargetKind.NODE, node="b")),
+        run(13, Target(TargetKind.JOB, job="llm")),
         not_started(14, target=gpu(0, "refused")),
         closed(15, gpu(0, "seen"), status=Status.OBSERVED, decision=Decision.OBSERVE_ONLY),
     )
@@ -580,8 +580,8 @@ async def test_orders_of_a_run_come_in_the_order_of_giving(store: Store) -> None
     one, other = run(), run(target=gpu(1))
     await keep(store, one, other)
     orders = [
-        Order("o2", one.id, OrderKind.APPROVE, "kim", at(5), "go ahead", "ask"),
-        Order("o1", one.id, OrderKind.UNDO, "lee", at(4)),
+        OperatorOrder("o2", one.id, OrderKind.APPROVE, "kim", at(5), "go ahead", "ask"),
+        OperatorOrder("o1", one.id, OrderKind.UNDO, "lee", at(4)),
     ]
     for order in orders:
         await store.transact(lambda tx, order=order: tx.add_order(order))
@@ -641,7 +641,7 @@ async def test_prune_deletes_what_is_old_and_finished_and_nothing_else(store: St
         for name, one in runs.items():
             tx.link([(one.id, records[name].identity)])
             tx.append([event(name, one.id, 1)])
-            tx.add_order(Order(f"order of {name}", one.id, OrderKind.CANCEL, "kim", at(1)))
+            tx.add_order(OperatorOrder(f"order of {name}", one.id, OrderKind.CANCEL, "kim", at(1)))
         tx.append([event("server, long ago", minute=1), event("server, lately", minute=100)])
         tx.note_nodes(["gone"], at(-3000))
         tx.note_nodes(["here"], at(90))

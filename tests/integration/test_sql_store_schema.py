@@ -24,7 +24,7 @@ from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, revision, schema
 from trainmedic_server.adapters.sql_store.history import page_statement
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.run import Order, OrderKind
+from trainmedic_server.domain.run import OperatorOrder, OrderKind
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 ROOT = Path(__file__).parents[2]
@@ -203,7 +203,7 @@ def _everything_that_reads(tx: Transaction) -> None:
     tx.save_alerts([heard()])
     tx.add_runs([one, run(target=values.gpu(int(one.id[:8], 16)), playbook=one.id)])
     tx.link([(one.id, identity)])
-    tx.add_order(Order(one.id, one.id, OrderKind.CANCEL, "kim", at(1)))
+    tx.add_order(OperatorOrder(one.id, one.id, OrderKind.CANCEL, "kim", at(1)))
     tx.alerts([identity])
     tx.firing_with(["f1"])
     tx.firing_not_heard_since(at(9))

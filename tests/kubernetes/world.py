@@ -21,7 +21,7 @@ from trainmedic.wire.envelope import new_id
 from trainmedic_server.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster, path_of
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import ActionFailure, ObjectExists, ObjectMissing
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref, Resource
@@ -212,7 +212,7 @@ class World:
             command_id=command_id or new_id(),
             run_id=run_id or new_id(),
             playbook="a-playbook",
-            target=Target(Kind.NODE, node=node.name) if node else Target(Kind.CLUSTER),
+            target=Target(TargetKind.NODE, node=node.name) if node else Target(TargetKind.CLUSTER),
             params=action.Params.model_validate(params),
             reason="NodeDown fires",
             issued_at=now,

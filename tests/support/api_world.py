@@ -20,11 +20,11 @@ from fastapi import FastAPI
 
 from trainmedic.wire.envelope import new_id
 from trainmedic_server import errors
-from trainmedic_server.domain.admission import Admission, Admitted
+from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import AlertRecord, Delivery
 from trainmedic_server.domain.playbook import Mode, Playbook
-from trainmedic_server.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.server.auth import Authenticator
@@ -97,7 +97,7 @@ class MemoryHistory:
 
 
 def _is_wanted(run: Run, wanted: HistoryFilter) -> bool:
-    target = run.target or Target(Kind.CLUSTER)
+    target = run.target or Target(TargetKind.CLUSTER)
     pairs = (
         (wanted.alertname, run.alert_name),
         (wanted.playbook, run.playbook),
@@ -135,7 +135,7 @@ class MemoryEngine:
                 id=new_id(),
                 playbook="cool",
                 version="v1",
-                target=Target(Kind.NODE, node=node),
+                target=Target(TargetKind.NODE, node=node),
                 mode=Mode.ENFORCE,
                 status=Status.RUNNING,
                 decision=Decision.STARTED,
@@ -147,7 +147,7 @@ class MemoryEngine:
             record = AlertRecord(alert, delivery.received_at, delivery.received_at)
             self.history.records[run.id] = RunRecord(run, (record,), ())
             self.history.append("run_started", run.id, labels=dict(alert.labels))
-            admitted.append(Admitted(run.id, run.playbook, f"node:{node}", run.decision))
+            admitted.append(PlaybookDecision(run.id, run.playbook, f"node:{node}", run.decision))
         unmatched = len(delivery.alerts) - len(admitted)
         return Admission(
             delivery.id, len(delivery.alerts), tuple(admitted), unmatched=unmatched, truncated=delivery.truncated
@@ -160,7 +160,7 @@ class MemoryEngine:
         if not found.run.is_open:
             raise errors.Conflict(f"Run {run_id} is closed.")
         run = replace(found.run, status=Status.CANCELLED, ended_at=START + timedelta(seconds=2))
-        order = Order(new_id(), run_id, kind, actor, START, note)
+        order = OperatorOrder(new_id(), run_id, kind, actor, START, note)
         self.history.records[run_id] = replace(found, run=run, orders=(*found.orders, order))
         return run
 

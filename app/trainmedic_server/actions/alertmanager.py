@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 from trainmedic_server.ports.outside import AlertSource
@@ -60,7 +60,7 @@ class Silence:
 
     name: ClassVar[str] = "alertmanager.silence"
     summary: ClassVar[str] = "Silence this alert in the Alertmanager for a while; undo ends the silence."
-    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = SilenceParams
@@ -95,7 +95,7 @@ class ExpireSilence:
 
     name: ClassVar[str] = "alertmanager.expire_silence"
     summary: ClassVar[str] = "End a silence in the Alertmanager."
-    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = ExpireParams

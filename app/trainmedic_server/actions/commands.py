@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from trainmedic.wire import envelope
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Inverse, Services
 from trainmedic_server.ports.outside import Presence
@@ -53,7 +53,7 @@ class CommandAction:
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    targets: ClassVar[frozenset[Kind]]
+    targets: ClassVar[frozenset[TargetKind]]
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = NoParams

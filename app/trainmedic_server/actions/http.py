@@ -19,7 +19,7 @@ import jinja2
 from jinja2 import nodes
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Services
 from trainmedic_server.ports.outside import HttpReply
@@ -150,7 +150,7 @@ class HttpRequest:
 
     name: ClassVar[str] = "http.request"
     summary: ClassVar[str] = "Make one HTTP call."
-    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = HttpParams

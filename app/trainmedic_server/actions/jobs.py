@@ -15,14 +15,14 @@ from pydantic import AwareDatetime, BaseModel, Field, model_validator
 from trainmedic.wire import envelope
 from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible, NoParams
 from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse
 
 _SLOW = timedelta(minutes=10)  # reading or writing a checkpoint of a large model takes minutes
 
 
 class _JobAction(CommandAction):
-    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.JOB})
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
 
 
 class Checkpoint(Irreversible, _JobAction):

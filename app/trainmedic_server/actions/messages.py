@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure
 from trainmedic_server.ports.actions import Action, Call, Services
 
@@ -36,7 +36,7 @@ class Notify:
 
     name: ClassVar[str] = "notify"
     summary: ClassVar[str] = "Tell people, through the notification channels that the server knows."
-    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = NotifyParams

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, model_validator
 from trainmedic.wire import envelope
 from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams, id_at
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
@@ -42,7 +42,7 @@ class PowerLimitParams(PlacedParams):
 class PowerLimit(PlacedAction):
     name: ClassVar[str] = "gpu.power_limit"
     summary: ClassVar[str] = "Limit the power of a GPU, or of all GPUs of a job, within the agents' policies."
-    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.GPU, Kind.JOB})
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.GPU, TargetKind.JOB})
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = PowerLimitParams
     per_gpu: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class PowerLimit(PlacedAction):
         for hold in holds:
             if hold.params.get("restore"):
                 continue
-            if hold.target.kind is Kind.JOB:
+            if hold.target.kind is TargetKind.JOB:
                 for place in self.places(hold.params):
                     by_node.setdefault(place.node or "", {})[id_at(hold.command_id, place)] = hold
             else:
@@ -88,7 +88,7 @@ class PowerLimit(PlacedAction):
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
             action=RENEW,
-            target={"kind": str(Kind.NODE), "node": node},
+            target={"kind": str(TargetKind.NODE), "node": node},
             params=_renewal_params(held, self.lease),
             run_id="",
             playbook="",
@@ -145,7 +145,7 @@ class CleanParams(CommandParams):
 class Clean(Irreversible, CommandAction):
     name: ClassVar[str] = "disk.clean"
     summary: ClassVar[str] = "Free disk space by the named rules of the agent's policy."
-    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CleanParams
     waits_for_receiver: ClassVar[bool] = False
@@ -156,7 +156,7 @@ class Facts(Irreversible, PlacedAction):
     summary: ClassVar[str] = (
         "Read CPU, memory, disk and GPUs of a node, or of all nodes of a job, as the step's output."
     )
-    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU, Kind.JOB})
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU, TargetKind.JOB})
     harmful: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(seconds=15)
 

@@ -21,7 +21,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from trainmedic_server.actions import pods
 from trainmedic_server.actions.commands import CommandAction, CommandParams
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
@@ -72,7 +72,7 @@ class PlacedAction(CommandAction):
 
     async def locate(self, call: Call) -> BaseModel:
         params = call.params
-        if call.target.kind is not Kind.JOB or not isinstance(params, PlacedParams) or params.nodes is not None:
+        if call.target.kind is not TargetKind.JOB or not isinstance(params, PlacedParams) or params.nodes is not None:
             return params
         try:
             nodes = await self._located(call.target)
@@ -95,11 +95,11 @@ class PlacedAction(CommandAction):
     def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
         nodes: Nodes = (params.get("nodes") if isinstance(params, Mapping) else getattr(params, "nodes", None)) or {}
         if not cls.per_gpu:
-            return [Target(Kind.NODE, node=node) for node in nodes]
-        return [Target(Kind.GPU, node=node, gpu=gpu) for node, gpus in nodes.items() for gpu in gpus]
+            return [Target(TargetKind.NODE, node=node) for node in nodes]
+        return [Target(TargetKind.GPU, node=node, gpu=gpu) for node, gpus in nodes.items() for gpu in gpus]
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        if call.target.kind is not Kind.JOB:
+        if call.target.kind is not TargetKind.JOB:
             return await super().perform(call)
         parts = [part_of(call, place) for place in self.places(call.params)]
         self._sent[call.command_id] = [part.command_id for part in parts]

@@ -28,7 +28,7 @@ from trainmedic_server.actions import alertmanager, http, jobs, messages, nodes
 from trainmedic_server.actions.kubernetes import drain, workloads
 from trainmedic_server.actions.kubernetes import jobs as cluster_jobs
 from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.actions import Action, Services
 
@@ -143,7 +143,7 @@ def _fault(loaded: object) -> str | None:
     if not isinstance(getattr(loaded, "summary", None), str):
         return "it has no summary"
     targets = getattr(loaded, "targets", None)
-    if not isinstance(targets, frozenset) or not targets or not all(isinstance(kind, Kind) for kind in targets):
+    if not isinstance(targets, frozenset) or not targets or not all(isinstance(kind, TargetKind) for kind in targets):
         return "its targets are not a frozenset of Kind"
     if not isinstance(getattr(loaded, "harmful", None), bool):
         return "it does not say whether it is harmful"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from trainmedic_server import errors
 from trainmedic_server.adapters import history_cursor
 from trainmedic_server.domain.alert import AlertRecord, Identity
-from trainmedic_server.domain.run import Controls, Decision, Event, Order, Run, Status
+from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, Run, Status
 from trainmedic_server.ports.store import (
     GuardFacts,
     History,
@@ -125,7 +125,7 @@ class _Tables:
         self.alerts_of_run: dict[str, dict[Identity, None]] = defaultdict(dict)
         self.runs_of_alert: dict[Identity, dict[str, None]] = defaultdict(dict)
         self.commands: dict[str, str] = {}
-        self.orders: dict[str, dict[str, Order]] = defaultdict(dict)
+        self.orders: dict[str, dict[str, OperatorOrder]] = defaultdict(dict)
         self.events: list[Event] = []
         self.last_seq = 0
         self.controls: dict[None, Controls] = {}
@@ -356,7 +356,7 @@ class _Unit(Transaction):
     def run_of_command(self, command_id: str) -> str | None:
         return self._tables.commands.get(command_id)
 
-    def add_order(self, order: Order) -> None:
+    def add_order(self, order: OperatorOrder) -> None:
         tables = self._tables
         if order.run_id not in tables.runs:
             raise errors.Conflict(f"there is no run {order.run_id} to give an order to")
@@ -364,7 +364,7 @@ class _Unit(Transaction):
             raise errors.Conflict(f"there is an order {order.id} already")
         tables.put(tables.orders[order.run_id], order.id, order)
 
-    def orders_of(self, run_ids: Collection[str]) -> dict[str, list[Order]]:
+    def orders_of(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
         orders = self._tables.orders
         return {run_id: list(orders[run_id].values()) for run_id in run_ids if orders.get(run_id)}
 

@@ -20,7 +20,7 @@ from trainmedic_server.domain import job_names
 from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Playbook
-from trainmedic_server.domain.target import IdentityLabels, Kind, Target, Unresolved
+from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind, Unresolved
 from trainmedic_server.domain.whereabouts import Known
 from trainmedic_server.ports.playbooks import Match, Scope
 
@@ -86,7 +86,7 @@ class YamlPlaybook:
         return found if isinstance(found, Unresolved) else targets.bounded(found)
 
     def _target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved:
-        if isinstance(self.spec.target, Kind):
+        if isinstance(self.spec.target, TargetKind):
             return targets.resolve(self.spec.target, alert.labels, inventory, self.identity)
         parts: dict[str, str] = {}
         for name, template in self.parts.items():

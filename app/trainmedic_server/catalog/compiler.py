@@ -22,7 +22,7 @@ from trainmedic_server.catalog.problems import Path, Problem, did_you_mean
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, Names
 from trainmedic_server.catalog.yaml_text import Document
 from trainmedic_server.domain.playbook import APPROVAL, Playbook, TargetParts, UndoTrigger
-from trainmedic_server.domain.target import IdentityLabels, Kind
+from trainmedic_server.domain.target import IdentityLabels, TargetKind
 from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
 
 T = TypeVar("T")
@@ -272,12 +272,12 @@ def can_be_undone(action: type[Action]) -> bool:
     return returned is not None and returned != "None"
 
 
-def _kind_of(target: Any) -> Kind | None:
+def _kind_of(target: Any) -> TargetKind | None:
     """The kind of target that a document names, as far as it names one."""
     if isinstance(target, str):
-        return Kind(target) if target in list(Kind) else None
+        return TargetKind(target) if target in list(TargetKind) else None
     if isinstance(target, dict):
-        for kind in (Kind.JOB, Kind.GPU, Kind.NODE):
+        for kind in (TargetKind.JOB, TargetKind.GPU, TargetKind.NODE):
             if kind in target:
                 return kind
     return None

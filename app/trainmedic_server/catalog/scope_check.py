@@ -15,7 +15,7 @@ from jinja2 import meta, nodes
 
 from trainmedic_server.catalog.problems import did_you_mean
 from trainmedic_server.domain.run import StepStatus
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 """In scope before a run exists: in ``on.when`` and in the parts of a target."""
@@ -25,10 +25,10 @@ _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "gene
 _STEP = ("status", "params", "output", "error", "attempts")
 _RUN = ("id", "playbook", "mode", "message", "created_at")
 _TARGET = {
-    Kind.GPU: ("kind", "key", "node", "gpu"),
-    Kind.NODE: ("kind", "key", "node"),
-    Kind.JOB: ("kind", "key", "job"),
-    Kind.CLUSTER: ("kind", "key"),
+    TargetKind.GPU: ("kind", "key", "node", "gpu"),
+    TargetKind.NODE: ("kind", "key", "node"),
+    TargetKind.JOB: ("kind", "key", "job"),
+    TargetKind.CLUSTER: ("kind", "key"),
 }
 
 
@@ -41,7 +41,7 @@ class Names:
 
     names: Collection[str]
     vars: Mapping[str, Any] = field(default_factory=dict)
-    kind: Kind | None = None
+    kind: TargetKind | None = None
     steps: Collection[str] = ()
     later: Collection[str] = ()
 

@@ -8,7 +8,7 @@ from trainmedic_server.domain.run import Decision
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class PlaybookDecision:
     """One playbook's decision on one alert. ``target`` is the target's key, empty where there is none."""
 
     run_id: str
@@ -27,7 +27,7 @@ class Admission:
 
     delivery_id: str
     alerts: int
-    runs: tuple[Admitted, ...] = ()
+    runs: tuple[PlaybookDecision, ...] = ()
     duplicates: int = 0
     unmatched: int = 0
     truncated: int = 0

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 
 Identifier = Annotated[
     str,
@@ -60,10 +60,10 @@ class TargetParts(_Model):
         return self
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> TargetKind:
         if self.job is not None:
-            return Kind.JOB
-        return Kind.GPU if self.gpu is not None else Kind.NODE
+            return TargetKind.JOB
+        return TargetKind.GPU if self.gpu is not None else TargetKind.NODE
 
 
 class RateLimit(_Model):
@@ -153,7 +153,7 @@ class Playbook(_Model):
     summary: str = ""
     mode: Mode = Mode.ENFORCE
     on: Trigger
-    target: Kind | TargetParts
+    target: TargetKind | TargetParts
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
     guards: Guards = Guards()
     steps: tuple[Step, ...] = Field(min_length=1)

@@ -242,7 +242,7 @@ class OrderKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OperatorOrder:
     """An operator's decision about a run, by whom and when. ``step`` is the id of the step approved."""
 
     id: str

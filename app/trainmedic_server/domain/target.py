@@ -17,7 +17,7 @@ from trainmedic_server.domain.whereabouts import Known
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     """The kinds of target."""
 
     GPU = "gpu"
@@ -38,7 +38,7 @@ class Target:
     confirms it against its own driver.
     """
 
-    kind: Kind
+    kind: TargetKind
     node: str | None = None
     gpu: str | None = None
     job: str | None = None
@@ -47,13 +47,13 @@ class Target:
     def key(self) -> str:
         """The target in one line: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
         match self.kind:
-            case Kind.GPU:
+            case TargetKind.GPU:
                 return f"gpu:{self.node}/{self.gpu}"
-            case Kind.NODE:
+            case TargetKind.NODE:
                 return f"node:{self.node}"
-            case Kind.JOB:
+            case TargetKind.JOB:
                 return f"job:{self.job}"
-            case Kind.CLUSTER:
+            case TargetKind.CLUSTER:
                 return "cluster"
 
     def overlaps(self, other: Target) -> bool:
@@ -62,13 +62,13 @@ class Target:
         The cluster covers everything, a node covers its GPUs. Two GPUs of one node that are named
         in different ways (one by UUID, one by index) cannot be told apart here, so they overlap.
         """
-        if Kind.CLUSTER in (self.kind, other.kind):
+        if TargetKind.CLUSTER in (self.kind, other.kind):
             return True
-        if self.kind is Kind.JOB or other.kind is Kind.JOB:
+        if self.kind is TargetKind.JOB or other.kind is TargetKind.JOB:
             return self.kind is other.kind and self.job == other.job
         if self.node != other.node:
             return False
-        if Kind.NODE in (self.kind, other.kind):
+        if TargetKind.NODE in (self.kind, other.kind):
             return True
         return self.gpu == other.gpu or _naming(self.gpu) != _naming(other.gpu)
 
@@ -104,7 +104,7 @@ class IdentityLabels:
 
 
 def resolve(
-    kind: Kind,
+    kind: TargetKind,
     labels: Mapping[str, str],
     inventory: Known,
     identity: IdentityLabels = IdentityLabels(),
@@ -112,15 +112,15 @@ def resolve(
     """The target of `kind` that `labels` name; refused, never guessed, where they do not name one."""
     folded = _fold(labels)
     match kind:
-        case Kind.CLUSTER:
+        case TargetKind.CLUSTER:
             return Target(kind)
-        case Kind.JOB:
+        case TargetKind.JOB:
             job = _job(folded, inventory, identity)
             return job if isinstance(job, Unresolved) else Target(kind, job=job)
-        case Kind.NODE:
+        case TargetKind.NODE:
             node = _node(folded, inventory, identity)
             return node if isinstance(node, Unresolved) else Target(kind, node=node)
-        case Kind.GPU:
+        case TargetKind.GPU:
             return _gpu(folded, inventory, identity)
 
 
@@ -190,7 +190,7 @@ def _gpu(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLab
     node = _node(folded, inventory, identity)
     if isinstance(node, Unresolved):
         return node
-    return Target(Kind.GPU, node=node, gpu=gpu)
+    return Target(TargetKind.GPU, node=node, gpu=gpu)
 
 
 def _named_gpu(folded: Mapping[str, set[str]], identity: IdentityLabels) -> str | Unresolved:

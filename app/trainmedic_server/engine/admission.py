@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from trainmedic_server.domain.admission import Admission, Admitted
+from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
@@ -89,7 +89,7 @@ class Admitting:
 
     def admit(self, prepared: Prepared) -> Admission:
         """Decide on one delivery."""
-        admitted: list[Admitted] = []
+        admitted: list[PlaybookDecision] = []
         duplicates = unmatched = 0
         self.changes.events.extend(prepared.failures)
         for alert, candidates in zip(prepared.delivery.alerts, prepared.candidates, strict=True):
@@ -134,7 +134,7 @@ class Admitting:
             if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
                 self.changes.touched.add(run.run_id)
 
-    def _firing(self, alert: Alert, candidates: Iterable[Candidate]) -> tuple[bool, list[Admitted]]:
+    def _firing(self, alert: Alert, candidates: Iterable[Candidate]) -> tuple[bool, list[PlaybookDecision]]:
         """Take in a firing; whether it was known, and what each playbook decided."""
         known = self._facts.records.get(alert.identity)
         if known is not None and known.is_resolved and known.resolved_because != "assumed":
@@ -153,34 +153,34 @@ class Admitting:
         outcomes = [self._candidate(record, candidate, linked) for candidate in candidates]
         return known is not None, outcomes
 
-    def _overtaken(self, record: AlertRecord, candidate: Candidate) -> Admitted:
+    def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
         """A firing that its own resolved has overtaken: nothing is done, and the history says so once."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
-            return Admitted(before[-1].run_id, name, before[-1].target_key, Decision.DUPLICATE)
+            return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, Decision.DUPLICATE)
         late = guards.Verdict(Decision.STALE, "the alert had resolved before it was reported as firing")
-        return Admitted(self._add_run(record, candidate, late).id, name, target_key, Decision.STALE)
+        return PlaybookDecision(self._add_run(record, candidate, late).id, name, target_key, Decision.STALE)
 
-    def _candidate(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> Admitted:
+    def _candidate(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> PlaybookDecision:
         name, target_key = candidate.key
         before = [run for run in linked if run.playbook == name]
         if any(run.decision not in PASSING for run in before):
             last = next(run for run in reversed(before) if run.decision not in PASSING)
-            return Admitted(last.run_id, name, last.target_key, Decision.DUPLICATE)
+            return PlaybookDecision(last.run_id, name, last.target_key, Decision.DUPLICATE)
         verdict = self._verdict(record.alert, candidate)
         if before and verdict.decision in PASSING:
             if verdict.decision != before[-1].decision:
                 self._note(before[-1].run_id, str(verdict.decision), alert=record.alert.name, why=verdict.why)
-            return Admitted(before[-1].run_id, name, before[-1].target_key, verdict.decision)
+            return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, verdict.decision)
         if verdict.decision is Decision.JOINED:
             run_id = self._facts.open_runs[candidate.key]
             self._link(run_id, record, LinkedRun(run_id, name, target_key, "running", Decision.JOINED))
             self._note(run_id, "joined", alert=record.alert.name, fingerprint=record.alert.fingerprint)
             self.changes.touched.add(run_id)
-            return Admitted(run_id, name, target_key, Decision.JOINED)
+            return PlaybookDecision(run_id, name, target_key, Decision.JOINED)
         run = self._add_run(record, candidate, verdict)
-        return Admitted(run.id, name, target_key, verdict.decision)
+        return PlaybookDecision(run.id, name, target_key, verdict.decision)
 
     def _verdict(self, alert: Alert, candidate: Candidate) -> guards.Verdict:
         target = candidate.target

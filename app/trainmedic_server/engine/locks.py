@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 
 
 class TargetLocks:
@@ -135,7 +135,7 @@ class _Targets:
         return None
 
     def _near(self, target: Target) -> Iterator[dict[str, Target]]:
-        if target.kind is Kind.CLUSTER:
+        if target.kind is TargetKind.CLUSTER:
             yield from self._groups.values()
             return
         for name in (_group(target), "cluster"):
@@ -145,9 +145,9 @@ class _Targets:
 
 def _group(target: Target) -> str:
     match target.kind:
-        case Kind.CLUSTER:
+        case TargetKind.CLUSTER:
             return "cluster"
-        case Kind.JOB:
+        case TargetKind.JOB:
             return f"job:{target.job}"
         case _:
             return f"node:{target.node}"

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic_server.domain.alert import AlertRecord
-from trainmedic_server.domain.run import Controls, Decision, Event, Order, OrderKind, Run, Status, StepState
+from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status, StepState
 from trainmedic_server.engine import scope
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
@@ -22,7 +22,7 @@ class Signals:
     """
 
     alerts: tuple[AlertRecord, ...]
-    orders: tuple[Order, ...] = ()
+    orders: tuple[OperatorOrder, ...] = ()
     paused: bool = False
     breaker: str | None = None
 
@@ -43,7 +43,7 @@ class Signals:
         """For a person: how the last of the alerts is known to have resolved."""
         return ", ".join(sorted({record.resolved_because or "" for record in self.alerts}))
 
-    def last(self, *kinds: OrderKind) -> Order | None:
+    def last(self, *kinds: OrderKind) -> OperatorOrder | None:
         """The newest order of these kinds."""
         return next((order for order in reversed(self.orders) if order.kind in kinds), None)
 

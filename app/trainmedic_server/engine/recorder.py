@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
-from trainmedic_server.domain.run import Event, Order, Run
+from trainmedic_server.domain.run import Event, OperatorOrder, Run
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.ports.store import RunStore, Transaction
 
@@ -30,7 +30,7 @@ class Snapshot:
 
     run: Run
     alerts: tuple[AlertRecord, ...]
-    orders: tuple[Order, ...]
+    orders: tuple[OperatorOrder, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
-from trainmedic_server.domain.run import Controls, Event, Order, OrderKind, Run, Status
+from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run, Status
 from trainmedic_server.domain.whereabouts import Known
 from trainmedic_server.engine import undoing
 from trainmedic_server.engine.admission import Changes
@@ -110,7 +110,7 @@ class Engine:
 
         Raises NotFound, Conflict where the run is not in a state for it, or StoreUnavailable.
         """
-        order = Order(self._new_id(), run_id, kind, actor, self._clock.now(), note)
+        order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
         await self._store.transact(lambda tx: _accept(tx, order))
         self._workers.touch([run_id])
         await self._workers.turned(run_id, at_most=1.0)
@@ -209,7 +209,7 @@ def _is_unknown(run: Run, command_id: str) -> bool:
     return any(attempt.command_id == command_id and attempt.status == "unknown" for attempt in attempts)
 
 
-def _accept(tx: Transaction, order: Order) -> None:
+def _accept(tx: Transaction, order: OperatorOrder) -> None:
     """Write an order down if the run is in a state for it."""
     run = tx.run(order.run_id)
     if run is None:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from trainmedic_server.domain.playbook import UndoTrigger
-from trainmedic_server.domain.run import Attempt, Order, OrderKind, Run, Status, StepState, Undo, UndoStatus
+from trainmedic_server.domain.run import Attempt, OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from trainmedic_server.engine.moves import Act, Draft, Hold, Idle, Outcome
 from trainmedic_server.engine.steps import attempt_again, broken
 
@@ -86,7 +86,7 @@ def can_be_undone(run: Run) -> bool:
     return any(step.undo and step.undo.status in possible for step in run.steps)
 
 
-def _because(draft: Draft, undo: Undo, by_hand: Order | None) -> str | None:
+def _because(draft: Draft, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
     """Why the undo is due now; None where it is not."""
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.signals.resolved:
@@ -98,7 +98,7 @@ def _because(draft: Draft, undo: Undo, by_hand: Order | None) -> str | None:
     return f"ordered by {by_hand.actor}" if _is_news(by_hand, undo) else None
 
 
-def _is_news(order: Order, undo: Undo) -> bool:
+def _is_news(order: OperatorOrder, undo: Undo) -> bool:
     """Whether no attempt has answered the order yet. Not a matter of times: a clock can be set back."""
     return all(attempt.order != order.id for attempt in undo.attempts)
 
@@ -109,7 +109,7 @@ def _has_failed(draft: Draft) -> bool:
     return draft.run.status is Status.FAILED
 
 
-def _continue(draft: Draft, state: StepState, undo: Undo, by_hand: Order | None) -> Act | datetime:
+def _continue(draft: Draft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> Act | datetime:
     """The next attempt of an undo that has begun, or when it is due: at once if somebody asks again."""
     last = undo.attempts[-1]
     if last.status == "running":
@@ -123,7 +123,7 @@ def _continue(draft: Draft, state: StepState, undo: Undo, by_hand: Order | None)
     return _attempt(draft, state, undo, by_hand)
 
 
-def _attempt(draft: Draft, state: StepState, undo: Undo, by_hand: Order | None) -> Act:
+def _attempt(draft: Draft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> Act:
     attempt = attempt_again(draft, undo.attempts, _timeout(draft, undo))
     if by_hand is not None:
         attempt = replace(attempt, order=by_hand.id)

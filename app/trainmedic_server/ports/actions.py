@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier, Pods
 
@@ -67,7 +67,7 @@ class Action(Protocol):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    targets: ClassVar[frozenset[Kind]]
+    targets: ClassVar[frozenset[TargetKind]]
     """The kinds of target it can work on."""
     harmful: ClassVar[bool]
     """Whether it changes anything; pause holds back only what does."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
-from trainmedic_server.domain.run import Controls, Event, Order, Run
+from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
 
 T = TypeVar("T")
 
@@ -135,8 +135,8 @@ class Transaction(Protocol):
         ...
 
     # orders, events, controls, playbook versions
-    def add_order(self, order: Order) -> None: ...
-    def orders_of(self, run_ids: Collection[str]) -> dict[str, list[Order]]: ...
+    def add_order(self, order: OperatorOrder) -> None: ...
+    def orders_of(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
     def append(self, events: Sequence[Event]) -> None: ...
     def events_of(self, run_id: str, kind: str) -> list[Event]:
         """The run's events of this kind, in order."""
@@ -200,7 +200,7 @@ class RunRecord:
     run: Run
     alerts: tuple[AlertRecord, ...]
     events: tuple[Event, ...]
-    orders: tuple[Order, ...] = ()
+    orders: tuple[OperatorOrder, ...] = ()
 
 
 class History(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from trainmedic_server.catalog.problems import Path
-from trainmedic_server.domain.admission import Admitted
+from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.run import Controls, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation.scripted import RecordedCall
@@ -23,7 +23,7 @@ class Observations:
     ``unmatched`` says of alerts that no playbook reacted to why each did not.
     """
 
-    decisions: Sequence[Admitted]
+    decisions: Sequence[PlaybookDecision]
     runs: Sequence[RunRecord]
     calls: Sequence[RecordedCall]
     controls: Controls

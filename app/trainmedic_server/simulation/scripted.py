@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Actions, Call
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
@@ -81,7 +81,7 @@ class _Scripted:
 
     name: ClassVar[str] = "scripted"
     summary: ClassVar[str] = "Does as a test says."
-    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = BaseModel

@@ -19,7 +19,7 @@ from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.catalog.problems import Path as Place
 from trainmedic_server.catalog.problems import Problem, did_you_mean, where
 from trainmedic_server.domain import duration
-from trainmedic_server.domain.admission import Admitted
+from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.playbook import ActionStep, step_id
 from trainmedic_server.domain.run import OrderKind, Run
@@ -128,7 +128,7 @@ class _Scenario:
     actions: Actions
     metrics: telemetry.Metrics
     failures: list[tuple[Place, str]] = field(default_factory=list)
-    decisions: list[Admitted] = field(default_factory=list)
+    decisions: list[PlaybookDecision] = field(default_factory=list)
     began: dict[str, datetime] = field(default_factory=dict)
     unmatched: list[str] = field(default_factory=list)
 

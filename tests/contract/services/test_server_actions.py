@@ -14,7 +14,7 @@ from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 
@@ -44,7 +44,7 @@ def _call(actions, name, given, **other):
             "command_id": str(uuid.uuid4()),
             "run_id": "run-1",
             "playbook": "p",
-            "target": Target(Kind.JOB, job="llm-1"),
+            "target": Target(TargetKind.JOB, job="llm-1"),
             "params": actions.spec(name).Params.model_validate(given),
             "reason": "test",
             "issued_at": now,

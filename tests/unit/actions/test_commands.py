@@ -13,15 +13,15 @@ from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.actions import jobs, nodes
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Services
 from trainmedic_server.ports.outside import HttpReply, Presence
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 STARTED = NOW - timedelta(minutes=3)
-JOB = Target(Kind.JOB, job="llm-1")
-GPU = Target(Kind.GPU, node="n1", gpu="GPU-5f3a")
+JOB = Target(TargetKind.JOB, job="llm-1")
+GPU = Target(TargetKind.GPU, node="n1", gpu="GPU-5f3a")
 
 
 class FixedClock:
@@ -312,7 +312,7 @@ def test_the_inverse_is_what_takes_it_back(
 @pytest.mark.parametrize("kind", [*jobs.ACTIONS, *nodes.ACTIONS], ids=lambda kind: kind.name)
 def test_every_action_works_on_its_own_kind_of_target(kind: type[Action]) -> None:
     """Job commands on jobs, node commands on nodes and their GPUs, and some on all those of a job."""
-    allowed = {Kind.JOB} if kind.name.startswith("job.") else {Kind.NODE, Kind.GPU, Kind.JOB}
+    allowed = {TargetKind.JOB} if kind.name.startswith("job.") else {TargetKind.NODE, TargetKind.GPU, TargetKind.JOB}
     assert kind.targets
     assert kind.targets <= allowed
     assert kind.summary

@@ -16,7 +16,7 @@ from trainmedic_server.actions import nodes, placement, registry
 from trainmedic_server.actions.nodes import Facts, PowerLimit
 from trainmedic_server.catalog import loader
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import (
     ActionFailure,
     BusUnavailable,
@@ -29,7 +29,7 @@ from trainmedic_server.ports.actions import Call, LeasedEffect, Services
 from trainmedic_server.ports.outside import Presence
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
-JOB = Target(Kind.JOB, job="llm-1")
+JOB = Target(TargetKind.JOB, job="llm-1")
 ATTEMPT = envelope.new_id(int(NOW.timestamp() * 1000))
 CAP = envelope.new_id(int(NOW.timestamp() * 1000))
 
@@ -124,7 +124,7 @@ async def test_where_a_job_runs_is_looked_up_once(bus: AgentsBus) -> None:
 async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> None:
     """A GPU is where its target says."""
     bus.is_away = True
-    on_gpu = call(PowerLimit, {"percent": 80}, target=Target(Kind.GPU, node="n1", gpu="0"))
+    on_gpu = call(PowerLimit, {"percent": 80}, target=Target(TargetKind.GPU, node="n1", gpu="0"))
     assert await made(bus, PowerLimit).locate(on_gpu) is on_gpu.params
 
 
@@ -200,7 +200,7 @@ async def test_the_undo_of_a_cap_that_was_never_sent_has_nothing_to_do(bus: Agen
 
 def test_a_derived_id_is_a_uuid_of_the_same_moment() -> None:
     """It sorts with the attempt's, and differs for each place."""
-    made = [placement.id_at(ATTEMPT, Target(Kind.GPU, node="n1", gpu=str(gpu))) for gpu in range(100)]
+    made = [placement.id_at(ATTEMPT, Target(TargetKind.GPU, node="n1", gpu=str(gpu))) for gpu in range(100)]
     assert len(set(made)) == 100
     for one in map(uuid.UUID, made):
         assert (one.version, one.variant) == (7, uuid.RFC_4122)
@@ -310,9 +310,9 @@ async def test_holds_are_renewed_with_one_command_for_each_node(bus: AgentsBus) 
     """Those of jobs under the ids of their commands there; a restore holds nothing."""
     bus.answer = lambda command: reply(command, renewed=command.params["holds"], unknown=[])
     holds = [
-        hold("c1", Target(Kind.GPU, node="n1", gpu="0"), percent=80),
-        hold("c2", Target(Kind.GPU, node="n2", gpu="0"), percent=80),
-        hold("c3", Target(Kind.GPU, node="n2", gpu="1"), restore=True),
+        hold("c1", Target(TargetKind.GPU, node="n1", gpu="0"), percent=80),
+        hold("c2", Target(TargetKind.GPU, node="n2", gpu="0"), percent=80),
+        hold("c3", Target(TargetKind.GPU, node="n2", gpu="1"), restore=True),
         hold(CAP, JOB, percent=80, nodes=ON_TWO),
     ]
     renewals = await made(bus, PowerLimit).renew(holds, NOW + timedelta(seconds=100))
@@ -340,7 +340,7 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
 
     bus.answer = answer
     where = {"c1": "n1", "c2": "n1", "c3": "n2", "c4": "n3"}
-    holds = [hold(name, Target(Kind.GPU, node=node, gpu="0"), watts=300) for name, node in where.items()]
+    holds = [hold(name, Target(TargetKind.GPU, node=node, gpu="0"), watts=300) for name, node in where.items()]
     renewals = await made(bus, PowerLimit).renew(holds, NOW)
     outcomes = {renewal.effect.command_id: (renewal.place, renewal.outcome) for renewal in renewals}
     assert outcomes == {

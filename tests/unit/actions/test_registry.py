@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from trainmedic_server.actions import messages, registry
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.actions import Services
 
@@ -25,7 +25,7 @@ class Page:
 
     name = "acme.page"
     summary = "Page somebody."
-    targets = frozenset({Kind.NODE})
+    targets = frozenset({TargetKind.NODE})
     harmful = False
     default_timeout = timedelta(seconds=1)
     Params = NoParams

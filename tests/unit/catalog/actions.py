@@ -15,7 +15,7 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import IdentityLabels, Kind
+from trainmedic_server.domain.target import IdentityLabels, TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 
 PLAYBOOK = """\
@@ -52,7 +52,7 @@ class TellParams(BaseModel):
 
 class _Base:
     summary: ClassVar[str] = "For tests."
-    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
 
@@ -66,7 +66,7 @@ class _Base:
 
 class Rollback(_Base):
     name: ClassVar[str] = "test.rollback"
-    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.JOB})
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     Params: ClassVar[type[BaseModel]] = RollbackParams
 
     @classmethod

@@ -9,7 +9,7 @@ import pytest
 
 from trainmedic_server.actions import registry
 from trainmedic_server.domain import duration
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "actions.md"
 SECTIONS = {
@@ -37,7 +37,7 @@ def test_the_reference_has_targets_timeout_and_undo(spec):
     """As the action declares them. What is alike for all actions of a chapter is said once, at its beginning."""
     section = SECTIONS[spec.name]
     if spec.name.startswith("job."):
-        assert spec.targets == {Kind.JOB}
+        assert spec.targets == {TargetKind.JOB}
     else:
         (targets,) = re.findall(r"^- \*\*Targets\*\*: (.+)$", section, re.MULTILINE)
         assert set(targets.split(", ")) == {str(kind) for kind in spec.targets}

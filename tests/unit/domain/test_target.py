@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.domain.target import LONGEST_NAME, Kind, Target, Unresolved, bounded, resolve
+from trainmedic_server.domain.target import LONGEST_NAME, Target, TargetKind, Unresolved, bounded, resolve
 
 INVENTORY = {"10.0.0.5": "node-5", "fd00::5": "node-5"}
 
 
 def named(kind: str, labels: dict[str, str]) -> str:
-    found = resolve(Kind(kind), labels, INVENTORY)
+    found = resolve(TargetKind(kind), labels, INVENTORY)
     return found.key if isinstance(found, Target) else found.reason
 
 
@@ -77,7 +77,7 @@ def test_a_node_may_have_a_port_or_none_beside_it() -> None:
 
 def test_what_was_looked_for_is_told_in_a_line_that_can_be_read() -> None:
     """The refused alert is in the history with the labels that would have named the target."""
-    found = resolve(Kind.NODE, {}, {})
+    found = resolve(TargetKind.NODE, {}, {})
     assert not isinstance(found, Target)
     assert found.why == (
         "no label names the node (looked for node, nodename, kubernetes_node, hostname, "
@@ -106,24 +106,24 @@ def test_a_pods_job_is_found_where_no_label_names_it(
     labels: dict[str, str], inventory: dict[str, str], expected: str
 ) -> None:
     """By the inventory; a label that names the job comes first, and the exporter's own pod has none."""
-    assert resolve(Kind.JOB, labels, inventory) == Target(Kind.JOB, job=expected)
+    assert resolve(TargetKind.JOB, labels, inventory) == Target(TargetKind.JOB, job=expected)
 
 
 def test_pods_of_several_jobs_are_refused() -> None:
     """Never guessed."""
     labels = {"namespace": "a", "pod": "x", "exported_pod": "y"}
-    found = resolve(Kind.JOB, labels, {"pod:a/x": "one", "pod:a/y": "two"})
+    found = resolve(TargetKind.JOB, labels, {"pod:a/x": "one", "pod:a/y": "two"})
     assert isinstance(found, Unresolved)
     assert found.reason == "target_ambiguous"
 
 
 def test_a_name_longer_than_any_real_one_is_no_target() -> None:
     """It would fit no database's index; the alert is on record with its reason, and not refused for ever."""
-    assert bounded(Target(Kind.NODE, node="n" * LONGEST_NAME)) == Target(Kind.NODE, node="n" * LONGEST_NAME)
+    assert bounded(Target(TargetKind.NODE, node="n" * LONGEST_NAME)) == Target(TargetKind.NODE, node="n" * LONGEST_NAME)
     for target in (
-        Target(Kind.NODE, node="n" * (LONGEST_NAME + 1)),
-        Target(Kind.GPU, node="n", gpu="é" * LONGEST_NAME),
-        Target(Kind.JOB, job="j" * 60_000),
+        Target(TargetKind.NODE, node="n" * (LONGEST_NAME + 1)),
+        Target(TargetKind.GPU, node="n", gpu="é" * LONGEST_NAME),
+        Target(TargetKind.JOB, job="j" * 60_000),
     ):
         found = bounded(target)
         assert isinstance(found, Unresolved)

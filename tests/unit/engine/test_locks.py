@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.simulation import virtual_time
 
-CLUSTER = Target(Kind.CLUSTER)
-NODE = Target(Kind.NODE, node="n1")
-GPU = Target(Kind.GPU, node="n1", gpu="GPU-a")
-SAME_BY_INDEX = Target(Kind.GPU, node="n1", gpu="0")
-OTHER_GPU = Target(Kind.GPU, node="n1", gpu="GPU-b")
-JOB = Target(Kind.JOB, job="llm")
+CLUSTER = Target(TargetKind.CLUSTER)
+NODE = Target(TargetKind.NODE, node="n1")
+GPU = Target(TargetKind.GPU, node="n1", gpu="GPU-a")
+SAME_BY_INDEX = Target(TargetKind.GPU, node="n1", gpu="0")
+OTHER_GPU = Target(TargetKind.GPU, node="n1", gpu="GPU-b")
+JOB = Target(TargetKind.JOB, job="llm")
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,24 @@ async def test_giving_back_costs_no_more_where_thousands_wait_elsewhere() -> Non
 
     locks = TargetLocks()
     for number in range(2000):
-        locks.try_acquire(f"holder-{number}", Counting(Kind.NODE, node=f"n{number}"))
-        locks.wait(f"waiter-{number}", Counting(Kind.NODE, node=f"n{number}"))
+        locks.try_acquire(f"holder-{number}", Counting(TargetKind.NODE, node=f"n{number}"))
+        locks.wait(f"waiter-{number}", Counting(TargetKind.NODE, node=f"n{number}"))
     looked = 0
     locks.release("holder-1000")
     assert looked < 10
 
 
-TARGETS = st.sampled_from([CLUSTER, NODE, GPU, SAME_BY_INDEX, OTHER_GPU, JOB, Target(Kind.GPU, node="n2", gpu="GPU-a")])
+TARGETS = st.sampled_from(
+    [
+        CLUSTER,
+        NODE,
+        GPU,
+        SAME_BY_INDEX,
+        OTHER_GPU,
+        JOB,
+        Target(TargetKind.GPU, node="n2", gpu="GPU-a"),
+    ]
+)
 
 
 @given(st.lists(st.tuples(st.booleans(), TARGETS), max_size=40))

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from tests.unit.engine.world import Amount, Scripted, World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Status, StepStatus, UndoStatus
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.actions import Call, Inverse
 
 MakeWorld = Callable[..., World]
@@ -61,7 +61,7 @@ class Spread(Scripted):
     @classmethod
     def places(cls, params: BaseModel) -> Sequence[Target]:
         assert isinstance(params, Somewhere)
-        return [Target(Kind.NODE, node=node) for node in params.nodes or ()]
+        return [Target(TargetKind.NODE, node=node) for node in params.nodes or ()]
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Any) -> Inverse | None:

@@ -17,7 +17,7 @@ from tests.support.api_world import START, World, alert, payload
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Attempt, Decision, Run, Status, StepState, StepStatus, Undo
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.server.payload import delivery
 
@@ -30,7 +30,7 @@ def run(number: int, **changes: Any) -> Run:
         id=f"run-{number}",
         playbook="cool",
         version="v1",
-        target=Target(Kind.GPU, node="node-1", gpu=str(number)),
+        target=Target(TargetKind.GPU, node="node-1", gpu=str(number)),
         mode=Mode.ENFORCE,
         status=Status.SUCCEEDED,
         decision=Decision.STARTED,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from trainmedic_server import errors
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 
 PLAYBOOK = """\
@@ -53,7 +53,7 @@ class Text(_Params):
 
 class _Base:
     summary: ClassVar[str] = "For tests."
-    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
 

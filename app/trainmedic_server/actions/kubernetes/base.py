@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from trainmedic_server.actions.kubernetes import notes
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,
@@ -86,7 +86,7 @@ class ClusterAction:
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    targets: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     Params: ClassVar[type[BaseModel]]

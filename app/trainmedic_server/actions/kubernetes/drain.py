@@ -31,7 +31,7 @@ from trainmedic_server.actions.kubernetes.base import (
     told,
 )
 from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,
@@ -109,7 +109,7 @@ class _Progress:
 class Drain(ClusterAction):
     name: ClassVar[str] = "k8s.drain"
     summary: ClassVar[str] = "Cordon the node and evict its pods, as their disruption budgets allow; undo uncordons."
-    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
     Params: ClassVar[type[BaseModel]] = DrainParams
     permissions: ClassVar[tuple[Permission, ...]] = (

@@ -18,7 +18,7 @@ from trainmedic_server.actions.kubernetes.base import (
     because,
     node_of,
 )
-from trainmedic_server.domain.target import Kind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import NODES, Object, Ref
@@ -81,7 +81,7 @@ def taint_field(key: str, effect: str) -> notes.Field:
 
 
 class _NodeAction(ClusterAction):
-    targets: ClassVar[frozenset[Kind]] = frozenset({Kind.NODE, Kind.GPU})
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     permissions: ClassVar[tuple[Permission, ...]] = _CHANGES_NODES
 

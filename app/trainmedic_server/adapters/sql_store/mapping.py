@@ -17,7 +17,7 @@ from trainmedic_server.domain.run import (
     Controls,
     Decision,
     Event,
-    Order,
+    OperatorOrder,
     OrderKind,
     Run,
     Status,
@@ -26,7 +26,7 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.domain.target import Kind, Target
+from trainmedic_server.domain.target import Target, TargetKind
 
 Row = Sequence[Any]
 """The columns of a table, decoded, in the table's order."""
@@ -98,7 +98,7 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         id=run_id,
         playbook=playbook,
         version=version,
-        target=Target(Kind(kind), node, gpu, job) if kind else None,
+        target=Target(TargetKind(kind), node, gpu, job) if kind else None,
         mode=Mode(mode),
         status=Status(status),
         decision=Decision(decision),
@@ -233,14 +233,14 @@ def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
     )
 
 
-def order_row(order: Order) -> tuple[Any, ...]:
+def order_row(order: OperatorOrder) -> tuple[Any, ...]:
     """Without ``seq``, which the database gives."""
     return (order.id, order.run_id, order.kind.value, order.actor, order.at, order.note, order.step)
 
 
-def order_of(row: Row) -> Order:
+def order_of(row: Row) -> OperatorOrder:
     _, order_id, run_id, kind, actor, at, note, step = row
-    return Order(order_id, run_id, OrderKind(kind), actor, at, note, step)
+    return OperatorOrder(order_id, run_id, OrderKind(kind), actor, at, note, step)
 
 
 def event_row(event: Event) -> tuple[Any, ...]:

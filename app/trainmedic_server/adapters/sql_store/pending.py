@@ -16,7 +16,7 @@ from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import mapping, schema
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.domain.alert import AlertRecord, Identity
-from trainmedic_server.domain.run import Controls, Event, Order, Run, StepState
+from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, StepState
 
 _CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished")
 """The columns of a run that change; what it was admitted with does not, and is in most indexes."""
@@ -34,7 +34,7 @@ class Pending:
         self.saved: dict[str, Run] = {}
         self.steps: dict[tuple[str, str, int], StepState] = {}
         self.links: dict[tuple[str, Identity], None] = {}
-        self.orders: list[Order] = []
+        self.orders: list[OperatorOrder] = []
         self.events: list[Event] = []
         self.nodes: dict[str, datetime] = {}
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}

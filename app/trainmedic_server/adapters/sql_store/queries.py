@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from trainmedic_server.adapters.sql_store import mapping, schema
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup, Row
 from trainmedic_server.domain.alert import AlertRecord, Identity
-from trainmedic_server.domain.run import Order, Run, StepState
+from trainmedic_server.domain.run import OperatorOrder, Run, StepState
 
 _RUNS = Lookup(sa.select(schema.runs).where(schema.runs.c.id.in_(KEYS)))
 _STEPS = Lookup(sa.select(schema.steps).where(schema.steps.c.run_id.in_(KEYS)))
@@ -79,9 +79,9 @@ def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, 
     return found
 
 
-def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[Order]]:
+def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
     """The orders given to each run that has any, in the order of giving."""
-    found: dict[str, list[Order]] = {}
+    found: dict[str, list[OperatorOrder]] = {}
     for row in _ORDERS.rows(connection, run_ids):
         order = mapping.order_of(row)
         found.setdefault(order.run_id, []).append(order)

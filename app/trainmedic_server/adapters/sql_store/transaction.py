@@ -19,7 +19,7 @@ from trainmedic_server.adapters.sql_store.memo import Memo
 from trainmedic_server.adapters.sql_store.pending import Flush, Pending
 from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps
 from trainmedic_server.domain.alert import AlertRecord, Identity
-from trainmedic_server.domain.run import Controls, Decision, Event, Order, Run
+from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, Run
 from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
 _ALERTS = Lookup(sa.select(alerts).where(alerts.c.fingerprint.in_(KEYS), queries.within(alerts.c.starts_at)))
@@ -319,10 +319,10 @@ class SqlTransaction(Transaction):
 
     # orders, events, controls, playbook versions
 
-    def add_order(self, order: Order) -> None:
+    def add_order(self, order: OperatorOrder) -> None:
         self._own.orders.append(order)
 
-    def orders_of(self, run_ids: Collection[str]) -> dict[str, list[Order]]:
+    def orders_of(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
         return queries.orders_of(self._see(lambda pending: pending.orders), run_ids)
 
     def append(self, events: Sequence[Event]) -> None:
