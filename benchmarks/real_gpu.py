@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.facts import gpu as facts
-from trainmedic_server.agent.tally import Tally
 from trainmedic_server.domain.gpu_names import normal_pci
 
 MIB = 1 << 20
@@ -140,7 +140,7 @@ def _by_uuid(root: ElementTree.Element) -> dict[str, ElementTree.Element]:
 
 def _exported(gpus: NvmlGpus) -> dict[tuple[str, str], float]:
     registry = CollectorRegistry()
-    registry.register(AgentCollector(gpus, dict, Tally(), {"node": "here"}))
+    registry.register(AgentCollector(gpus, dict, AgentCounters(), {"node": "here"}))
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {(one.name, one.labels.get("uuid", "")): one.value for family in families for one in family.samples}
 

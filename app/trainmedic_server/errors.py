@@ -21,11 +21,11 @@ The tree::
     │   ├── NoPermission        the agent's user may not do that
     │   └── GpuFailure          anything else that the driver reports; another attempt may succeed
     │       └── GpuStuck        a call has not come back; it may still take its effect
-    ├── NotCarriedOut           raised by a hand of the agent, to answer its order
-    │   ├── Rejected            the order makes no sense here, or the agent's policy does not allow it
-    │   ├── Unsupported         this node cannot carry out such an order
-    │   ├── Failed              it was tried and is not done; another attempt may succeed
-    │   └── Interrupted         the agent ends in the middle of it; resumed at the next start
+    ├── CommandNotExecuted           raised by a hand of the agent, to answer its order
+    │   ├── CommandRejected            the order makes no sense here, or the agent's policy does not allow it
+    │   ├── CommandUnsupported         this node cannot carry out such an order
+    │   ├── CommandFailed              it was tried and is not done; another attempt may succeed
+    │   └── CommandInterrupted         the agent ends in the middle of it; resumed at the next start
     └── ActionFailure           an attempt of a step did not succeed
         ├── TemporaryFailure    another attempt may succeed
         │   ├── ClusterUnavailable  the Kubernetes API is away, overloaded or failing
@@ -141,7 +141,7 @@ class GpuStuck(GpuFailure):
     """A call has not come back; it may still take its effect."""
 
 
-class NotCarriedOut(TrainmedicError):
+class CommandNotExecuted(TrainmedicError):
     """Raised by a hand of the agent that does not carry its order out. The text is the reply's reason, and
     ``output`` what else is known."""
 
@@ -150,19 +150,19 @@ class NotCarriedOut(TrainmedicError):
         self.output: Mapping[str, Any] = output or {}
 
 
-class Rejected(NotCarriedOut):
+class CommandRejected(CommandNotExecuted):
     """The order makes no sense here, or the agent's policy does not allow it."""
 
 
-class Unsupported(NotCarriedOut):
+class CommandUnsupported(CommandNotExecuted):
     """This node cannot carry out such an order."""
 
 
-class Failed(NotCarriedOut):
+class CommandFailed(CommandNotExecuted):
     """It was tried and is not done; another attempt may succeed."""
 
 
-class Interrupted(NotCarriedOut):
+class CommandInterrupted(CommandNotExecuted):
     """The agent ends in the middle of the order. It is not answered, and resumed at the next start."""
 
 

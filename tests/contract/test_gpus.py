@@ -13,7 +13,7 @@ from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, Driver, cards
 from tests.support.programs import PYTHON_PATH
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
+from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_server.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
 from trainmedic_server.ports.gpus import EccErrors, GpuReading, Gpus
 
@@ -23,8 +23,8 @@ FIRST, SECOND = (card.uuid for card in cards(2))
 @pytest.fixture(params=["waiting", "patient"])
 def gpus(driver: Driver, request: pytest.FixtureRequest) -> Iterator[Gpus]:
     """By themselves, and as the agent uses them: with every call in a thread that can be spared."""
-    calls = Calls()
-    opened = NvmlGpus() if request.param == "waiting" else PatientGpus(NvmlGpus(apart=calls), calls)
+    calls = TimeLimitedCalls()
+    opened = NvmlGpus() if request.param == "waiting" else TimeLimitedGpus(NvmlGpus(apart=calls), calls)
     yield opened
     opened.close()
 

@@ -27,8 +27,8 @@ from trainmedic_server.actions import registry
 from trainmedic_server.actions.kubernetes.jobs import CreateJobParams
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent import policy
+from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
-from trainmedic_server.agent.tally import Tally
 from trainmedic_server.catalog import loader
 from trainmedic_server.cli import main
 from trainmedic_server.domain.target import IdentityLabels
@@ -239,7 +239,7 @@ def test_the_dashboard_names_only_metrics_that_there_are(make_driver: Callable[.
     gpus = NvmlGpus()
     offered = {
         name
-        for collector in (telemetry.Metrics().registry, AgentCollector(gpus, dict, Tally(), {"node": "n1"}))
+        for collector in (telemetry.Metrics().registry, AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}))
         for metric in collector.collect()
         for name in names(metric)
     }

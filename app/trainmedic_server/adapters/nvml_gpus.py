@@ -5,7 +5,7 @@ forget the power limits. It is opened anew when the driver was loaded anew, and 
 GPU is lost. Both wait until no other call is under way, for closing it under a running call may crash.
 
 Nothing is locked while NVML works, so a slow reading never holds up a power limit; only opening it holds up
-everything, so there each card is asked apart (`Apart`). Every NVML error is translated here, and nowhere else.
+everything, so there each card is asked apart (`CallRunner`). Every NVML error is translated here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _GONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_GPU_NOT_FOUND)
 _ENDS = (*_STALE, *_LOST, *_GONE)
 
 
-class Apart(Protocol):
-    """Makes calls of which one that never comes back takes no other with it (``patient_gpus``)."""
+class CallRunner(Protocol):
+    """Makes calls of which one that never comes back takes no other with it (``time_limited_gpus``)."""
 
     def ask(self, key: str, work: Callable[[], T]) -> T:
         """What `work` gives or raises; raises GpuStuck where it does not come back."""
@@ -69,7 +69,7 @@ class Apart(Protocol):
 
 
 class _Together:
-    """The `Apart` of who can wait."""
+    """The `CallRunner` of who can wait."""
 
     def ask(self, key: str, work: Callable[[], T]) -> T:
         return work()
@@ -96,7 +96,7 @@ class _Session:
 class NvmlGpus:
     """Implements `trainmedic_server.ports.gpus.Gpus`."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic, apart: Apart | None = None) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, apart: CallRunner | None = None) -> None:
         self._monotonic = monotonic
         self._apart = apart or _Together()
         self._process = uuids.uuid4().hex[:12]

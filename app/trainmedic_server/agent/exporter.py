@@ -22,8 +22,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from trainmedic_server.agent import gpu_metrics
-from trainmedic_server.agent.power.holds import GpuPower
-from trainmedic_server.agent.tally import Tally
+from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.power.caps import GpuPowerState
 from trainmedic_server.errors import ConfigurationError, GpuError, GpuStuck
 from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 
@@ -42,8 +42,8 @@ class AgentCollector(Collector):
     def __init__(
         self,
         gpus: Gpus,
-        power: Callable[[], Mapping[str, GpuPower]],
-        tally: Tally,
+        power: Callable[[], Mapping[str, GpuPowerState]],
+        tally: AgentCounters,
         about: Mapping[str, str],
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,

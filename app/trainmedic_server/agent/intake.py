@@ -21,13 +21,13 @@ from trainmedic.job.receiver import LARGEST_COMMAND
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import Link
 from trainmedic.wire.stream_reader import Follower
-from trainmedic_server.agent.execution import Execution
+from trainmedic_server.agent.command_runner import CommandRunner
+from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.executors import Executor
 from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.lanes import Lane, Pending
-from trainmedic_server.agent.orders import Hand
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.replies import Replies
-from trainmedic_server.agent.tally import Tally
+from trainmedic_server.agent.worker_queues import Pending, WorkerQueue
 from trainmedic_server.catalog.problems import did_you_mean
 from trainmedic_server.errors import JournalUnavailable
 
@@ -45,13 +45,13 @@ class Intake:
         node: str,
         signing_key: bytes | None,
         link: Link,
-        hands: Mapping[str, Hand],
+        hands: Mapping[str, Executor],
         policy: Policy,
-        lanes: Mapping[str, Lane],
-        execution: Execution,
+        lanes: Mapping[str, WorkerQueue],
+        execution: CommandRunner,
         journal: Journal,
         replies: Replies,
-        tally: Tally,
+        tally: AgentCounters,
         now: Callable[[], datetime],
     ) -> None:
         self._node = node
@@ -134,7 +134,7 @@ class Intake:
 
     def _enter(self, pending: Pending) -> None:
         hand = self._hands.get(pending.command.action)
-        lane = self._lanes[hand.lane] if hand is not None else next(iter(self._lanes.values()))
+        lane = self._lanes[hand.queue] if hand is not None else next(iter(self._lanes.values()))
         self._execution.enter(pending)
         lane.put(pending)
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from trainmedic.wire import envelope
-from trainmedic_server.agent.reserve import Reserve
+from trainmedic_server.agent.reserved_space import ReservedSpace
 from trainmedic_server.errors import ConfigurationError, JournalUnavailable
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ _TABLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One command: ``accepted`` while its outcome is open, else how it ended. ``at`` is when that came about."""
 
     id: str
@@ -81,7 +81,9 @@ class Entry:
 class Journal:
     """The open file. Every method may be called from any thread."""
 
-    def __init__(self, connection: sqlite3.Connection, lock_file: IO[bytes], path: Path, reserve: Reserve) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, lock_file: IO[bytes], path: Path, reserve: ReservedSpace
+    ) -> None:
         self._connection = connection
         self._lock_file = lock_file
         self._path = path
@@ -103,7 +105,7 @@ class Journal:
                 f"the state directory {directory} cannot be used: {error.strerror}; make it writable for the agent's "
                 "user, or name another with --state-dir"
             ) from error
-        reserve = Reserve(directory / "agent.reserve")
+        reserve = ReservedSpace(directory / "agent.reserve")
         try:
             connection = _with(reserve, lambda: _connect(path))
         except BaseException:
@@ -189,20 +191,20 @@ class Journal:
 
     # --- commands -------------------------------------------------------------------------------------
 
-    def look_up(self, command_id: str) -> Entry | None:
+    def look_up(self, command_id: str) -> JournalEntry | None:
         with self._lock, _translated(self._path):
             row = self._connection.execute(
                 "SELECT id, status, at, output FROM commands WHERE id = ?", (command_id,)
             ).fetchone()
         return _entry(row) if row else None
 
-    def take(self, command: envelope.Command, now: datetime) -> Entry | None:
+    def take(self, command: envelope.Command, now: datetime) -> JournalEntry | None:
         """Enter a command that is going to be carried out; None where that was done, else what it already is.
 
         One that expired was never applied, so it may be taken again when it is sent with more time.
         """
 
-        def enter(connection: sqlite3.Connection) -> Entry | None:
+        def enter(connection: sqlite3.Connection) -> JournalEntry | None:
             known = self.look_up(command.id)
             if known is not None and known.status != envelope.EXPIRED:
                 return known
@@ -212,14 +214,15 @@ class Journal:
 
         return self.write(enter)
 
-    def conclude(self, entry: Entry) -> None:
+    def conclude(self, entry: JournalEntry) -> None:
         """Enter how a command ended, with its reply still to be sent."""
         self._put(entry, is_sent=False)
 
     def revoke(self, command_id: str, now: datetime) -> None:
         """An undo came for a command that was never applied: from now on it never will be."""
         self._put(
-            Entry(command_id, envelope.REJECTED, now, {"reason": "it was taken back before it was applied"}), True
+            JournalEntry(command_id, envelope.REJECTED, now, {"reason": "it was taken back before it was applied"}),
+            True,
         )
 
     def open_commands(self) -> list[envelope.Command]:
@@ -230,7 +233,7 @@ class Journal:
             ).fetchall()
         return [envelope.Command.decode(raw) for (raw,) in rows]
 
-    def unsent(self, most: int) -> list[Entry]:
+    def unsent(self, most: int) -> list[JournalEntry]:
         """The oldest outcomes whose reply has not been sent."""
         with self._lock, _translated(self._path):
             rows = self._connection.execute(
@@ -258,16 +261,16 @@ class Journal:
             ).rowcount
         return old + beyond
 
-    def _put(self, entry: Entry, is_sent: bool) -> None:
+    def _put(self, entry: JournalEntry, is_sent: bool) -> None:
         values = (entry.id, entry.status, entry.at.timestamp(), json.dumps(dict(entry.output)), None, int(is_sent))
         self.write(
             lambda connection: connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
         )
 
 
-def _entry(row: Sequence[Any]) -> Entry:
+def _entry(row: Sequence[Any]) -> JournalEntry:
     command_id, status, at, output = row
-    return Entry(command_id, status, datetime.fromtimestamp(at, UTC), json.loads(output))
+    return JournalEntry(command_id, status, datetime.fromtimestamp(at, UTC), json.loads(output))
 
 
 def _lock(directory: Path) -> IO[bytes]:
@@ -314,7 +317,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _with(reserve: Reserve, attempt: Callable[[], T]) -> T:
+def _with(reserve: ReservedSpace, attempt: Callable[[], T]) -> T:
     """What `attempt` gives. Where it finds no space it is made again with a piece of the reserve, and another."""
     while True:
         try:

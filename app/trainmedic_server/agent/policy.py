@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from trainmedic.wire import envelope
-from trainmedic_server.agent import forms
+from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.disk import reading
 from trainmedic_server.agent.disk.rules import Cleaning
-from trainmedic_server.agent.forms import Fault, Form
+from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_server.catalog import yaml_text
 from trainmedic_server.catalog.problems import did_you_mean, shown
 from trainmedic_server.domain import duration
@@ -44,7 +44,7 @@ _LONGEST_LEASE = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Power:
+class PowerBounds:
     """Bounds of ``gpu.power_limit``.
 
     ``floor_percent``: no limit goes below this share of the card's default limit. ``max_lease``: no cap stands
@@ -60,7 +60,7 @@ class Policy:
     """What is allowed. ``source`` is the file, ``digest`` the beginning of its SHA-256; both None without a file."""
 
     allow: frozenset[str] = frozenset()
-    power: Power = field(default_factory=Power)
+    power: PowerBounds = field(default_factory=PowerBounds)
     cleaning: Cleaning = field(default_factory=Cleaning)
     source: str | None = None
     digest: str | None = None
@@ -101,7 +101,7 @@ def parse(text: str, source: str) -> Policy:
     if len(documents) != 1:
         raise ConfigurationError(f"{source}: a policy is one YAML document, and {len(documents)} are in the file")
     document = documents[0]
-    form = Form((), document.value)
+    form = MappingReader((), document.value)
     form.known(_KEYS)
     policy = Policy(
         allow=frozenset(form.each("allow", _action)),
@@ -116,7 +116,7 @@ def parse(text: str, source: str) -> Policy:
 
 
 def _action(raw: object) -> str:
-    name = forms.text(raw)
+    name = mapping_reader.text(raw)
     if name in READING:
         raise ValueError(f"{name} needs no permission: it only reads; leave it out")
     if name in _PART_OF:
@@ -126,13 +126,13 @@ def _action(raw: object) -> str:
     return name
 
 
-def _power(parent: Form) -> Power:
+def _power(parent: MappingReader) -> PowerBounds:
     nothing: Mapping[Any, Any] = {}
-    form = Form(("power",), parent.optional("power", forms.mapping, nothing), parent.faults)
+    form = MappingReader(("power",), parent.optional("power", mapping_reader.mapping, nothing), parent.faults)
     form.known(("floor_percent", "max_lease"))
-    return Power(
-        floor_percent=form.optional("floor_percent", _floor, Power().floor_percent),
-        max_lease=form.optional("max_lease", _lease, Power().max_lease),
+    return PowerBounds(
+        floor_percent=form.optional("floor_percent", _floor, PowerBounds().floor_percent),
+        max_lease=form.optional("max_lease", _lease, PowerBounds().max_lease),
     )
 
 
@@ -143,13 +143,13 @@ def _floor(raw: object) -> float:
 
 
 def _lease(raw: object) -> timedelta:
-    lease = forms.age(raw)
+    lease = mapping_reader.age(raw)
     if not timedelta(minutes=1) <= lease <= _LONGEST_LEASE:
         raise ValueError(f"must be from 1m to {duration.write(_LONGEST_LEASE)}, not {shown(raw)}")
     return lease
 
 
-def _cleaning(value: Any, faults: list[Fault]) -> Cleaning:
+def _cleaning(value: Any, faults: list[FieldFault]) -> Cleaning:
     try:
         return reading.read(value.get("cleaning") if isinstance(value, Mapping) else None)
     except reading.CleaningInvalid as error:
@@ -157,7 +157,7 @@ def _cleaning(value: Any, faults: list[Fault]) -> Cleaning:
         return Cleaning()
 
 
-def _placed(document: yaml_text.Document, fault: Fault) -> str:
+def _placed(document: yaml_text.Document, fault: FieldFault) -> str:
     """A key that is not known is pointed at itself, everything else at its value."""
     is_about_a_key = fault.message.startswith("is not known")
     return str(document.problem(fault.place, str(fault), at_key=is_about_a_key))

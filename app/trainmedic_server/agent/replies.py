@@ -20,8 +20,8 @@ from trainmedic.wire import envelope
 from trainmedic.wire.connection import Link
 from trainmedic.wire.memory import Memory
 from trainmedic.wire.writer import Outgoing, Writer
-from trainmedic_server.agent.journal import Entry, Journal
-from trainmedic_server.agent.tally import Tally
+from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.journal import Journal, JournalEntry
 from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Replies:
         journal: Journal,
         describe: Callable[[], Mapping[str, Any]],
         now: Callable[[], datetime],
-        tally: Tally,
+        tally: AgentCounters,
     ) -> None:
         self._node = node
         self._tally = tally
@@ -84,13 +84,13 @@ class Replies:
 
     def answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
         """Say what is not in the journal; with `entry`, which is then taken off the stream."""
-        self._writer.put(Outgoing((self._reply(Entry(command_id, status, self._now(), output)),), entry))
+        self._writer.put(Outgoing((self._reply(JournalEntry(command_id, status, self._now(), output)),), entry))
 
-    def repeat(self, known: Entry, stream_entry: bytes) -> None:
+    def repeat(self, known: JournalEntry, stream_entry: bytes) -> None:
         """Say again how a command ended that has come once more."""
         self._writer.put(Outgoing((self._reply(known),), stream_entry))
 
-    def conclude(self, concluded: Entry) -> None:
+    def conclude(self, concluded: JournalEntry) -> None:
         """Say how a command ended. It is in the journal, as unsent."""
         with self._lock:
             self._on_the_way.add(concluded.id)
@@ -99,7 +99,7 @@ class Replies:
                 self._on_the_way.discard(concluded.id)
                 self._is_behind = True
 
-    def _reply(self, entry: Entry) -> envelope.Reply:
+    def _reply(self, entry: JournalEntry) -> envelope.Reply:
         return envelope.Reply(entry.id, self._node, entry.status, None, entry.output, entry.at)
 
     def _see_rival(self, said: Mapping[str, Any]) -> None:

@@ -20,14 +20,14 @@ from typing import Any
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import Link, Outage
 from trainmedic_server import __version__
-from trainmedic_server.agent.execution import Execution
+from trainmedic_server.agent.command_runner import CommandRunner
+from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.executors import Executor, PeriodicTask
 from trainmedic_server.agent.intake import Intake
 from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.lanes import Lane
-from trainmedic_server.agent.orders import Hand, Keeper
 from trainmedic_server.agent.policy import Policy, allowed
 from trainmedic_server.agent.replies import Replies
-from trainmedic_server.agent.tally import Tally
+from trainmedic_server.agent.worker_queues import WorkerQueue
 from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def _utc_now() -> datetime:
 class _Pruning:
     """Keeps the journal from growing for ever."""
 
-    lane = "facts"
+    queue = "facts"
 
     def __init__(self, journal: Journal, now: Callable[[], datetime]) -> None:
         self._journal = journal
@@ -75,10 +75,10 @@ class Agent:
         signing_key: bytes | None,
         policy: Policy,
         journal: Journal,
-        hands: Sequence[Hand],
-        keepers: Sequence[Keeper] = (),
+        hands: Sequence[Executor],
+        keepers: Sequence[PeriodicTask] = (),
         inventory: Callable[[], Mapping[str, Any]] = dict,
-        tally: Tally | None = None,
+        tally: AgentCounters | None = None,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
         self.node = node
@@ -88,13 +88,15 @@ class Agent:
         self._stopping = threading.Event()
         by_action = {hand.action: hand for hand in hands}
         self._actions = allowed(policy, by_action)
-        tally = tally or Tally()
+        tally = tally or AgentCounters()
         outage = Outage(f"node {node}", "what is begun goes on")
         self._replies = Replies(node, self.instance, Link(find_url, outage), journal, self._describe, now, tally)
-        execution = Execution(by_action, policy, journal, self._replies, self._stopping, tally, now)
-        kept: list[Keeper] = [*keepers, _Pruning(journal, now)]
+        execution = CommandRunner(by_action, policy, journal, self._replies, self._stopping, tally, now)
+        kept: list[PeriodicTask] = [*keepers, _Pruning(journal, now)]
         self._lanes = {
-            name: Lane(name, execution.carry_out, [one for one in kept if one.lane == name], self._stopping, tally)
+            name: WorkerQueue(
+                name, execution.carry_out, [one for one in kept if one.queue == name], self._stopping, tally
+            )
             for name in LANES
         }
         self._intake = Intake(

@@ -17,38 +17,38 @@ from typing import Any
 
 from trainmedic_server import __version__
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
+from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_server.agent import policy as policies
+from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.disk.cleaner import Cleaner
 from trainmedic_server.agent.disk.hand import DiskClean
+from trainmedic_server.agent.executors import Executor, PeriodicTask
 from trainmedic_server.agent.exporter import AgentCollector, Exporter
+from trainmedic_server.agent.facts.executor import NodeFactsExecutor
 from trainmedic_server.agent.facts.gpu import presence
-from trainmedic_server.agent.facts.hand import NodeFacts
 from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.orders import Hand, Keeper
 from trainmedic_server.agent.pods import pods_of
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.power.control import PowerControl, since_boot
-from trainmedic_server.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
+from trainmedic_server.agent.power.executors import LeaseExpiry, PowerLimitExecutor, RenewLeaseExecutor
 from trainmedic_server.agent.power.ledger import PowerLedger
 from trainmedic_server.agent.service import Agent
-from trainmedic_server.agent.tally import Tally
 from trainmedic_server.settings.agent import AgentSettings
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class AgentParts:
     """What acts on the node: hands for the orders, keepers for what comes due by itself, and what the presence
     tells of the GPUs."""
 
-    hands: Sequence[Hand] = ()
-    keepers: Sequence[Keeper] = ()
+    hands: Sequence[Executor] = ()
+    keepers: Sequence[PeriodicTask] = ()
     inventory: Callable[[], Mapping[str, Any]] = dict
 
 
-Equip = Callable[[AgentSettings, Policy, Journal, Tally], contextlib.AbstractContextManager[Tools]]
+Equip = Callable[[AgentSettings, Policy, Journal, AgentCounters], contextlib.AbstractContextManager[AgentParts]]
 
 
 def run(settings: AgentSettings, wait: Callable[[], object], equip: Equip | None = None) -> None:
@@ -61,7 +61,7 @@ def run(settings: AgentSettings, wait: Callable[[], object], equip: Equip | None
         log.warning("the signing key is short enough to be guessed; use 16 random characters or more")
     if settings.signing_key is None:
         log.warning("no signing key is set: whoever can write to Redis can command this agent, within its policy")
-    tally = Tally()
+    tally = AgentCounters()
     journal = Journal.open(settings.state_dir)
     with contextlib.closing(journal), (equip or tools)(settings, policy, journal, tally) as equipped:
         agent = Agent(
@@ -88,10 +88,10 @@ def load_policy(settings: AgentSettings) -> Policy:
 
 
 @contextlib.contextmanager
-def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: Tally) -> Iterator[Tools]:
+def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: AgentCounters) -> Iterator[AgentParts]:
     """The node's own, for as long as the block lasts. Raises ConfigurationError where the exporter cannot listen."""
-    calls = Calls()
-    gpus = PatientGpus(NvmlGpus(apart=calls), calls)
+    calls = TimeLimitedCalls()
+    gpus = TimeLimitedGpus(NvmlGpus(apart=calls), calls)
     with contextlib.closing(gpus):
         ledger = PowerLedger(journal)
         control = PowerControl(gpus, ledger, policy.power)
@@ -100,13 +100,13 @@ def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: Tall
         collector = AgentCollector(gpus, ledger.all, tally, about)
         with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
             log.info("metrics", extra={"host": settings.exporter_host, "port": exporter.port})
-            yield Tools(
+            yield AgentParts(
                 hands=[
-                    PowerLimit(control),
-                    RenewLease(control),
+                    PowerLimitExecutor(control),
+                    RenewLeaseExecutor(control),
                     DiskClean(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
-                    NodeFacts(settings.node, gpus, places),
+                    NodeFactsExecutor(settings.node, gpus, places),
                 ],
-                keepers=[LeaseKeeper(control, since_boot)],
+                keepers=[LeaseExpiry(control, since_boot)],
                 inventory=lambda: presence(gpus, pods_of),
             )

@@ -4,7 +4,7 @@ It reads only: no limit is set, no file is removed, no lock is taken, and an age
 disturbed. What needs a privilege is judged by what the kernel says of this process, so the check is to be run
 as the agent's user.
 
-Who calls it: ``cli.agent``, which shows the `Report`.
+Who calls it: ``cli.agent``, which shows the `CheckReport`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainmedic.wire import envelope
 from trainmedic.wire.connection import open_client
 from trainmedic_server import __version__
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
+from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent import privileges
 from trainmedic_server.agent.disk import roots
@@ -41,7 +41,7 @@ _ASK_AS = "run the check as the agent's user, or give the agent's service what i
 
 
 @dataclass
-class Report:
+class CheckReport:
     """``told`` is plain values for JSON. Of what is wrong, ``errors`` keep the agent from something that its policy
     allows, ``warnings`` may be meant so; ``is_cut_off``: Redis cannot be reached."""
 
@@ -51,9 +51,9 @@ class Report:
     is_cut_off: bool = False
 
 
-def check(settings: AgentSettings) -> Report:
+def check(settings: AgentSettings) -> CheckReport:
     """Look at everything, and at what is left of it where a part is wrong."""
-    report = Report({"node": settings.node, "version": __version__})
+    report = CheckReport({"node": settings.node, "version": __version__})
     policy = _policy(settings, report)
     mine = privileges.own()
     report.told["user"] = mine.user
@@ -66,7 +66,7 @@ def check(settings: AgentSettings) -> Report:
     return report
 
 
-def _policy(settings: AgentSettings, report: Report) -> Policy:
+def _policy(settings: AgentSettings, report: CheckReport) -> Policy:
     policy = Policy()
     if settings.policy is None:
         report.warnings.append("no policy is set, so this agent only reads; name one with --policy")
@@ -80,9 +80,9 @@ def _policy(settings: AgentSettings, report: Report) -> Policy:
     return policy
 
 
-def _power(policy: Policy, mine: Privileges, report: Report) -> None:
-    calls = Calls()
-    with contextlib.closing(PatientGpus(NvmlGpus(apart=calls), calls)) as gpus:
+def _power(policy: Policy, mine: Privileges, report: CheckReport) -> None:
+    calls = TimeLimitedCalls()
+    with contextlib.closing(TimeLimitedGpus(NvmlGpus(apart=calls), calls)) as gpus:
         found = presence(gpus)
     problems = found.pop("gpu_problems", [])
     report.told |= {"driver": None, **found}
@@ -101,7 +101,7 @@ def _power(policy: Policy, mine: Privileges, report: Report) -> None:
         )
 
 
-def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: Report) -> None:
+def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: CheckReport) -> None:
     cleaning = policy.cleaning
     told: dict[str, Any] = {}
     for name, rule in cleaning.rules.items():
@@ -135,7 +135,7 @@ def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: Report)
         )
 
 
-def _state(directory: Path, report: Report) -> None:
+def _state(directory: Path, report: CheckReport) -> None:
     """Whether the journal could be kept there. Of a directory that is still missing the nearest parent decides."""
     report.told["state_dir"] = str(directory)
     nearest = directory
@@ -148,7 +148,7 @@ def _state(directory: Path, report: Report) -> None:
         )
 
 
-def _redis(settings: AgentSettings, policy: Policy, report: Report) -> None:
+def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None:
     report.told["signing_key"] = settings.signing_key is not None
     if settings.signing_key is None:
         report.warnings.append("no signing key is set: whoever can write to Redis can command this agent")

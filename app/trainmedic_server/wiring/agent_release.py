@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Mapping
 
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
+from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.policy import Power
+from trainmedic_server.agent.policy import PowerBounds
 from trainmedic_server.agent.power.control import PowerControl
 from trainmedic_server.agent.power.ledger import PowerLedger
 from trainmedic_server.errors import GpuError
@@ -24,11 +24,11 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
 
     Raises ConfigurationError where the agent is running, JournalUnavailable.
     """
-    calls = Calls()
-    driver = PatientGpus(NvmlGpus(apart=calls), calls)
+    calls = TimeLimitedCalls()
+    driver = TimeLimitedGpus(NvmlGpus(apart=calls), calls)
     with contextlib.closing(Journal.open(settings.state_dir)) as journal, contextlib.closing(driver) as gpus:
         ledger = PowerLedger(journal)
-        control = PowerControl(gpus, ledger, Power())
+        control = PowerControl(gpus, ledger, PowerBounds())
         owed = {uuid: state for uuid, state in ledger.all().items() if state.baseline is not None}
         control.mark_ended({hold.id for state in ledger.all().values() for hold in state.holds}, "release")
         told: dict[str, str | GpuError] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
+from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_server.agent.facts.gpu import all_facts
 
 
@@ -26,8 +26,8 @@ class GpuHealth:
 
 def look(expected: int) -> GpuHealth:
     """Ask each GPU for everything that it offers; `expected` is how many there must be at least."""
-    calls = Calls()
-    with contextlib.closing(PatientGpus(NvmlGpus(apart=calls), calls)) as gpus:
+    calls = TimeLimitedCalls()
+    with contextlib.closing(TimeLimitedGpus(NvmlGpus(apart=calls), calls)) as gpus:
         told = all_facts(gpus)
     found = told.get("gpus") or []
     faults = [*told.get("gpu_problems", ()), *(fault for gpu in found for fault in _faults(gpu))]

@@ -15,9 +15,9 @@ from tests.driver import driver as standin
 from tests.driver.driver import Card, Driver, cards
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent import exporter as exporters
+from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector, Exporter
-from trainmedic_server.agent.power.holds import Baseline, GpuPower, Hold
-from trainmedic_server.agent.tally import Tally
+from trainmedic_server.agent.power.caps import GpuPowerState, PowerBaseline, PowerCap
 from trainmedic_server.errors import ConfigurationError
 
 FIRST, SECOND = (card.uuid for card in cards(2))
@@ -34,8 +34,10 @@ def gpus(driver: Driver) -> Iterator[NvmlGpus]:
     opened.close()
 
 
-def collector(gpus: NvmlGpus, power: dict[str, GpuPower] | None = None, tally: Tally | None = None) -> AgentCollector:
-    return AgentCollector(gpus, lambda: power or {}, tally or Tally(), ABOUT)
+def collector(
+    gpus: NvmlGpus, power: dict[str, GpuPowerState] | None = None, tally: AgentCounters | None = None
+) -> AgentCollector:
+    return AgentCollector(gpus, lambda: power or {}, tally or AgentCounters(), ABOUT)
 
 
 def scrape(collected: AgentCollector) -> Shown:
@@ -135,17 +137,17 @@ def test_a_card_that_does_not_offer_something_has_no_series_of_it(make_driver: C
 
 def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus) -> None:
     """Caps and their leases, what is owed, commands, faults, and whether Redis hears it."""
-    tally = Tally()
+    tally = AgentCounters()
     tally.command("gpu.power_limit", "applied")
     tally.command("gpu.power_limit", "applied")
     tally.fault("disk")
     before = scrape(collector(gpus, tally=tally))
     assert of(before, "trainmedic_agent_redis_connected") == 0
     tally.heard(time.time())
-    hold = Hold("a", 560_000, 1700000300.0, 300.0, 700_000, 560_000)
+    hold = PowerCap("a", 560_000, 1700000300.0, 300.0, 700_000, 560_000)
     power = {
-        FIRST: GpuPower(Baseline(700_000, 560_000, "s"), (hold,)),
-        SECOND: GpuPower(Baseline(700_000, 560_000, "s"), ()),
+        FIRST: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), (hold,)),
+        SECOND: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), ()),
     }
     shown = scrape(collector(gpus, power, tally))
     assert of(shown, "trainmedic_agent_info", node="n1", driver="570.86.15") == 1

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from trainmedic_server.agent.disk.rules import Cleaning, Rule
-from trainmedic_server.agent.policy import CHANGING, Policy, Power
+from trainmedic_server.agent.policy import CHANGING, Policy, PowerBounds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "agent-policy.md").read_text(encoding="utf-8")
 NOT_IN_THE_FILE = {"name", "source", "digest"}
-KEYS = {one.name for part in (Policy, Power, Cleaning, Rule) for one in fields(part)} - NOT_IN_THE_FILE
+KEYS = {one.name for part in (Policy, PowerBounds, Cleaning, Rule) for one in fields(part)} - NOT_IN_THE_FILE
 
 
 @pytest.mark.parametrize("key", sorted(KEYS))
@@ -28,6 +28,6 @@ def test_every_action_that_can_be_allowed_is_named() -> None:
 
 def test_the_defaults_are_those_of_the_code() -> None:
     """Floor, lease and files per command."""
-    assert f"| `floor_percent` | `{Power().floor_percent:g}` |" in PAGE
-    assert Power().max_lease.total_seconds() == 15 * 60
+    assert f"| `floor_percent` | `{PowerBounds().floor_percent:g}` |" in PAGE
+    assert PowerBounds().max_lease.total_seconds() == 15 * 60
     assert f"| `max_files` | `{Cleaning().max_files}` |" in PAGE

@@ -14,7 +14,8 @@ from typing import Any
 
 from trainmedic_server.agent.disk import pace
 from trainmedic_server.agent.disk.cleaner import Cleaner, Request
-from trainmedic_server.agent.orders import Order, Rejected
+from trainmedic_server.agent.executors import AcceptedCommand
+from trainmedic_server.errors import CommandRejected
 
 _MARGIN = timedelta(seconds=5)
 """Before a command expires its answer must be back at the server; of a short command it is a tenth."""
@@ -26,14 +27,14 @@ class DiskClean:
     """Frees disk space by the rules of the policy."""
 
     action = "disk.clean"
-    lane = "disk"
+    queue = "disk"
 
     def __init__(self, cleaner: Cleaner) -> None:
         self._cleaner = cleaner
         self._is_gentle = False
 
-    def perform(self, order: Order) -> Mapping[str, Any]:
-        """The output is that of `Cleaner.clean`, with ``resumed``. Raises Rejected."""
+    def perform(self, order: AcceptedCommand) -> Mapping[str, Any]:
+        """The output is that of `Cleaner.clean`, with ``resumed``. Raises CommandRejected."""
         request = self._request(order)
         if not self._is_gentle:
             # The lane is one thread, and cleaning is all that it does.
@@ -42,17 +43,19 @@ class DiskClean:
         output = self._cleaner.clean(request, order.is_stopping)
         if not output["filesystems"] and output["stopped"] is None:
             reasons = [reason for rule in output["rules"].values() for reason in rule.get("refused_roots", {}).values()]
-            raise Rejected(f"no root of {_listed(request.rules)} can be cleaned: {'; '.join(dict.fromkeys(reasons))}")
+            raise CommandRejected(
+                f"no root of {_listed(request.rules)} can be cleaned: {'; '.join(dict.fromkeys(reasons))}"
+            )
         return {**output, "resumed": order.resumed}
 
-    def _request(self, order: Order) -> Request:
+    def _request(self, order: AcceptedCommand) -> Request:
         command = order.command
         if command.undo_of is not None:
-            raise Rejected("what disk.clean has deleted cannot be brought back, so it has no undo")
+            raise CommandRejected("what disk.clean has deleted cannot be brought back, so it has no undo")
         params = command.params
         unknown = [name for name in params if name not in _KNOWN]
         if unknown:
-            raise Rejected(f"disk.clean does not know {_listed(unknown)}; it takes {_listed(_KNOWN)}")
+            raise CommandRejected(f"disk.clean does not know {_listed(unknown)}; it takes {_listed(_KNOWN)}")
         span = command.expires_at - command.issued_at
         return Request(
             rules=self._rules(params.get("rules")),
@@ -63,13 +66,13 @@ class DiskClean:
 
     def _rules(self, raw: object) -> tuple[str, ...]:
         if not isinstance(raw, list | tuple) or not 0 < len(raw) <= _MOST_RULES:
-            raise Rejected(f"rules must be a list of 1 to {_MOST_RULES} names of rules")
+            raise CommandRejected(f"rules must be a list of 1 to {_MOST_RULES} names of rules")
         names = tuple(str(name) for name in raw)
         known = self._cleaner.cleaning.rules
         missing = [name for name in names if name not in known]
         if missing:
             has = f"it has {_listed(sorted(known))}" if known else "it has none"
-            raise Rejected(f"the agent's policy has no cleaning rule {_listed(missing)}; {has}")
+            raise CommandRejected(f"the agent's policy has no cleaning rule {_listed(missing)}; {has}")
         return names
 
 
@@ -78,13 +81,13 @@ def _percent(raw: object) -> float | None:
         return None
     if isinstance(raw, int | float) and not isinstance(raw, bool) and 0 < raw < 100:
         return float(raw)
-    raise Rejected("until_free_percent must be a number above 0 and below 100")
+    raise CommandRejected("until_free_percent must be a number above 0 and below 100")
 
 
 def _flag(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
-    raise Rejected("dry_run must be true or false")
+    raise CommandRejected("dry_run must be true or false")
 
 
 def _listed(names: Sequence[object]) -> str:

@@ -15,11 +15,11 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
-from trainmedic_server.agent import forms
+from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.disk import rules
 from trainmedic_server.agent.disk.globs import Glob
 from trainmedic_server.agent.disk.rules import Cleaning, Rule
-from trainmedic_server.agent.forms import Fault, Form
+from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_server.domain import duration, size
 from trainmedic_server.errors import ConfigurationError
 
@@ -41,20 +41,20 @@ _OTHERS = {
 class CleaningInvalid(ConfigurationError):
     """The ``cleaning`` part of a policy cannot be used; ``faults`` are all that were found."""
 
-    def __init__(self, faults: tuple[Fault, ...]) -> None:
+    def __init__(self, faults: tuple[FieldFault, ...]) -> None:
         super().__init__("; ".join(map(str, faults)))
         self.faults = faults
 
 
 def read(section: object) -> Cleaning:
     """The cleaning part of a policy, as YAML or JSON gave it; ``None`` is an empty one. Raises CleaningInvalid."""
-    form = Form(("cleaning",), section if section is not None else {})
+    form = MappingReader(("cleaning",), section if section is not None else {})
     form.known(("rules", "owners", "max_files", "max_bytes"))
-    named: Mapping[Any, Any] = form.optional("rules", forms.mapping, {})
+    named: Mapping[Any, Any] = form.optional("rules", mapping_reader.mapping, {})
     cleaning = Cleaning(
         rules={name: _rule(form, name, raw) for name, raw in named.items()},
         owners=frozenset(form.each("owners", _owner)),
-        max_files=form.optional("max_files", forms.whole(1, 10_000_000), rules.MAX_FILES),
+        max_files=form.optional("max_files", mapping_reader.whole(1, 10_000_000), rules.MAX_FILES),
         max_bytes=form.optional("max_bytes", size.parse, None),
     )
     if form.faults:
@@ -62,10 +62,10 @@ def read(section: object) -> Cleaning:
     return cleaning
 
 
-def _rule(parent: Form, name: object, raw: object) -> Rule:
+def _rule(parent: MappingReader, name: object, raw: object) -> Rule:
     """The rule; what is wrong with it is added to the parent's faults, and it is not used then."""
     before = len(parent.faults)
-    form = Form(("cleaning", "rules", str(name)), raw, parent.faults)
+    form = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         form.fault((), "a rule's name has letters, digits, and '-', '_', '.' between them; at most 128; quote a number")
     form.known(_KEYS)
@@ -73,16 +73,16 @@ def _rule(parent: Form, name: object, raw: object) -> Rule:
         name=str(name),
         roots=form.each("roots", _root, required=True),
         globs=form.each("globs", _glob, required=True),
-        min_age=form.required("min_age", forms.age, timedelta(0)),
+        min_age=form.required("min_age", mapping_reader.age, timedelta(0)),
         exclude=form.each("exclude", _glob),
-        kind=form.optional("kind", forms.one_of(rules.Kind), rules.Kind.FILES),
-        do=form.optional("do", forms.one_of(rules.Deed), rules.Deed.DELETE),
-        age_by=form.optional("age_by", forms.one_of(rules.AgeBy), rules.AgeBy.USED),
-        keep_newest=form.optional("keep_newest", forms.whole(0, rules.MOST_KEPT), 0),
+        kind=form.optional("kind", mapping_reader.one_of(rules.Kind), rules.Kind.FILES),
+        do=form.optional("do", mapping_reader.one_of(rules.Deed), rules.Deed.DELETE),
+        age_by=form.optional("age_by", mapping_reader.one_of(rules.AgeBy), rules.AgeBy.USED),
+        keep_newest=form.optional("keep_newest", mapping_reader.whole(0, rules.MOST_KEPT), 0),
         min_size=form.optional("min_size", size.parse, None),
         max_size=form.optional("max_size", size.parse, None),
-        when_free_below=form.optional("when_free_below", forms.percent, None),
-        max_files=form.optional("max_files", forms.whole(1, 10_000_000), None),
+        when_free_below=form.optional("when_free_below", mapping_reader.percent, None),
+        max_files=form.optional("max_files", mapping_reader.whole(1, 10_000_000), None),
         max_bytes=form.optional("max_bytes", size.parse, None),
     )
     if len(form.faults) == before:
@@ -90,7 +90,7 @@ def _rule(parent: Form, name: object, raw: object) -> Rule:
     return rule
 
 
-def _check_together(form: Form, rule: Rule) -> None:
+def _check_together(form: MappingReader, rule: Rule) -> None:
     """What no field can say alone."""
     if rule.do is rules.Deed.DELETE and rule.min_age < rules.YOUNGEST:
         least = duration.write(rules.YOUNGEST)
@@ -110,20 +110,20 @@ def _check_together(form: Form, rule: Rule) -> None:
 
 
 def _glob(raw: object) -> Glob:
-    return Glob.read(forms.text(raw))
+    return Glob.read(mapping_reader.text(raw))
 
 
 def _owner(raw: object) -> int:
     if isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 2**32:
         return raw
     try:
-        return pwd.getpwnam(forms.text(raw)).pw_uid
+        return pwd.getpwnam(mapping_reader.text(raw)).pw_uid
     except KeyError:
         raise ValueError(f"there is no user {raw!r} on this node; name one, or write the numeric id") from None
 
 
 def _root(raw: object) -> str:
-    path = forms.text(raw)
+    path = mapping_reader.text(raw)
     if not path.startswith("/") or posixpath.normpath(path) != path or "\0" in path or path.startswith("//"):
         raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
     if path in _TOO_HIGH:

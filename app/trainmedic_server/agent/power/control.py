@@ -5,7 +5,7 @@ there: everything here works towards the limit that the ledger says, looks at th
 sets it only where the two differ. So a command that is already in effect makes no second call.
 
 A limit that somebody else has set is left alone, and with it end the caps that stood (see
-`holds.GpuPower.is_somebody_elses`). One that the driver forgot is set again: while a lease runs, the server
+`holds.GpuPowerState.is_somebody_elses`). One that the driver forgot is set again: while a lease runs, the server
 says that the cap is needed. A GPU that does not answer keeps what is owed to it until it does.
 
 Called in one thread, by the hands and the keeper of ``hands``.
@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from trainmedic_server.agent.policy import Power
-from trainmedic_server.agent.power.holds import LAPSED, GpuPower, Hold, clamp, is_same
+from trainmedic_server.agent.policy import PowerBounds
+from trainmedic_server.agent.power.caps import LAPSED, GpuPowerState, PowerCap, clamp, is_same
 from trainmedic_server.agent.power.ledger import PowerLedger
 from trainmedic_server.errors import GpuError
 from trainmedic_server.ports.gpus import Gpus, PowerLimits
@@ -34,12 +34,12 @@ def since_boot() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class PowerOutcome:
     """What a GPU came to: the limits before and after, and whether somebody else had set them meanwhile."""
 
     before: PowerLimits
     after: PowerLimits
-    state: GpuPower
+    state: GpuPowerState
     is_overridden: bool = False
     ours_mw: int | None = None
 
@@ -51,7 +51,7 @@ class PowerControl:
         self,
         gpus: Gpus,
         ledger: PowerLedger,
-        bounds: Power,
+        bounds: PowerBounds,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         boottime: Callable[[], float] = since_boot,
     ) -> None:
@@ -70,7 +70,7 @@ class PowerControl:
 
     def cap(
         self, hold_id: str, asked: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float
-    ) -> dict[str, Settled | GpuError]:
+    ) -> dict[str, PowerOutcome | GpuError]:
         """Put a cap on all these GPUs; where one of them cannot be capped, none is, and its error is in the answer.
 
         ``asked`` gives the milliwatts for a card, or raises GpuError. A cap that stands already is only brought to
@@ -78,7 +78,7 @@ class PowerControl:
         """
         return self._cap(hold_id, lambda _, present: asked(present), uuids, lease, "failed: {}")
 
-    def set_again(self, hold_id: str, until: float) -> dict[str, Settled | GpuError]:
+    def set_again(self, hold_id: str, until: float) -> dict[str, PowerOutcome | GpuError]:
         """A cap whose lease has run out stands again, until then, on all the GPUs that it stood on; or on none of
         them, and it has lapsed as before. What was asked for counts, by the bounds and the limits of today.
 
@@ -93,7 +93,7 @@ class PowerControl:
 
     def _cap(
         self, hold_id: str, asked: Callable[[str, PowerLimits], int], uuids: Sequence[str], lease: float, if_not: str
-    ) -> dict[str, Settled | GpuError]:
+    ) -> dict[str, PowerOutcome | GpuError]:
         """As `cap`; where that fails the holds have ended by `if_not`, with the error in the place of its braces."""
         before: dict[str, PowerLimits] = {}
         requested: dict[str, int] = {}
@@ -104,7 +104,7 @@ class PowerControl:
             except GpuError as error:
                 return self._taken_back(hold_id, uuids, uuid, error, if_not)
         granted = min(lease, self.bounds.max_lease.total_seconds())
-        hold = Hold(hold_id, 0, self.now() + granted, granted, 0, 0)
+        hold = PowerCap(hold_id, 0, self.now() + granted, granted, 0, 0)
         states = {uuid: self._with_hold(uuid, hold, requested[uuid], present) for uuid, present in before.items()}
         self.ledger.save({uuid: _intending(state, before[uuid]) for uuid, state in states.items()})
         settled = {}
@@ -116,7 +116,7 @@ class PowerControl:
         self.ledger.save_anyway({uuid: one.state for uuid, one in settled.items()})
         return dict(settled)
 
-    def _with_hold(self, uuid: str, hold: Hold, requested_mw: int, present: PowerLimits) -> GpuPower:
+    def _with_hold(self, uuid: str, hold: PowerCap, requested_mw: int, present: PowerLimits) -> GpuPowerState:
         state = self.ledger.of(uuid)
         if state.is_somebody_elses(present):
             self._tell_overridden(uuid, state, present)
@@ -135,13 +135,13 @@ class PowerControl:
 
     def _taken_back(
         self, hold_id: str, uuids: Sequence[str], uuid: str, error: GpuError, by: str
-    ) -> dict[str, Settled | GpuError]:
+    ) -> dict[str, PowerOutcome | GpuError]:
         self.end({hold_id}, by.format(error), uuids)
         return {uuid: error}
 
     def end(
         self, hold_ids: Collection[str], by: str, uuids: Sequence[str] | None = None
-    ) -> dict[str, Settled | GpuError]:
+    ) -> dict[str, PowerOutcome | GpuError]:
         """End the caps of these commands, on all their GPUs or on these of them. What a GPU that does not answer is
         owed stays in the ledger, and the keeper sees to it."""
         return self.settle(self.mark_ended(hold_ids, by, uuids))
@@ -170,14 +170,14 @@ class PowerControl:
         self.ledger.save_anyway({uuid: state for uuid, state in ended.items() if state != states[uuid]})
         return standing
 
-    def settle(self, uuids: Iterable[str]) -> dict[str, Settled | GpuError]:
+    def settle(self, uuids: Iterable[str]) -> dict[str, PowerOutcome | GpuError]:
         """Bring GPUs to what the ledger says. Where that fails it is still to be done, and the error is in the answer.
 
         The ledger is written once before and once after, however many there are: a disk that is slow to write must
         not hold the last of them up.
         """
-        outcome: dict[str, Settled | GpuError] = {}
-        intended: dict[str, GpuPower] = {}
+        outcome: dict[str, PowerOutcome | GpuError] = {}
+        intended: dict[str, GpuPowerState] = {}
         due: dict[str, PowerLimits] = {}
         for uuid in uuids:
             state = self.ledger.of(uuid)
@@ -187,19 +187,19 @@ class PowerControl:
                 outcome[uuid] = error
                 continue
             if state.baseline is None:
-                outcome[uuid] = Settled(present, present, state)
+                outcome[uuid] = PowerOutcome(present, present, state)
             elif state.is_somebody_elses(present):
                 self._tell_overridden(uuid, state, present)
                 intended[uuid] = state.overridden(self.now())
                 ours_mw = state.baseline.set_mw
-                outcome[uuid] = Settled(present, present, intended[uuid], is_overridden=True, ours_mw=ours_mw)
+                outcome[uuid] = PowerOutcome(present, present, intended[uuid], is_overridden=True, ours_mw=ours_mw)
             else:
                 if present.session != state.baseline.session and not is_same(present.limit_mw, state.wanted_mw()):
                     log.warning("the driver has forgotten the power limit of %s; it is set again", uuid)
                 intended[uuid] = _intending(state, present)
                 due[uuid] = present
         self.ledger.save_anyway(intended)
-        settled: dict[str, GpuPower] = {}
+        settled: dict[str, GpuPowerState] = {}
         for uuid, present in due.items():
             try:
                 outcome[uuid] = brought = self._bring(uuid, present)
@@ -210,16 +210,16 @@ class PowerControl:
         self._tell_errors(outcome)
         return outcome
 
-    def _tell_errors(self, outcome: Mapping[str, Settled | GpuError]) -> None:
+    def _tell_errors(self, outcome: Mapping[str, PowerOutcome | GpuError]) -> None:
         """Log an error when it is another than the last."""
         for uuid, one in outcome.items():
-            if isinstance(one, Settled):
+            if isinstance(one, PowerOutcome):
                 self._told.pop(uuid, None)
             elif self._told.get(uuid) != str(one):
                 log.warning("the power limit of %s is not what it should be, and is tried again: %s", uuid, one)
                 self._told[uuid] = str(one)
 
-    def _bring(self, uuid: str, present: PowerLimits) -> Settled:
+    def _bring(self, uuid: str, present: PowerLimits) -> PowerOutcome:
         """The call to the driver, if one is needed. The intent is in the ledger."""
         state = self.ledger.of(uuid)
         wanted = state.wanted_mw()
@@ -229,9 +229,9 @@ class PowerControl:
             self.gpus.set_power_limit(uuid, wanted)
             after = self.gpus.power(uuid)
             log.info("the power limit of %s: %d mW, was %d mW", uuid, after.limit_mw, present.limit_mw)
-        return Settled(present, after, state.settled(after))
+        return PowerOutcome(present, after, state.settled(after))
 
-    def _tell_overridden(self, uuid: str, state: GpuPower, present: PowerLimits) -> None:
+    def _tell_overridden(self, uuid: str, state: GpuPowerState, present: PowerLimits) -> None:
         assert state.baseline is not None
         log.warning(
             "somebody else has set the power limit of %s to %d mW (this agent: %d mW); it is left, and the caps end",
@@ -254,7 +254,7 @@ class PowerControl:
         standing = [hold for state in where.values() for hold in state.standing if hold.id in wanted]
         return {hold.id for hold in standing if self.remaining(hold) > 0}
 
-    def remaining(self, hold: Hold | None) -> float:
+    def remaining(self, hold: PowerCap | None) -> float:
         """Seconds that its lease has left. By the clock, and by time since boot: a clock that is set back does not
         make a lease longer, and one set back while the agent was away makes it no longer than the policy allows."""
         if hold is None:
@@ -278,9 +278,9 @@ class PowerControl:
         return min(left, default=None)
 
 
-def _stands(state: GpuPower, hold_id: str) -> bool:
+def _stands(state: GpuPowerState, hold_id: str) -> bool:
     return any(hold.id == hold_id for hold in state.standing)
 
 
-def _intending(state: GpuPower, present: PowerLimits) -> GpuPower:
+def _intending(state: GpuPowerState, present: PowerLimits) -> GpuPowerState:
     return state if is_same(present.limit_mw, state.wanted_mw()) else state.about_to_set(present)

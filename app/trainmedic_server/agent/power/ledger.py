@@ -1,4 +1,4 @@
-"""The caps of this node, durable: what `holds.GpuPower` says of each GPU, in the agent's journal.
+"""The caps of this node, durable: what `holds.GpuPowerState` says of each GPU, in the agent's journal.
 
 The ledger is read once, when the agent starts; from then on memory answers. A change that adds a cap is on the
 disk before it counts (`save`). One that ends a cap counts at once (`save_anyway`): a full disk is no reason to
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 
 from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.power.holds import GpuPower
+from trainmedic_server.agent.power.caps import GpuPowerState
 from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
@@ -34,17 +34,17 @@ class PowerLedger:
         self._unwritten: set[str] = set()
         with journal.transaction() as connection:
             rows = connection.execute("SELECT gpu, state FROM power").fetchall()
-        self._states = {gpu: GpuPower.of_json(json.loads(state)) for gpu, state in rows}
+        self._states = {gpu: GpuPowerState.of_json(json.loads(state)) for gpu, state in rows}
 
-    def all(self) -> dict[str, GpuPower]:
+    def all(self) -> dict[str, GpuPowerState]:
         with self._lock:
             return dict(self._states)
 
-    def of(self, gpu: str) -> GpuPower:
+    def of(self, gpu: str) -> GpuPowerState:
         with self._lock:
-            return self._states.get(gpu, GpuPower())
+            return self._states.get(gpu, GpuPowerState())
 
-    def save(self, states: Mapping[str, GpuPower]) -> None:
+    def save(self, states: Mapping[str, GpuPowerState]) -> None:
         """All of them or none, on the disk when this returns. Raises JournalUnavailable; then nothing has changed."""
         unwritten = {gpu: self.of(gpu) for gpu in self._unwritten - states.keys()}
         changed = {gpu: state for gpu, state in states.items() if gpu in self._unwritten or state != self.of(gpu)}
@@ -58,7 +58,7 @@ class PowerLedger:
         with self._lock:
             self._states.update(states)
 
-    def save_anyway(self, states: Mapping[str, GpuPower]) -> None:
+    def save_anyway(self, states: Mapping[str, GpuPowerState]) -> None:
         """As `save`, but it counts even where it cannot be written; then it is written with the next change."""
         try:
             self.save(states)

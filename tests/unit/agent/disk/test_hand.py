@@ -17,7 +17,8 @@ from trainmedic.wire import envelope
 from trainmedic_server.agent.disk import pace
 from trainmedic_server.agent.disk.hand import DiskClean
 from trainmedic_server.agent.disk.pace import Time
-from trainmedic_server.agent.orders import Order, Rejected
+from trainmedic_server.agent.executors import AcceptedCommand
+from trainmedic_server.errors import CommandRejected
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def order(params: Mapping[str, Any], *, resumed: bool = False, lasts: float = 600) -> Order:
+def order(params: Mapping[str, Any], *, resumed: bool = False, lasts: float = 600) -> AcceptedCommand:
     now = datetime.now(UTC)
     command = envelope.Command(
         id="c1",
@@ -45,13 +46,13 @@ def order(params: Mapping[str, Any], *, resumed: bool = False, lasts: float = 60
         issued_at=now,
         expires_at=now + timedelta(seconds=lasts),
     )
-    return Order(command, resumed=resumed)
+    return AcceptedCommand(command, resumed=resumed)
 
 
 def test_a_command_cleans_and_its_output_can_be_sent(root: Path) -> None:
     """Plain values only, with what a playbook asks: how much, how full before and after, and whether resumed."""
     hand = DiskClean(cleaner({"tmp": {"roots": [root]}}))
-    assert (hand.action, hand.lane) == ("disk.clean", "disk")
+    assert (hand.action, hand.queue) == ("disk.clean", "disk")
     output = json.loads(json.dumps(hand.perform(order({"rules": ["tmp"]}))))
     assert (output["files"], output["bytes"], output["dry_run"], output["resumed"]) == (1, 8192, False, False)
     assert output["free_percent_before"] <= 100
@@ -62,7 +63,7 @@ def test_an_undo_cleans_nothing(root: Path) -> None:
     """What was deleted is gone, and a command that asks for it back must not delete more."""
     undo = order({"rules": ["tmp"]})
     undo = replace(undo, command=replace(undo.command, undo_of="c0"))
-    with pytest.raises(Rejected, match="has no undo"):
+    with pytest.raises(CommandRejected, match="has no undo"):
         DiskClean(cleaner({"tmp": {"roots": [root]}})).perform(undo)
     assert names(root) == {"a"}
 
@@ -108,12 +109,12 @@ def test_it_ends_before_the_command_expires(root: Path) -> None:
 def test_what_makes_no_sense_is_rejected_and_nothing_is_touched(root: Path, params: dict[str, Any], told: str) -> None:
     """With the reason. A command can name rules; it can never say where or what to delete."""
     hand = DiskClean(cleaner({"tmp": {"roots": [root]}, "gone": {"roots": [root / "gone"]}}))
-    with pytest.raises(Rejected, match="^.*" + told.replace("'", ".")):
+    with pytest.raises(CommandRejected, match="^.*" + told.replace("'", ".")):
         hand.perform(order(params))
     assert names(root) == {"a"}
 
 
 def test_a_policy_without_rules_says_so() -> None:
     """It is the policy that has to be changed, not the playbook."""
-    with pytest.raises(Rejected, match="it has none"):
+    with pytest.raises(CommandRejected, match="it has none"):
         DiskClean(cleaner({})).perform(order({"rules": ["tmp"]}))

@@ -14,9 +14,9 @@ from tests.driver import driver as standin
 from tests.driver.driver import Driver, cards
 from trainmedic.wire.envelope import Command
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent.executors import AcceptedCommand
+from trainmedic_server.agent.facts.executor import NodeFactsExecutor
 from trainmedic_server.agent.facts.gpu import presence
-from trainmedic_server.agent.facts.hand import NodeFacts
-from trainmedic_server.agent.orders import Order
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 
@@ -32,7 +32,7 @@ def ask(gpus: NvmlGpus, gpu: str | None = None, proc: Path = Path("/proc")) -> d
     target = {"kind": "node", "node": "n1", **({"gpu": gpu} if gpu else {})}
     now = datetime.now(UTC)
     command = Command("c", "node.facts", target, {}, "r", "p", "a test", now, now + timedelta(seconds=15))
-    told = NodeFacts("n1", gpus, proc=proc, sleep=lambda _: None).perform(Order(command))
+    told = NodeFactsExecutor("n1", gpus, proc=proc, sleep=lambda _: None).perform(AcceptedCommand(command))
     assert json.loads(json.dumps(told)) == told
     return dict(told)
 

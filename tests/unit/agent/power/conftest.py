@@ -13,11 +13,11 @@ import pytest
 from tests.driver.driver import Driver
 from trainmedic.wire import envelope
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent import orders
+from trainmedic_server.agent import executors
 from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.policy import Power
+from trainmedic_server.agent.policy import PowerBounds
 from trainmedic_server.agent.power.control import PowerControl
-from trainmedic_server.agent.power.hands import LeaseKeeper, PowerLimit, RenewLease
+from trainmedic_server.agent.power.executors import LeaseExpiry, PowerLimitExecutor, RenewLeaseExecutor
 from trainmedic_server.agent.power.ledger import PowerLedger
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -26,7 +26,7 @@ START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 class Node:
     """What a test does with the node. ``restart`` is what SIGKILL and a new process come to."""
 
-    def __init__(self, driver: Driver, directory: Path, bounds: Power) -> None:
+    def __init__(self, driver: Driver, directory: Path, bounds: PowerBounds) -> None:
         self.driver = driver
         self.directory = directory
         self.bounds = bounds
@@ -40,7 +40,7 @@ class Node:
         self.control = PowerControl(
             self.gpus, PowerLedger(self.journal), self.bounds, lambda: self.clock, lambda: self.boottime
         )
-        self.keeper = LeaseKeeper(self.control, lambda: self.boottime)
+        self.keeper = LeaseExpiry(self.control, lambda: self.boottime)
 
     def close(self) -> None:
         self.gpus.close()
@@ -72,7 +72,7 @@ class Node:
     ) -> Mapping[str, Any]:
         """Carry out ``gpu.power_limit``."""
         target = {"kind": "gpu", "node": "node-1", **({"gpus": gpu} if isinstance(gpu, list) else {"gpu": gpu})}
-        return PowerLimit(self.control).perform(
+        return PowerLimitExecutor(self.control).perform(
             self.order(command_id, "gpu.power_limit", target, params, resumed=resumed)
         )
 
@@ -80,17 +80,17 @@ class Node:
         """Carry out the undo of a cap."""
         target = {"kind": "gpu", "node": "node-1", "gpu": "0"}
         order = self.order(command_id or f"undo-{of}", "gpu.power_limit", target, {"restore": True}, undo_of=of)
-        return PowerLimit(self.control).perform(order)
+        return PowerLimitExecutor(self.control).perform(order)
 
     def renew(self, *holds: str, seconds: float = 300, ago: float = 0.0, **more: Any) -> Mapping[str, Any]:
         """Carry out ``gpu.renew_lease``, said so many seconds ago."""
         params = {"holds": list(holds), "lease_seconds": seconds, **more}
         order = self.order("renew", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params, ago=ago)
-        return RenewLease(self.control).perform(order)
+        return RenewLeaseExecutor(self.control).perform(order)
 
     def abandon(self, command_id: str) -> None:
         target = {"kind": "gpu", "node": "node-1", "gpu": "0"}
-        PowerLimit(self.control).abandon(
+        PowerLimitExecutor(self.control).abandon(
             self.order(command_id, "gpu.power_limit", target, {"percent": 80}, resumed=True)
         )
 
@@ -104,7 +104,7 @@ class Node:
         resumed: bool = False,
         undo_of: str | None = None,
         ago: float = 0.0,
-    ) -> orders.Order:
+    ) -> executors.AcceptedCommand:
         issued = self.clock - timedelta(seconds=ago)
         expires = issued + timedelta(seconds=30)
         command = envelope.Command(
@@ -119,7 +119,7 @@ class Node:
             expires,
             undo_of,
         )
-        return orders.Order(command, resumed)
+        return executors.AcceptedCommand(command, resumed)
 
     def watts(self, gpu: int = 0) -> float:
         return self.driver.watts(gpu)
@@ -131,7 +131,7 @@ def make_node(make_driver: Callable[..., Driver], tmp_path: Path) -> Iterator[Ca
     fifteen minutes."""
     made: list[Node] = []
 
-    def make(gpus: Any = 2, bounds: Power = Power()) -> Node:
+    def make(gpus: Any = 2, bounds: PowerBounds = PowerBounds()) -> Node:
         made.append(Node(make_driver(gpus), tmp_path / "state", bounds))
         return made[-1]
 

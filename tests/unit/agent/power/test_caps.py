@@ -11,8 +11,8 @@ import pytest
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, cards
 from tests.unit.agent.power.conftest import Node
-from trainmedic_server.agent.policy import Power
-from trainmedic_server.errors import Failed, JournalUnavailable, Rejected, Unsupported
+from trainmedic_server.agent.policy import PowerBounds
+from trainmedic_server.errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 
@@ -67,7 +67,7 @@ def test_a_cap_is_clamped_to_the_card_and_to_the_policys_floor(
 
 def test_a_floor_under_the_cards_own_least_is_the_cards(make_node: Callable[..., Node]) -> None:
     """The driver would refuse anything lower."""
-    node = make_node(bounds=Power(floor_percent=5))
+    node = make_node(bounds=PowerBounds(floor_percent=5))
     output = node.cap("a", watts=50)
     assert (output["limit_watts"], output["clamped"], node.watts()) == (200, "card", 200)
 
@@ -113,7 +113,7 @@ def test_a_cap_never_raises_a_limit(node: Node) -> None:
 )
 def test_parameters_that_make_no_sense_are_rejected(node: Node, params: dict[str, object]) -> None:
     """A signed command can still be wrong; nothing is set."""
-    with pytest.raises(Rejected):
+    with pytest.raises(CommandRejected):
         node.cap("a", **params)
     assert node.driver.attempts() == []
     assert node.control.ledger.all() == {}
@@ -122,7 +122,7 @@ def test_parameters_that_make_no_sense_are_rejected(node: Node, params: dict[str
 @pytest.mark.parametrize("gpu", ["", "7", "GPU-nobody", [], [FIRST, ""], [1], ["0", "9"]])
 def test_a_gpu_that_is_not_here_is_rejected(node: Node, gpu: str | list[str]) -> None:
     """An alert without a GPU never means GPU 0, and of several all must be here."""
-    with pytest.raises(Rejected):
+    with pytest.raises(CommandRejected):
         node.cap("a", gpu, percent=80)
     assert node.driver.attempts() == []
 
@@ -137,11 +137,11 @@ def test_one_gpu_is_capped_by_whatever_name_the_alert_has(node: Node) -> None:
 @pytest.mark.parametrize(
     ("code", "error", "says"),
     [
-        (standin.NOT_SUPPORTED, Unsupported, "does not offer"),
-        (standin.NO_PERMISSION, Unsupported, "root"),
-        (standin.GPU_IS_LOST, Failed, "does not answer"),
-        (standin.DRIVER_NOT_LOADED, Failed, "not loaded"),
-        (standin.UNKNOWN, Failed, "999"),
+        (standin.NOT_SUPPORTED, CommandUnsupported, "does not offer"),
+        (standin.NO_PERMISSION, CommandUnsupported, "root"),
+        (standin.GPU_IS_LOST, CommandFailed, "does not answer"),
+        (standin.DRIVER_NOT_LOADED, CommandFailed, "not loaded"),
+        (standin.UNKNOWN, CommandFailed, "999"),
     ],
 )
 @pytest.mark.parametrize("function", [SET_LIMIT, "nvmlDeviceGetPowerManagementLimit"])
@@ -162,7 +162,7 @@ def test_what_the_driver_refuses_is_told_and_leaves_nothing_behind(
 def test_a_cap_that_failed_and_took_effect_all_the_same_is_taken_back(node: Node) -> None:
     """A driver may answer with an error after it has set the limit."""
     node.driver.fail(SET_LIMIT, standin.TIMEOUT, times=1, after=True)
-    with pytest.raises(Failed):
+    with pytest.raises(CommandFailed):
         node.cap("a", percent=80)
     assert node.watts() == 700
 
@@ -170,7 +170,7 @@ def test_a_cap_that_failed_and_took_effect_all_the_same_is_taken_back(node: Node
 def test_without_a_default_limit_a_percentage_is_unsupported(node: Node) -> None:
     """And watts are not; the floor is then a share of the card's most."""
     node.driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.NOT_SUPPORTED)
-    with pytest.raises(Unsupported, match="give watts"):
+    with pytest.raises(CommandUnsupported, match="give watts"):
         node.cap("a", percent=80)
     assert node.cap("b", watts=100)["limit_watts"] == 350
 
@@ -246,7 +246,7 @@ def test_all_gpus_of_a_command_are_capped_alike(node: Node) -> None:
 def test_if_one_gpu_of_a_command_cannot_be_capped_none_is(node: Node, function: str) -> None:
     """The reply says which and why."""
     node.driver.fail(function, standin.UNKNOWN, gpu=1)
-    with pytest.raises(Failed, match="none of the 2 GPUs is capped") as failed:
+    with pytest.raises(CommandFailed, match="none of the 2 GPUs is capped") as failed:
         node.cap("a", [FIRST, SECOND], percent=80)
     assert failed.value.output["gpus"].keys() == {SECOND}
     node.driver.heal()
@@ -284,7 +284,7 @@ def test_a_cap_whose_lease_ended_before_it_was_resumed_has_failed(node: Node) ->
     node.cap("a", percent=80, lease_seconds=5)
     node.restart()
     node.passes(6)
-    with pytest.raises(Failed, match="it has ended since: its lease had run out"):
+    with pytest.raises(CommandFailed, match="it has ended since: its lease had run out"):
         node.cap("a", resumed=True, percent=80, lease_seconds=5)
     assert node.watts() == 700
 
@@ -366,7 +366,7 @@ def test_a_gpu_that_is_gone_keeps_what_it_is_owed(node: Node) -> None:
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
     node.driver.lose(0)
-    with pytest.raises(Failed, match="goes on trying"):
+    with pytest.raises(CommandFailed, match="goes on trying"):
         node.undo("a")
     node.restart()
     node.passes(600)
@@ -382,7 +382,7 @@ def test_a_gpu_that_lost_its_limit_with_its_life_gets_the_one_from_before(node: 
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
     node.driver.lose(0)
-    with pytest.raises(Failed):
+    with pytest.raises(CommandFailed):
         node.undo("a")
     node.driver.lose(0, lost=False)
     node.driver.reload()
@@ -399,6 +399,6 @@ def test_a_card_in_mig_mode_is_capped_as_a_whole(make_node: Callable[..., Node])
 @pytest.mark.parametrize("name", ["watt", "nodes", "Percent"])
 def test_a_parameter_that_is_not_known_is_refused_by_its_name(node: Node, name: str) -> None:
     """A slip of the pen must not become another cap than the one that was meant."""
-    with pytest.raises(Rejected, match=f"does not know '{name}'; it takes 'watts', 'percent'"):
+    with pytest.raises(CommandRejected, match=f"does not know '{name}'; it takes 'watts', 'percent'"):
         node.cap("a", percent=80, **{name: 200})
     assert node.watts() == 700

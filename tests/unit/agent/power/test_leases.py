@@ -10,9 +10,9 @@ import pytest
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, cards
 from tests.unit.agent.power.conftest import Node
-from trainmedic_server.agent.policy import Power
-from trainmedic_server.agent.power.hands import RenewLease
-from trainmedic_server.errors import Rejected
+from trainmedic_server.agent.policy import PowerBounds
+from trainmedic_server.agent.power.executors import RenewLeaseExecutor
+from trainmedic_server.errors import CommandRejected
 
 FIRST = cards(1)[0].uuid
 
@@ -60,7 +60,7 @@ def test_a_renewal_never_shortens_a_lease(node: Node) -> None:
 
 def test_the_policy_bounds_leases(make_node: Callable[..., Node]) -> None:
     """Those of a cap and those of a renewal, also one from a clock that is ahead."""
-    node = make_node(bounds=Power(max_lease=timedelta(seconds=100)))
+    node = make_node(bounds=PowerBounds(max_lease=timedelta(seconds=100)))
     assert node.cap("a", percent=80, lease_seconds=86400)["lease_seconds"] == 100
     node.passes(90)
     node.renew("a", seconds=86400, ago=-86400)
@@ -74,8 +74,8 @@ def test_the_policy_bounds_leases(make_node: Callable[..., Node]) -> None:
 def test_a_renewal_that_makes_no_sense_is_rejected(node: Node, params: dict[str, object]) -> None:
     """A signed command can still be wrong."""
     order = node.order("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params)
-    with pytest.raises(Rejected):
-        RenewLease(node.control).perform(order)
+    with pytest.raises(CommandRejected):
+        RenewLeaseExecutor(node.control).perform(order)
 
 
 def test_a_lease_that_ran_out_while_the_agent_was_away_ends_at_once(node: Node) -> None:
@@ -248,7 +248,7 @@ def test_a_cap_is_set_again_within_todays_policy(make_node: Callable[..., Node])
     node = make_node()
     node.cap("a", percent=60)
     node.passes(301)
-    node.control.bounds = Power(floor_percent=90)
+    node.control.bounds = PowerBounds(floor_percent=90)
     assert node.renew("a", again=["a"])["again"]["a"][0]["clamped"] == "floor"
     assert node.watts() == 630
 
@@ -271,5 +271,5 @@ def test_what_is_asked_for_again_must_be_a_hold_of_the_command(node: Node) -> No
     """And what was never here is not invented."""
     assert node.renew("a", again=["a", "b"]) == {"renewed": [], "unknown": ["a"]}
     order = node.order("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, {"holds": [], "again": "a"})
-    with pytest.raises(Rejected, match="again must be a list"):
-        RenewLease(node.control).perform(order)
+    with pytest.raises(CommandRejected, match="again must be a list"):
+        RenewLeaseExecutor(node.control).perform(order)

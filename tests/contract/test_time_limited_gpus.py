@@ -14,12 +14,12 @@ import pytest
 from tests.driver.driver import SET_LIMIT, Driver, cards
 from tests.support.programs import eventually
 from tests.unit.agent.test_exporter import of, scrape
-from trainmedic_server.adapters import patient_gpus
+from trainmedic_server.adapters import time_limited_gpus
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.patient_gpus import Calls, PatientGpus
+from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
+from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.facts.gpu import all_facts, presence
-from trainmedic_server.agent.tally import Tally
 from trainmedic_server.errors import GpuError, GpuStuck
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ POWER = "nvmlDeviceGetPowerManagementLimit"
 HANDLE = "nvmlDeviceGetHandleByIndex_v2"
 
 
-class Hasty(Calls):
+class Hasty(TimeLimitedCalls):
     """Gives up what the test says at once, and everything else never, so that a slow machine is nothing to it."""
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class Hasty(Calls):
         return super().ask(key, work, 0.2 if key in self.keys else 120.0)
 
 
-class Noting(Calls):
+class Noting(TimeLimitedCalls):
     """Notes who was asked, and how long that was to be waited for; waits as long as it takes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[str, float]] = []
 
-    def ask(self, key: str, work: Callable[[], T], patience: float = patient_gpus.CARD_SECONDS) -> T:
+    def ask(self, key: str, work: Callable[[], T], patience: float = time_limited_gpus.CARD_SECONDS) -> T:
         self.asked.append((key, patience))
         return super().ask(key, work, 120.0)
 
@@ -57,8 +57,8 @@ def calls() -> Hasty:
 
 
 @pytest.fixture
-def gpus(driver: Driver, calls: Hasty) -> Iterator[PatientGpus]:
-    opened = PatientGpus(NvmlGpus(apart=calls), calls)
+def gpus(driver: Driver, calls: Hasty) -> Iterator[TimeLimitedGpus]:
+    opened = TimeLimitedGpus(NvmlGpus(apart=calls), calls)
     yield opened
     driver.heal()
     eventually(calls.is_free, 20, "every call back")
@@ -69,7 +69,7 @@ def threads() -> int:
     return sum(one.name == "gpu-call" for one in threading.enumerate())
 
 
-def hang(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+def hang(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
     """Calls to the first card do not come back, and somebody has found out."""
     gpus.inventory()
     driver.fail(POWER, gpu=0, hang=True)
@@ -79,7 +79,7 @@ def hang(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
     calls.keys.clear()
 
 
-def answers(gpus: PatientGpus, uuid: str) -> bool:
+def answers(gpus: TimeLimitedGpus, uuid: str) -> bool:
     try:
         return gpus.power(uuid).limit_mw > 0
     except GpuError:
@@ -87,7 +87,7 @@ def answers(gpus: PatientGpus, uuid: str) -> bool:
 
 
 def test_a_card_that_hangs_is_told_as_stuck_and_the_others_answer(
-    driver: Driver, gpus: PatientGpus, calls: Hasty
+    driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
 ) -> None:
     """What is wrong, for how long, and what to do; on the other card limits are set and read."""
     hang(driver, gpus, calls)
@@ -98,7 +98,7 @@ def test_a_card_that_hangs_is_told_as_stuck_and_the_others_answer(
     assert driver.sets(0) == []
 
 
-def test_everybody_after_the_first_is_told_at_once(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+def test_everybody_after_the_first_is_told_at_once(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
     """However many ask, the card costs no more threads."""
     hang(driver, gpus, calls)
     before = threads()
@@ -109,7 +109,7 @@ def test_everybody_after_the_first_is_told_at_once(driver: Driver, gpus: Patient
     assert calls.stuck() == {FIRST}
 
 
-def test_a_card_whose_call_comes_back_is_as_any_other(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+def test_a_card_whose_call_comes_back_is_as_any_other(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
     """Nothing has to be started again."""
     hang(driver, gpus, calls)
     driver.heal()
@@ -118,7 +118,7 @@ def test_a_card_whose_call_comes_back_is_as_any_other(driver: Driver, gpus: Pati
     assert threads() <= 3
 
 
-def test_many_who_ask_at_once_cost_four_threads(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+def test_many_who_ask_at_once_cost_four_threads(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
     """None of them knows yet that the card hangs; the fifth is refused."""
     gpus.inventory()
     driver.fail(POWER, gpu=0, hang=True)
@@ -137,11 +137,11 @@ def test_many_who_ask_at_once_cost_four_threads(driver: Driver, gpus: PatientGpu
     for one in asking:
         one.join()
     assert len(errors) == 12
-    assert threads() <= patient_gpus._MOST_CALLS + patient_gpus._KEPT_IDLE
+    assert threads() <= time_limited_gpus._MOST_CALLS + time_limited_gpus._KEPT_IDLE
 
 
 def test_a_card_that_hangs_when_the_driver_is_opened_keeps_no_other_from_it(
-    driver: Driver, gpus: PatientGpus, calls: Hasty
+    driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
 ) -> None:
     """An agent that is started again because of it serves the rest; the card is told among the problems."""
     driver.fail(HANDLE, gpu=0, hang=True)
@@ -154,7 +154,7 @@ def test_a_card_that_hangs_when_the_driver_is_opened_keeps_no_other_from_it(
 
 
 def test_presence_and_facts_have_the_others_and_say_what_is_stuck(
-    driver: Driver, gpus: PatientGpus, calls: Hasty
+    driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
 ) -> None:
     """The server sees which card it is."""
     hang(driver, gpus, calls)
@@ -166,10 +166,12 @@ def test_presence_and_facts_have_the_others_and_say_what_is_stuck(
     assert "is stuck" in told["gpu_problems"][0]
 
 
-def test_the_exporter_shows_a_stuck_card_and_serves_the_others(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+def test_the_exporter_shows_a_stuck_card_and_serves_the_others(
+    driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
+) -> None:
     """1 for the one, 0 for the other, whose readings are there."""
     hang(driver, gpus, calls)
-    shown = scrape(AgentCollector(gpus, dict, Tally(), {"node": "n1", "version": "1", "policy": "none"}))
+    shown = scrape(AgentCollector(gpus, dict, AgentCounters(), {"node": "n1", "version": "1", "policy": "none"}))
     assert of(shown, "trainmedic_agent_gpu_stuck", uuid=FIRST) == 1
     assert of(shown, "trainmedic_agent_gpu_stuck", uuid=SECOND) == 0
     assert of(shown, "trainmedic_agent_gpus_missing") == 1
@@ -178,7 +180,7 @@ def test_the_exporter_shows_a_stuck_card_and_serves_the_others(driver: Driver, g
 
 
 def test_a_driver_that_does_not_say_who_is_there_is_told_with_those_that_were(
-    driver: Driver, gpus: PatientGpus, calls: Hasty
+    driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
 ) -> None:
     """Each card still answers for itself."""
     gpus.inventory()
@@ -195,17 +197,17 @@ def test_a_driver_that_does_not_say_who_is_there_is_told_with_those_that_were(
 def test_the_driver_is_opened_in_its_own_time(driver: Driver) -> None:
     """Whatever is asked first: to wake eight cards takes longer than one of them is waited for."""
     calls = Noting()
-    gpus = PatientGpus(NvmlGpus(apart=calls), calls)
+    gpus = TimeLimitedGpus(NvmlGpus(apart=calls), calls)
     assert gpus.power(FIRST).limit_mw > 0
-    assert calls.asked[0] == ("NVIDIA's driver", patient_gpus.DRIVER_SECONDS)
-    assert calls.asked[-1] == (FIRST, patient_gpus.CARD_SECONDS)
+    assert calls.asked[0] == ("NVIDIA's driver", time_limited_gpus.DRIVER_SECONDS)
+    assert calls.asked[-1] == (FIRST, time_limited_gpus.CARD_SECONDS)
     asked = len(calls.asked)
     gpus.power(SECOND)
-    assert calls.asked[asked:] == [(SECOND, patient_gpus.CARD_SECONDS)]
+    assert calls.asked[asked:] == [(SECOND, time_limited_gpus.CARD_SECONDS)]
     gpus.close()
 
 
-def test_a_driver_is_not_closed_under_a_call(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+def test_a_driver_is_not_closed_under_a_call(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
     """The real library may crash then; the process ends all the same."""
     hang(driver, gpus, calls)
     gpus.close()
@@ -213,7 +215,7 @@ def test_a_driver_is_not_closed_under_a_call(driver: Driver, gpus: PatientGpus, 
     eventually(lambda: answers(gpus, FIRST), 20, "the card")
 
 
-def test_a_set_that_comes_back_late_is_seen(driver: Driver, gpus: PatientGpus, calls: Hasty) -> None:
+def test_a_set_that_comes_back_late_is_seen(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
     """It may have taken its effect: whoever set it looks again."""
     gpus.inventory()
     driver.fail(SET_LIMIT, gpu=0, hang=True, after=True)

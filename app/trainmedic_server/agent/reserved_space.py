@@ -29,7 +29,7 @@ _ROOM = 8
 """The reserve is filled up only where this many times its size is available beside it."""
 
 
-class Reserve:
+class ReservedSpace:
     """The file."""
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The threads that carry orders out: one for each lane, so that a long cleanup never holds up a cap.
 
 A lane takes its orders in the order in which they came, and runs its keepers between them. What an order
-means is not known here; `Lane` is handed the function that carries one out (``execution``).
+means is not known here; `WorkerQueue` is handed the function that carries one out (``execution``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from trainmedic.wire import envelope
-from trainmedic_server.agent.orders import Keeper
-from trainmedic_server.agent.tally import Tally
+from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.executors import PeriodicTask
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +31,16 @@ class Pending:
     resumed: bool = False
 
 
-class Lane:
+class WorkerQueue:
     """One thread and the orders that wait for it."""
 
     def __init__(
         self,
         name: str,
         carry_out: Callable[[Pending], None],
-        keepers: Sequence[Keeper],
+        keepers: Sequence[PeriodicTask],
         stopping: threading.Event,
-        tally: Tally,
+        tally: AgentCounters,
     ) -> None:
         self.name = name
         self._carry_out = carry_out

@@ -1,6 +1,6 @@
 """Carries orders out: asks the hand, and concludes with exactly one outcome, in the journal before anywhere else.
 
-Called in the threads of the lanes. What has been taken and is not concluded is on the `Execution`'s board,
+Called in the threads of the lanes. What has been taken and is not concluded is on the `CommandRunner`'s board,
 so that a repeat of its command finds it.
 """
 
@@ -14,44 +14,42 @@ from typing import Any
 
 from trainmedic.job.command import plain
 from trainmedic.wire import envelope
-from trainmedic_server.agent.journal import Entry, Journal
-from trainmedic_server.agent.lanes import Pending
-from trainmedic_server.agent.orders import (
-    NOTHING_TO_UNDO,
-    Abandoning,
-    Failed,
-    Hand,
-    Interrupted,
-    Order,
-    Rejected,
-    Unsupported,
-)
+from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.executors import NOTHING_TO_UNDO, AcceptedCommand, Executor, SupportsAbandon
+from trainmedic_server.agent.journal import Journal, JournalEntry
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.replies import Replies
-from trainmedic_server.agent.tally import Tally
-from trainmedic_server.errors import JournalUnavailable, NotCarriedOut
+from trainmedic_server.agent.worker_queues import Pending
+from trainmedic_server.errors import (
+    CommandFailed,
+    CommandInterrupted,
+    CommandNotExecuted,
+    CommandRejected,
+    CommandUnsupported,
+    JournalUnavailable,
+)
 
 log = logging.getLogger(__name__)
 
-_STATUS: Mapping[type[NotCarriedOut], str] = {
-    Rejected: envelope.REJECTED,
-    Unsupported: envelope.UNSUPPORTED,
-    Failed: envelope.FAILED,
+_STATUS: Mapping[type[CommandNotExecuted], str] = {
+    CommandRejected: envelope.REJECTED,
+    CommandUnsupported: envelope.UNSUPPORTED,
+    CommandFailed: envelope.FAILED,
 }
 _MAY_HAVE_ACTED = (envelope.APPLIED, envelope.FAILED)
 
 
-class Execution:
+class CommandRunner:
     """What happens to an order in its lane."""
 
     def __init__(
         self,
-        hands: Mapping[str, Hand],
+        hands: Mapping[str, Executor],
         policy: Policy,
         journal: Journal,
         replies: Replies,
         stopping: threading.Event,
-        tally: Tally,
+        tally: AgentCounters,
         now: Callable[[], datetime],
     ) -> None:
         self._hands = hands
@@ -64,7 +62,7 @@ class Execution:
         self._lock = threading.Lock()
         self._board: dict[str, Pending] = {}
         # Concluded while the journal could not be written: there they are still open, and resumed at the next start.
-        self._unwritten: dict[str, Entry] = {}
+        self._unwritten: dict[str, JournalEntry] = {}
 
     def enter(self, pending: Pending) -> None:
         """It has been taken, and goes to its lane."""
@@ -76,7 +74,7 @@ class Execution:
         with self._lock:
             return len(self._board)
 
-    def extend(self, command_id: str, expires_at: datetime) -> Entry | None:
+    def extend(self, command_id: str, expires_at: datetime) -> JournalEntry | None:
         """The command of an open order has come again: it has as much time as that gives it. Returns its
         outcome where it has one that the journal does not know."""
         with self._lock:
@@ -89,7 +87,7 @@ class Execution:
         """To its end, unless the agent stops in the middle: then it stays open in the journal."""
         try:
             status, output = self._outcome(pending)
-        except Interrupted as interrupted:
+        except CommandInterrupted as interrupted:
             log.info("%s %s goes on at the next start: %s", pending.command.action, pending.command.id, interrupted)
             return
         self._conclude(pending, status, output)
@@ -99,7 +97,7 @@ class Execution:
         hand = self._hands.get(command.action)
         if hand is None:  # taken by another version of the agent
             return envelope.UNSUPPORTED, {"reason": f"this agent does not know {command.action}"}
-        order = Order(command, pending.resumed, self._stopping.is_set)
+        order = AcceptedCommand(command, pending.resumed, self._stopping.is_set)
         if self._now() >= pending.expires_at:
             self._abandon(hand, order)
             return envelope.EXPIRED, {"reason": "the agent did not come to it in time"}
@@ -111,9 +109,9 @@ class Execution:
             if command.undo_of is not None and not self._is_undoable(command.undo_of):
                 return envelope.APPLIED, NOTHING_TO_UNDO
             return envelope.APPLIED, hand.perform(order)
-        except Interrupted:
+        except CommandInterrupted:
             raise
-        except NotCarriedOut as refused:
+        except CommandNotExecuted as refused:
             status = next((_STATUS[kind] for kind in _STATUS if isinstance(refused, kind)), envelope.FAILED)
             return status, {**refused.output, "reason": str(refused)}
         except JournalUnavailable as error:
@@ -121,28 +119,28 @@ class Execution:
             return envelope.FAILED, {"reason": str(error)}
         except Exception as error:  # a hand's slip is answered like any failure, and does not end its lane
             log.exception("%s %s failed unexpectedly", command.action, command.id)
-            self._tally.fault(hand.lane)
+            self._tally.fault(hand.queue)
             return envelope.FAILED, {"reason": f"{type(error).__name__}: {error}"}
 
-    def _abandon(self, hand: Hand, order: Order) -> None:
+    def _abandon(self, hand: Executor, order: AcceptedCommand) -> None:
         """Nothing of an order stays in force that an earlier process may have begun and this one must not finish."""
-        if not order.resumed or not isinstance(hand, Abandoning):
+        if not order.resumed or not isinstance(hand, SupportsAbandon):
             return
         try:
             hand.abandon(order)
         except Exception:  # the reply says what is true of the order; what is left of it is for a person
             log.exception("what was begun of %s %s could not be taken back", order.command.action, order.command.id)
-            self._tally.fault(hand.lane)
+            self._tally.fault(hand.queue)
 
     def _is_undoable(self, command_id: str) -> bool:
         """Whether the command that is to be taken back may have had an effect; it bars the way of one that never
-        came. Raises Failed where that is not known yet, JournalUnavailable."""
+        came. Raises CommandFailed where that is not known yet, JournalUnavailable."""
         known = self._journal.look_up(command_id)
         if known is not None and known.is_open:
             with self._lock:
                 known = self._unwritten.get(command_id)
             if known is None:
-                raise Failed("the command that it takes back is still being carried out; try again")
+                raise CommandFailed("the command that it takes back is still being carried out; try again")
         if known is None or known.status == envelope.EXPIRED:
             self._journal.revoke(command_id, self._now())
             return False
@@ -150,7 +148,7 @@ class Execution:
 
     def _conclude(self, pending: Pending, status: str, output: Mapping[str, Any]) -> None:
         command = pending.command
-        concluded = Entry(command.id, status, self._now(), plain(output))
+        concluded = JournalEntry(command.id, status, self._now(), plain(output))
         try:
             self._journal.conclude(concluded)
         except JournalUnavailable as error:

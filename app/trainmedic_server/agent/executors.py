@@ -1,6 +1,6 @@
 """What the agent hands to the part of it that acts, and how that part answers.
 
-A `Hand` carries out one action. It is called in the one thread of its lane, so two orders of a lane never
+A `Executor` carries out one action. It is called in the one thread of its lane, so two orders of a lane never
 overlap. By then the order has been verified, is allowed by the policy and stands in the journal. What the
 hand returns is the reply's output (``applied``); what it raises is the reply's status and reason.
 
@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from trainmedic.wire.envelope import Command
-from trainmedic_server.errors import Failed, Interrupted, Rejected, Unsupported
-
-__all__ = ["Abandoning", "Failed", "Hand", "Interrupted", "Keeper", "Order", "Rejected", "Unsupported"]
 
 NOTHING_TO_UNDO: Mapping[str, Any] = {"nothing_to_undo": True}
 """The output of an undo of what was never applied here."""
@@ -31,12 +28,12 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class AcceptedCommand:
     """One command as a hand sees it.
 
     ``resumed``: an earlier process of this agent may have begun it under the same id. ``is_stopping``
     becomes true when the agent has been told to end: a hand that takes longer than a moment asks it between
-    its pieces of work, and raises `Interrupted`; the order is then resumed at the next start.
+    its pieces of work, and raises `CommandInterrupted`; the order is then resumed at the next start.
     """
 
     command: Command
@@ -44,7 +41,7 @@ class Order:
     is_stopping: Callable[[], bool] = _never
 
 
-class Hand(Protocol):
+class Executor(Protocol):
     """Carries out one action."""
 
     @property
@@ -53,32 +50,32 @@ class Hand(Protocol):
         ...
 
     @property
-    def lane(self) -> str:
+    def queue(self) -> str:
         """Which thread calls it: ``gpu``, ``disk`` or ``facts``, so that a long cleanup never holds up a cap."""
         ...
 
-    def perform(self, order: Order) -> Mapping[str, Any]:
+    def perform(self, order: AcceptedCommand) -> Mapping[str, Any]:
         """Do it; return the output, plain values that JSON can carry.
 
         An order with ``command.undo_of`` takes an earlier one back. It comes here only where that one may
         have had an effect: it was applied, or it failed; where there is nothing to take back, the output is
         `NOTHING_TO_UNDO`.
 
-        Raises Rejected (it makes no sense or is not allowed here), Unsupported (this node cannot do it),
-        Failed (tried, not done; another attempt may succeed), Interrupted (see `Order`). Anything else that
-        leaves it is logged, and answered as failed.
+        Raises CommandRejected (it makes no sense or is not allowed here), CommandUnsupported (this node cannot do it),
+        CommandFailed (tried, not done; another attempt may succeed), CommandInterrupted (see `AcceptedCommand`).
+        Anything else that leaves it is logged, and answered as failed.
         """
         ...
 
 
-class Keeper(Protocol):
+class PeriodicTask(Protocol):
     """Work of the agent's own that comes due by itself, such as ending a power cap whose lease is over.
 
     It runs in a lane, between the lane's orders, so it never meets one of them halfway.
     """
 
     @property
-    def lane(self) -> str: ...
+    def queue(self) -> str: ...
 
     def due(self) -> float | None:
         """Seconds until it wants to run, 0 or less for now; None while nothing will come due.
@@ -93,13 +90,13 @@ class Keeper(Protocol):
 
 
 @runtime_checkable
-class Abandoning(Protocol):
+class SupportsAbandon(Protocol):
     """A hand that can take back what is half-done."""
 
-    def abandon(self, order: Order) -> None:
+    def abandon(self, order: AcceptedCommand) -> None:
         """An earlier process may have begun this order, and it has expired since: leave nothing of it in force.
 
-        Called instead of `Hand.perform`, before the order is answered ``expired``. The same command may
+        Called instead of `Executor.perform`, before the order is answered ``expired``. The same command may
         come again later, with more time.
         """
         ...

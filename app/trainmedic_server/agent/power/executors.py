@@ -14,18 +14,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmedic.wire import envelope
-from trainmedic_server.agent import orders
-from trainmedic_server.agent.power.control import PowerControl, Settled
-from trainmedic_server.agent.power.holds import LAPSED
+from trainmedic_server.agent import executors
+from trainmedic_server.agent.power.caps import LAPSED
+from trainmedic_server.agent.power.control import PowerControl, PowerOutcome
 from trainmedic_server.errors import (
-    Failed,
+    CommandFailed,
+    CommandNotExecuted,
+    CommandRejected,
+    CommandUnsupported,
     GpuAbsent,
     GpuError,
     NoPermission,
-    NotCarriedOut,
     NotSupported,
-    Rejected,
-    Unsupported,
 )
 from trainmedic_server.ports.gpus import PowerLimits, in_watts
 
@@ -40,20 +40,20 @@ MOST_GPUS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PowerLimit:
+class PowerLimitExecutor:
     """``gpu.power_limit``: a cap in watts or percent of the card's default, on one GPU or on several alike."""
 
     control: PowerControl
     action: str = "gpu.power_limit"
-    lane: str = LANE
+    queue: str = LANE
 
-    def perform(self, order: orders.Order) -> Mapping[str, Any]:
+    def perform(self, order: executors.AcceptedCommand) -> Mapping[str, Any]:
         command = order.command
         if command.undo_of is not None:
             return self._undo(command)
         unknown = [name for name in command.params if name not in _KNOWN]
         if unknown:
-            raise Rejected(f"{self.action} does not know {_listed(unknown)}; it takes {_listed(_KNOWN)}")
+            raise CommandRejected(f"{self.action} does not know {_listed(unknown)}; it takes {_listed(_KNOWN)}")
         asked = _asked(command.params)
         lease = _seconds(command.params, "lease_seconds", DEFAULT_LEASE)
         uuids = self._uuids(command.target)
@@ -61,14 +61,16 @@ class PowerLimit:
             return self._restore(command.id, uuids)
         before = self.control.ended_by(command.id)
         if before is not None:
-            raise Failed(f"the cap was begun before the agent was restarted, and it has ended since: {_told(before)}")
+            raise CommandFailed(
+                f"the cap was begun before the agent was restarted, and it has ended since: {_told(before)}"
+            )
         outcome = self.control.cap(command.id, asked, uuids, lease)
         errors = {uuid: one for uuid, one in outcome.items() if isinstance(one, GpuError)}
         if errors:
             raise _refusal(errors, len(uuids))
         return _one_or_all(_capped(command.id, outcome), "gpus" in command.target)
 
-    def abandon(self, order: orders.Order) -> None:
+    def abandon(self, order: executors.AcceptedCommand) -> None:
         """A cap that was begun and has expired since does not stay; its command may come again."""
         self.control.forget(order.command.id)
 
@@ -78,11 +80,11 @@ class PowerLimit:
         """The GPUs that the target names, as this node's driver knows them."""
         named = target["gpus"] if "gpus" in target else [target.get("gpu")]
         if not isinstance(named, list) or not named or not all(isinstance(one, str) and one.strip() for one in named):
-            raise Rejected(
+            raise CommandRejected(
                 "the target names no GPU: gpu must be a UUID, a PCI address or an index, or gpus a list of them"
             )
         if len(named) > MOST_GPUS:
-            raise Rejected(f"the target names {len(named)} GPUs; a command may name {MOST_GPUS}")
+            raise CommandRejected(f"the target names {len(named)} GPUs; a command may name {MOST_GPUS}")
         found: dict[str, None] = {}
         errors: dict[str, GpuError] = {}
         for name in named:
@@ -106,7 +108,7 @@ class PowerLimit:
         begun = [uuid for uuid, hold in holds.items() if uuid not in outcome and hold and hold.ended_by == by]
         if outcome or (begun and ended == by):
             return self._given_back(outcome | self.control.settle(begun))
-        return {**orders.NOTHING_TO_UNDO, "note": _told(ended) if ended else "no such cap stands here"}
+        return {**executors.NOTHING_TO_UNDO, "note": _told(ended) if ended else "no such cap stands here"}
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
         """End every cap on these GPUs, whoever made it."""
@@ -114,25 +116,25 @@ class PowerLimit:
         self.control.mark_ended({hold.id for uuid in uuids for hold in self.control.ledger.of(uuid).holds}, by, uuids)
         return self._given_back(self.control.settle(uuids))
 
-    def _given_back(self, outcome: Mapping[str, Settled | GpuError]) -> Mapping[str, Any]:
+    def _given_back(self, outcome: Mapping[str, PowerOutcome | GpuError]) -> Mapping[str, Any]:
         errors = {uuid: one for uuid, one in outcome.items() if isinstance(one, GpuError)}
         if errors:
             reason = "; ".join(f"{uuid}: {error}" for uuid, error in errors.items())
-            raise Failed(f"not given back yet: {reason}. The agent goes on trying", {"owed": sorted(errors)})
-        told = {uuid: _returned(uuid, one) for uuid, one in outcome.items() if isinstance(one, Settled)}
+            raise CommandFailed(f"not given back yet: {reason}. The agent goes on trying", {"owed": sorted(errors)})
+        told = {uuid: _returned(uuid, one) for uuid, one in outcome.items() if isinstance(one, PowerOutcome)}
         return _one_or_all(told, len(told) > 1)
 
 
 @dataclass(frozen=True, slots=True)
-class RenewLease:
+class RenewLeaseExecutor:
     """``gpu.renew_lease``: these caps are still needed, for so many seconds from when that was said; those under
     ``again`` also where their leases have run out meanwhile."""
 
     control: PowerControl
     action: str = "gpu.renew_lease"
-    lane: str = LANE
+    queue: str = LANE
 
-    def perform(self, order: orders.Order) -> Mapping[str, Any]:
+    def perform(self, order: executors.AcceptedCommand) -> Mapping[str, Any]:
         command = order.command
         holds, again = _ids(command.params, "holds"), _ids(command.params, "again", [])
         until = command.issued_at.timestamp() + _seconds(command.params, "lease_seconds", DEFAULT_LEASE)
@@ -151,7 +153,7 @@ class RenewLease:
         return {"renewed": [one for one in holds if one in renewed], "unknown": unknown, **more}
 
 
-class LeaseKeeper:
+class LeaseExpiry:
     """Ends caps whose lease is over, gives back what a GPU is owed, and looks after the limits that are in force.
 
     Due at once when the agent starts, so that nothing that ran out meanwhile outlives the start.
@@ -170,7 +172,7 @@ class LeaseKeeper:
         self._retry_at: dict[str, float] = {}
 
     @property
-    def lane(self) -> str:
+    def queue(self) -> str:
         return LANE
 
     def due(self) -> float | None:
@@ -199,7 +201,7 @@ class LeaseKeeper:
             )
         )
 
-    def _noted(self, outcome: Mapping[str, Settled | GpuError]) -> None:
+    def _noted(self, outcome: Mapping[str, PowerOutcome | GpuError]) -> None:
         for uuid, one in outcome.items():
             if isinstance(one, GpuError):
                 attempt = self._attempts.get(uuid, 0)
@@ -217,16 +219,16 @@ def _asked(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None:
     """The milliwatts that a command wants of a card; None where it wants the caps to end. Raises Rejected."""
     given = [name for name in ("watts", "percent", "restore") if params.get(name) is not None]
     if len(given) != 1:
-        raise Rejected("give exactly one of watts and percent")
+        raise CommandRejected("give exactly one of watts and percent")
     if given == ["restore"]:
         if params["restore"] is not True:
-            raise Rejected("restore can only be true")
+            raise CommandRejected("restore can only be true")
         return None
     value = _seconds(params, given[0], 0.0)
     if given == ["watts"]:
         return lambda _: round(value * 1000)
     if value > 100:
-        raise Rejected(f"percent is of the card's default limit, and at most 100, not {value:g}")
+        raise CommandRejected(f"percent is of the card's default limit, and at most 100, not {value:g}")
 
     def share(limits: PowerLimits) -> int:
         if limits.default_mw is None:
@@ -245,26 +247,26 @@ def _listed(names: Sequence[object]) -> str:
 def _ids(params: Mapping[str, Any], name: str, default: Sequence[str] | None = None) -> Sequence[str]:
     value = params.get(name, default)
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise Rejected(f"{name} must be a list of command ids")
+        raise CommandRejected(f"{name} must be a list of command ids")
     return value
 
 
 def _seconds(params: Mapping[str, Any], name: str, default: float) -> float:
     value = params.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise Rejected(f"{name} must be a number over 0, not {value!r}")
+        raise CommandRejected(f"{name} must be a number over 0, not {value!r}")
     return float(value)
 
 
 # --- what a command is told -------------------------------------------------------------------------------
 
 
-def _capped(hold_id: str, outcome: Mapping[str, Settled | GpuError]) -> dict[str, dict[str, Any]]:
+def _capped(hold_id: str, outcome: Mapping[str, PowerOutcome | GpuError]) -> dict[str, dict[str, Any]]:
     """By UUID, of a cap that stands on each of these GPUs."""
-    return {uuid: _cap(uuid, hold_id, one) for uuid, one in outcome.items() if isinstance(one, Settled)}
+    return {uuid: _cap(uuid, hold_id, one) for uuid, one in outcome.items() if isinstance(one, PowerOutcome)}
 
 
-def _cap(uuid: str, hold_id: str, settled: Settled) -> dict[str, Any]:
+def _cap(uuid: str, hold_id: str, settled: PowerOutcome) -> dict[str, Any]:
     hold = settled.state.hold(hold_id)
     assert hold is not None
     after = settled.after
@@ -303,12 +305,12 @@ def _note(limit_mw: int, after: PowerLimits) -> str | None:
     return None
 
 
-def _why_not(outcome: Mapping[str, Settled | GpuError]) -> str:
+def _why_not(outcome: Mapping[str, PowerOutcome | GpuError]) -> str:
     errors = [str(one) for one in outcome.values() if isinstance(one, GpuError)]
     return f", and it could not be set again: {'; '.join(errors)}" if errors else ""
 
 
-def _returned(uuid: str, settled: Settled) -> dict[str, Any]:
+def _returned(uuid: str, settled: PowerOutcome) -> dict[str, Any]:
     told = {
         "gpu": uuid,
         "limit_watts": in_watts(settled.after.enforced_mw),
@@ -332,16 +334,16 @@ def _one_or_all(told: Mapping[str, dict[str, Any]], several: bool) -> dict[str, 
     return {"gpus": list(told.values())}
 
 
-def _refusal(errors: Mapping[str, GpuError], of: int) -> NotCarriedOut:
+def _refusal(errors: Mapping[str, GpuError], of: int) -> CommandNotExecuted:
     reason = "; ".join(str(error) for error in errors.values())
     if of > 1:
         reason = f"none of the {of} GPUs is capped: {reason}"
     output = {"gpus": {name: str(error) for name, error in errors.items()}}
     if any(isinstance(error, NotSupported | NoPermission) for error in errors.values()):
-        return Unsupported(reason, output)
+        return CommandUnsupported(reason, output)
     if any(isinstance(error, GpuAbsent) for error in errors.values()):
-        return Rejected(reason, output)
-    return Failed(reason, output)
+        return CommandRejected(reason, output)
+    return CommandFailed(reason, output)
 
 
 def _told(ended_by: str) -> str:

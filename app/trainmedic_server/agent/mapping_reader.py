@@ -1,6 +1,6 @@
 """Reading the mappings of the policy field by field: checked values out, and all the faults at once.
 
-Plain mappings and lists come in, as YAML or JSON gave them. A `Fault` says where it is by keys and positions
+Plain mappings and lists come in, as YAML or JSON gave them. A `FieldFault` says where it is by keys and positions
 only; ``policy``, which has read the file, adds line and column. Done without pydantic, which would be a fifth of
 the agent's memory.
 
@@ -24,7 +24,7 @@ Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FieldFault:
     """Something wrong; ``place`` is the way to it from the top of the policy: ("cleaning", "rules", "tmp", "do")."""
 
     place: Place
@@ -34,19 +34,19 @@ class Fault:
         return f"{'.'.join(map(str, self.place))}: {self.message}" if self.place else self.message
 
 
-class Form:
+class MappingReader:
     """One mapping of the document: takes fields out of it and gathers what is wrong."""
 
-    def __init__(self, place: Place, raw: object, faults: list[Fault] | None = None) -> None:
+    def __init__(self, place: Place, raw: object, faults: list[FieldFault] | None = None) -> None:
         self.place = place
-        self.faults: list[Fault] = [] if faults is None else faults
+        self.faults: list[FieldFault] = [] if faults is None else faults
         self._is_usable = isinstance(raw, Mapping)
         self._raw: Mapping[Any, Any] = raw if isinstance(raw, Mapping) else {}
         if not self._is_usable:
             self.fault((), f"must be a mapping (name: value), not {shown(raw)}")
 
     def fault(self, place: Place, message: str) -> None:
-        self.faults.append(Fault((*self.place, *place), message))
+        self.faults.append(FieldFault((*self.place, *place), message))
 
     def known(self, keys: tuple[str, ...]) -> None:
         for key in self._raw:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainmedic_server.agent import orders
+from trainmedic_server.agent import executors
 from trainmedic_server.agent.facts import gpu, host
 from trainmedic_server.errors import GpuError
 from trainmedic_server.ports.gpus import Gpus
@@ -22,7 +22,7 @@ WINDOW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFactsExecutor:
     """``places``: paths whose file systems are of interest, such as the roots of the policy's cleaning rules."""
 
     node: str
@@ -31,9 +31,9 @@ class NodeFacts:
     proc: Path = host.PROC
     sleep: Callable[[float], None] = field(default=time.sleep)
     action: str = "node.facts"
-    lane: str = "facts"
+    queue: str = "facts"
 
-    def perform(self, order: orders.Order) -> Mapping[str, Any]:
+    def perform(self, order: executors.AcceptedCommand) -> Mapping[str, Any]:
         told: dict[str, Any] = {"node": self.node}
         problems: list[str] = []
         parts: Sequence[Callable[[], Mapping[str, Any]]] = (

@@ -69,7 +69,7 @@ class _Job(Generic[T]):
         return self._result
 
 
-class Calls:
+class TimeLimitedCalls:
     """Makes calls in threads of their own."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -149,10 +149,10 @@ def _stuck(key: str, seconds: float) -> GpuStuck:
     )
 
 
-class PatientGpus:
+class TimeLimitedGpus:
     """`trainmedic_server.ports.gpus.Gpus`, made of another one, which never lets its caller wait for long."""
 
-    def __init__(self, inner: gpus.Gpus, calls: Calls) -> None:
+    def __init__(self, inner: gpus.Gpus, calls: TimeLimitedCalls) -> None:
         self._inner = inner
         self._calls = calls
         self._last = gpus.Inventory()

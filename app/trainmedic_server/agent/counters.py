@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 
-class Tally:
+class AgentCounters:
     """Counts since the process started."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ _SAME_MW = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class PowerCap:
     """A cap. ``id`` is that of the command that made it, ``lease_seconds`` what it was granted.
 
     ``ended_by`` says why it no longer stands: ``lease``, ``overridden``, ``failed: <why>``, or ``undo <command id>``.
@@ -43,7 +43,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class PowerBaseline:
     """What is known of a GPU's limit while this agent has a hand in it.
 
     ``original_mw`` was there before the first cap. ``set_mw`` is what the limit was last seen to be by our
@@ -58,14 +58,14 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuPower:
+class GpuPowerState:
     """Everything that the agent remembers of the power of one GPU. No baseline: it has no hand in it."""
 
-    baseline: Baseline | None = None
-    holds: tuple[Hold, ...] = ()
+    baseline: PowerBaseline | None = None
+    holds: tuple[PowerCap, ...] = ()
 
     @property
-    def standing(self) -> tuple[Hold, ...]:
+    def standing(self) -> tuple[PowerCap, ...]:
         return tuple(hold for hold in self.holds if hold.ended_by is None)
 
     @property
@@ -78,7 +78,7 @@ class GpuPower:
         hold = self.hold(hold_id)
         return hold is not None and hold.ended_by == LAPSED
 
-    def hold(self, hold_id: str) -> Hold | None:
+    def hold(self, hold_id: str) -> PowerCap | None:
         return next((hold for hold in self.holds if hold.id == hold_id), None)
 
     def wanted_mw(self) -> int | None:
@@ -100,25 +100,25 @@ class GpuPower:
             return False
         return present.session == known.session or not is_same(present.limit_mw, present.default_mw)
 
-    def with_hold(self, hold: Hold, present: PowerLimits) -> GpuPower:
+    def with_hold(self, hold: PowerCap, present: PowerLimits) -> GpuPowerState:
         """One more cap, on a GPU that shows these limits."""
-        baseline = self.baseline or Baseline(present.limit_mw, present.limit_mw, present.session)
-        return GpuPower(baseline, _kept((*self.holds, hold)))
+        baseline = self.baseline or PowerBaseline(present.limit_mw, present.limit_mw, present.session)
+        return GpuPowerState(baseline, _kept((*self.holds, hold)))
 
-    def about_to_set(self, present: PowerLimits) -> GpuPower:
+    def about_to_set(self, present: PowerLimits) -> GpuPowerState:
         """The intent to set what is wanted, before the driver is told."""
         assert self.baseline is not None
-        baseline = Baseline(self.baseline.original_mw, present.limit_mw, present.session, self.wanted_mw())
+        baseline = PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session, self.wanted_mw())
         return replace(self, baseline=baseline)
 
-    def settled(self, present: PowerLimits) -> GpuPower:
+    def settled(self, present: PowerLimits) -> GpuPowerState:
         """The driver shows what is wanted, or what it made of it. With the last cap the baseline goes too."""
         assert self.baseline is not None
         if not self.standing:
             return replace(self, baseline=None)
-        return replace(self, baseline=Baseline(self.baseline.original_mw, present.limit_mw, present.session))
+        return replace(self, baseline=PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session))
 
-    def ending(self, hold_ids: Collection[str], by: str, at: float) -> GpuPower:
+    def ending(self, hold_ids: Collection[str], by: str, at: float) -> GpuPowerState:
         """Those of them that stand, stand no longer; and one that has lapsed is not to be set again."""
         holds = (
             replace(hold, ended_by=by, ended_at=at)
@@ -128,15 +128,15 @@ class GpuPower:
         )
         return replace(self, holds=_kept(tuple(holds)))
 
-    def without(self, hold_id: str) -> GpuPower:
+    def without(self, hold_id: str) -> GpuPowerState:
         """As if there had never been such a hold; what the GPU had before is still owed to it."""
         return replace(self, holds=tuple(hold for hold in self.holds if hold.id != hold_id))
 
-    def overridden(self, at: float) -> GpuPower:
+    def overridden(self, at: float) -> GpuPowerState:
         """Somebody else decides now: no cap stands, and nothing is to be given back."""
         return replace(self.ending({hold.id for hold in self.holds}, "overridden", at), baseline=None)
 
-    def renewed(self, hold_id: str, until: float) -> GpuPower:
+    def renewed(self, hold_id: str, until: float) -> GpuPowerState:
         """A lease only ever grows."""
         holds = (
             replace(hold, lease_until=max(hold.lease_until, until))
@@ -153,37 +153,37 @@ class GpuPower:
         }
 
     @classmethod
-    def of_json(cls, value: Mapping[str, Any]) -> GpuPower:
-        baseline = Baseline(**value["baseline"]) if value["baseline"] else None
-        return cls(baseline, tuple(Hold(**one) for one in value["holds"]))
+    def of_json(cls, value: Mapping[str, Any]) -> GpuPowerState:
+        baseline = PowerBaseline(**value["baseline"]) if value["baseline"] else None
+        return cls(baseline, tuple(PowerCap(**one) for one in value["holds"]))
 
 
 @dataclass(frozen=True, slots=True)
-class Clamped:
+class ClampedLimit:
     """What becomes of a request. ``by`` is ``floor`` (the agent's policy) or ``card``, None where it is as asked."""
 
     limit_mw: int
     by: str | None = None
 
 
-def clamp(requested_mw: int, limits: PowerLimits, floor_percent: float) -> Clamped:
+def clamp(requested_mw: int, limits: PowerLimits, floor_percent: float) -> ClampedLimit:
     """Into the card's constraints, and not below the policy's share of its default; of its most, where the
     default is not told."""
     base = limits.default_mw if limits.default_mw is not None else limits.max_mw
     floor_mw = round(base * floor_percent / 100) if base is not None else 0
     lowest_mw = limits.min_mw or 0
     if requested_mw < max(floor_mw, lowest_mw):
-        return Clamped(max(floor_mw, lowest_mw), "floor" if floor_mw > lowest_mw else "card")
+        return ClampedLimit(max(floor_mw, lowest_mw), "floor" if floor_mw > lowest_mw else "card")
     if limits.max_mw is not None and requested_mw > limits.max_mw:
-        return Clamped(limits.max_mw, "card")
-    return Clamped(requested_mw)
+        return ClampedLimit(limits.max_mw, "card")
+    return ClampedLimit(requested_mw)
 
 
 def is_same(one: int | None, other: int | None) -> bool:
     return one is not None and other is not None and abs(one - other) < _SAME_MW
 
 
-def _kept(holds: tuple[Hold, ...]) -> tuple[Hold, ...]:
+def _kept(holds: tuple[PowerCap, ...]) -> tuple[PowerCap, ...]:
     ended = [hold for hold in holds if hold.ended_by is not None]
     dropped = set(map(id, ended[: max(0, len(ended) - KEPT_ENDED)]))
     return tuple(hold for hold in holds if id(hold) not in dropped)
