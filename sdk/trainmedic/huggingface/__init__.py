@@ -17,7 +17,7 @@ import transformers
 from trainmedic.client import Medic, connect
 from trainmedic.huggingface.callback import Callback
 from trainmedic.huggingface.loop import HuggingFaceLoop
-from trainmedic.recovery.restarts import Limits
+from trainmedic.recovery.restarts import RestartLimits as Limits
 
 __all__ = ["Callback", "Limits", "protect", "run_by", "train"]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from trainmedic.errors import Rejected
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 _NAME = re.compile(r"checkpoint-(\d{1,18})\Z")
 _STATE = "trainer_state.json"
@@ -61,7 +61,7 @@ def step_of(checkpoint: str | Path) -> int:
     return int(match[1])
 
 
-def found(output_dir: str | Path, ranks: int = 1) -> list[Found]:
+def found(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
     """All checkpoints of a job of so many ranks, oldest step first. A directory that is not there holds none."""
     try:
         entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
@@ -116,13 +116,13 @@ def put_aside(output_dir: str | Path, after: int) -> list[str]:
     return renamed
 
 
-def _looked_at(path: Path, ranks: int) -> Found:
+def _looked_at(path: Path, ranks: int) -> SavedCheckpoint:
     complete = is_complete(path, ranks)
     try:
         at = (path / (_STATE if complete else ".")).stat().st_mtime
     except OSError:  # it was removed just now
         complete, at = False, 0.0
-    return Found(step_of(path), datetime.fromtimestamp(at, timezone.utc), path, complete)
+    return SavedCheckpoint(step_of(path), datetime.fromtimestamp(at, timezone.utc), path, complete)
 
 
 def _free_name(path: Path) -> Path:

@@ -20,9 +20,9 @@ from trainmedic.huggingface.batch_skipper import BatchSkipper
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import DataloaderWorkers, Rollback, ScaleBatch
 from trainmedic.recovery.changes import check_workers
-from trainmedic.recovery.checkpoints import Found, choose
-from trainmedic.recovery.restarts import Limits, Restart, Restarts, agreed
-from trainmedic.recovery.rollback_budget import Budget
+from trainmedic.recovery.checkpoints import SavedCheckpoint, choose
+from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, agree_on_checkpoint
+from trainmedic.recovery.rollback_budget import RollbackBudget
 
 log = logging.getLogger("trainmedic")
 
@@ -35,13 +35,13 @@ _WORKERS = "dataloader_num_workers"
 class HuggingFaceLoop:
     """The training of one Trainer, from its first step to the last, restarts included."""
 
-    def __init__(self, trainer: Any, medic: Medic, limits: Limits) -> None:
+    def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits) -> None:
         self._trainer = trainer
         self._medic = medic
         self._ranks: int = trainer.args.world_size
         self._step = 0
-        self.restarts = Restarts(medic, self._newest, self._target, limits)
-        self._budget = Budget(Path(trainer.args.output_dir), limits.rollbacks, writes=trainer.args.should_save)
+        self.restarts = LoopRestarter(medic, self._newest, self._target, limits)
+        self._budget = RollbackBudget(Path(trainer.args.output_dir), limits.rollbacks, writes=trainer.args.should_save)
         self._left_out = BatchSkipper(trainer, 0)
         self._left_out_before = 0  # by the checkpoint that the loop went on from
         self._batches_scaled: set[str] = set()  # by which commands, since the process began
@@ -53,7 +53,7 @@ class HuggingFaceLoop:
     def train(self, original: Callable[..., Any], resume: Any, *arguments: Any, **options: Any) -> Any:
         """Like ``Trainer.train``, which `original` is; what it returned last. Raises what it raises."""
 
-        def attempt(restart: Restart | None) -> Any:
+        def attempt(restart: LoopRestart | None) -> Any:
             start = self._first(resume) if restart is None else self._prepare(restart)
             if not start:
                 self._begin_anew()
@@ -74,7 +74,7 @@ class HuggingFaceLoop:
         self._foreign = frozenset((one.path, one.at) for one in self._found())
         self._budget.renew()
 
-    def _prepare(self, restart: Restart) -> str:
+    def _prepare(self, restart: LoopRestart) -> str:
         ranks = self.restarts.together()
         ranks.poll()  # until then some rank may still be writing its part of a checkpoint
         checkpoint = Path(ranks.choose(lambda: str(self._whole(restart))))
@@ -86,7 +86,7 @@ class HuggingFaceLoop:
         log.warning("%s: the training loop starts again from %s", self._medic.job, checkpoint)
         return str(checkpoint)
 
-    def _whole(self, restart: Restart) -> Path:
+    def _whole(self, restart: LoopRestart) -> Path:
         if checkpoints.is_complete(restart.checkpoint, self._ranks):
             return restart.checkpoint
         newest = self._newest()
@@ -105,7 +105,7 @@ class HuggingFaceLoop:
         complete = [one for one in self._found() if one.complete]
         return complete[-1].path if complete else None
 
-    def _found(self) -> list[Found]:
+    def _found(self) -> list[SavedCheckpoint]:
         found = checkpoints.found(self._trainer.args.output_dir, self._ranks)
         return [one for one in found if (one.path, one.at) not in self._foreign]
 
@@ -137,19 +137,19 @@ class HuggingFaceLoop:
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self._trainer.args.ignore_data_skip:
             raise Rejected("with ignore_data_skip the Trainer does not know which batches to leave out")
-        target = agreed(
+        target = agree_on_checkpoint(
             command.group, lambda: self._target(rollback), lambda path: checkpoints.is_complete(path, self._ranks)
         )
         output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": self._step}
         output["saved_at"] = target.at.isoformat()
-        self.restarts.ask(Restart(target.path, command, rollback.skip_batches, output=output))
+        self.restarts.ask(LoopRestart(target.path, command, rollback.skip_batches, output=output))
 
-    def _target(self, rollback: Rollback) -> Found:
+    def _target(self, rollback: Rollback) -> SavedCheckpoint:
         target = choose(self._found(), rollback, self._step)
         self._budget.check(target.step, self._step)
         return target
 
-    def _finish(self, restart: Restart) -> Mapping[str, Any]:
+    def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
         """The loop runs again, and `restart` is done."""
         command = restart.command
         if command is not None and command.action == "job.scale_batch":
@@ -176,7 +176,7 @@ class HuggingFaceLoop:
         batch, accumulation = split(before[_BATCH], before[_ACCUMULATION], scale.factor)
         after = {_BATCH: batch, _ACCUMULATION: accumulation}
         output = {**after, "previous": before}
-        self.restarts.ask(Restart(here, command, settings=after, previous=before, output=output))
+        self.restarts.ask(LoopRestart(here, command, settings=after, previous=before, output=output))
 
     def set_workers(self, command: JobCommand, here: Path) -> None:
         """``here`` is the checkpoint that is about to be written. Raises Rejected."""
@@ -190,7 +190,7 @@ class HuggingFaceLoop:
             names = list(after)
         before = {name: getattr(args, name) for name in names}
         output = {"count": wanted.count, "previous": before[_WORKERS]}
-        self.restarts.ask(Restart(here, command, settings=after, previous=before, output=output))
+        self.restarts.ask(LoopRestart(here, command, settings=after, previous=before, output=output))
 
 
 def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from trainmedic.client import Medic, connect
 from trainmedic.lightning.callback import Callback
 from trainmedic.lightning.loop import LightningLoop
 from trainmedic.lightning.resumable_loader import ResumableLoader
-from trainmedic.recovery.restarts import Limits
+from trainmedic.recovery.restarts import RestartLimits as Limits
 
 __all__ = ["Callback", "Limits", "fit"]
 

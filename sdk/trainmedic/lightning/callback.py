@@ -24,7 +24,7 @@ from trainmedic.job.queue import NOTHING_TO_UNDO
 from trainmedic.lightning import checkpoints
 from trainmedic.lightning.frameworks import LightningCallback
 from trainmedic.lightning.loop import LightningLoop, directory_of
-from trainmedic.recovery.changes import whole
+from trainmedic.recovery.changes import scaled_whole
 from trainmedic.torch import randomness
 from trainmedic.trainer.live_commands import HUNG, NEEDS_RESTART, LiveCommands, harmless, join_ranks
 
@@ -221,7 +221,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             command.failed("another change of the accumulation waits for its step")
             return None
         own = self._trainer.accumulate_grad_batches
-        wanted = whole(own, {command.id: command.parameters.factor}, "the number of accumulated batches")
+        wanted = scaled_whole(own, {command.id: command.parameters.factor}, "the number of accumulated batches")
         self._accumulation = command, wanted
         command.later()
         return None

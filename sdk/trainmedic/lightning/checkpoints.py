@@ -17,7 +17,7 @@ from typing import Any, Iterable
 
 import torch
 
-from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 SUFFIX = ".ckpt"
 _STEP = re.compile(r"step=(\d{1,18})")
@@ -28,7 +28,7 @@ def path_of(directory: Path, step: int) -> Path:
     return directory / f"trainmedic-step={step}{SUFFIX}"
 
 
-def found(directories: Iterable[Path]) -> list[Found]:
+def found(directories: Iterable[Path]) -> list[SavedCheckpoint]:
     """All checkpoints whose step is known, oldest step first. A directory that is not there holds none."""
     seen = {path for directory in directories for path in directory.glob(f"*{SUFFIX}") if not path.is_symlink()}
     checkpoints = []
@@ -40,7 +40,7 @@ def found(directories: Iterable[Path]) -> list[Found]:
         except OSError:  # it was removed just now
             continue
         if step is not None:
-            checkpoints.append(Found(step, at, path, complete))
+            checkpoints.append(SavedCheckpoint(step, at, path, complete))
     return sorted(checkpoints, key=lambda one: (one.step, one.at))
 
 

@@ -16,9 +16,9 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Rollback
 from trainmedic.lightning import checkpoints
 from trainmedic.lightning.resumable_loader import ResumableLoader
-from trainmedic.recovery.checkpoints import Found, choose, newest_first
-from trainmedic.recovery.restarts import Limits, Restart, Restarts, agreed
-from trainmedic.recovery.rollback_budget import Budget
+from trainmedic.recovery.checkpoints import SavedCheckpoint, choose, newest_first
+from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, agree_on_checkpoint
+from trainmedic.recovery.rollback_budget import RollbackBudget
 
 log = logging.getLogger("trainmedic")
 
@@ -26,14 +26,14 @@ log = logging.getLogger("trainmedic")
 class LightningLoop:
     """One fit, from its first step to the last, restarts included. ``replay`` where there is one."""
 
-    def __init__(self, trainer: Any, medic: Medic, limits: Limits, replay: ResumableLoader | None) -> None:
+    def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits, replay: ResumableLoader | None) -> None:
         self._trainer = trainer
         self._medic = medic
         self._limits = limits
         self.replay = replay
         self._step = 0
-        self.restarts = Restarts(medic, self._newest, self._target, limits)
-        self._budget: Budget | None = None
+        self.restarts = LoopRestarter(medic, self._newest, self._target, limits)
+        self._budget: RollbackBudget | None = None
         # What an earlier training has left there, by path and time: nothing goes back to that. None: not begun yet.
         self._foreign: frozenset[tuple[Any, Any]] | None = None
 
@@ -44,7 +44,7 @@ class LightningLoop:
         fit_loop = self._trainer.fit_loop
         least = (fit_loop.min_epochs, fit_loop.epoch_loop.min_steps)
 
-        def attempt(restart: Restart | None) -> None:
+        def attempt(restart: LoopRestart | None) -> None:
             fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least
             if restart is not None:
                 self._prepare(restart)
@@ -55,7 +55,7 @@ class LightningLoop:
         finally:
             fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least
 
-    def _prepare(self, restart: Restart) -> None:
+    def _prepare(self, restart: LoopRestart) -> None:
         self.restarts.together().poll()  # until then some rank may still be writing
         if not checkpoints.is_complete(restart.checkpoint):
             raise FileNotFoundError(f"{restart.checkpoint} is not there any more, or not whole")
@@ -78,7 +78,7 @@ class LightningLoop:
         complete = newest_first(self._found())
         return complete[0].path if complete else None
 
-    def _found(self) -> list[Found]:
+    def _found(self) -> list[SavedCheckpoint]:
         return [one for one in checkpoints.found(self.directories()) if (one.path, one.at) not in (self._foreign or ())]
 
     def directories(self) -> list[Path]:
@@ -116,10 +116,10 @@ class LightningLoop:
                 "batches can be left out only of a DataLoader that was given to trainmedic.lightning.fit, and has a "
                 "length, in a job of one rank; ask with skip_batches: 0"
             )
-        target = agreed(command.group, lambda: self._target(rollback), checkpoints.is_complete)
+        target = agree_on_checkpoint(command.group, lambda: self._target(rollback), checkpoints.is_complete)
         output = {"checkpoint": target.path.name, "checkpoint_step": target.step, "left_step": self._step}
         output["saved_at"] = target.at.isoformat()
-        self.restarts.ask(Restart(target.path, command, rollback.skip_batches, output=output))
+        self.restarts.ask(LoopRestart(target.path, command, rollback.skip_batches, output=output))
 
     def end(self) -> None:
         """Let the fit end at the next opportunity; the least numbers of steps and epochs do not count."""
@@ -130,23 +130,23 @@ class LightningLoop:
         self._trainer.fit_loop.epoch_loop.min_steps = None
         self._trainer.should_stop = True
 
-    def _target(self, rollback: Rollback) -> Found:
+    def _target(self, rollback: Rollback) -> SavedCheckpoint:
         target = choose(self._found(), rollback, self._step)
         self._counted().check(target.step, self._step)
         return target
 
-    def _finish(self, restart: Restart) -> Mapping[str, Any]:
+    def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
         """The loop runs again, and `restart` is done."""
         if restart.command is None:
             return {}
         spent = self._counted().spend(restart.output["checkpoint_step"], restart.output["left_step"])
         return {**spent, "skipped_batches": self.replay.left_out if self.replay else 0}
 
-    def _counted(self) -> Budget:
+    def _counted(self) -> RollbackBudget:
         """The directory of the checkpoints is known only while the Trainer fits."""
         if self._budget is None:
             writes = self._trainer.is_global_zero
-            self._budget = Budget(self.directories()[0], self._limits.rollbacks, writes=writes)
+            self._budget = RollbackBudget(self.directories()[0], self._limits.rollbacks, writes=writes)
         return self._budget
 
 

@@ -32,7 +32,7 @@ _MOST_TIMES = 1000
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # the most that a command may start: these, or so many per CPU if that is more
 
 
-class Changes:
+class AppliedChanges:
     """The changes of one run. ``directory`` holds the file; without one they end with the process, unless a
     checkpoint holds them (`state`, `restore`). ``writes`` is for the one rank that keeps the file.
     """
@@ -123,7 +123,7 @@ class Changes:
                 log.warning("%s cannot be removed: %s", self._file, error)
 
 
-def whole(base: int, factors: Mapping[str, float], what: str, round_down: bool = False) -> int:
+def scaled_whole(base: int, factors: Mapping[str, float], what: str, round_down: bool = False) -> int:
     """`base` times the factors. Raises Rejected where that is not a whole number, unless it may be rounded; and
     where it is beyond all measure: a step that takes for ever would never end to have the change undone.
     """

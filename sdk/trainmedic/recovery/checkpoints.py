@@ -1,6 +1,6 @@
 """Which checkpoint a rollback means, which may be deleted, and the marks that others can see on them.
 
-Neutral towards frameworks: a checkpoint is a `Found`, wherever and however it is kept. Not here: writing and
+Neutral towards frameworks: a checkpoint is a `SavedCheckpoint`, wherever and however it is kept. Not here: writing and
 loading one (``torch.store``, or the framework), how often one may go back to it (``budget``). Who calls it:
 the integrations.
 
@@ -31,7 +31,7 @@ _LARGEST_MARK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Found:
+class SavedCheckpoint:
     """A checkpoint that is there.
 
     ``step`` is the number of steps that were done when it was written, ``at`` (aware UTC) when it was
@@ -44,12 +44,12 @@ class Found:
     complete: bool = True
 
 
-def choose(found: Sequence[Found], rollback: Rollback, step: int) -> Found:
+def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> SavedCheckpoint:
     """The checkpoint that `rollback` means, seen from `step`. Raises Rejected, saying what there is instead."""
     return candidates(found, rollback, step)[0]
 
 
-def candidates(found: Sequence[Found], rollback: Rollback, step: int) -> list[Found]:
+def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
     """All that satisfy `rollback`, the newest first: where one cannot be loaded, the next is as good as allowed.
 
     Incomplete ones never do, nor any of a later step than the present one: those are of another course, such as
@@ -68,12 +68,12 @@ def candidates(found: Sequence[Found], rollback: Rollback, step: int) -> list[Fo
     return fitting
 
 
-def newest_first(found: Sequence[Found]) -> list[Found]:
+def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
     """The complete ones. What counts is when it was written: after a rollback a step comes twice."""
     return sorted((one for one in found if one.complete), key=lambda one: (one.at, one.step), reverse=True)
 
 
-def surplus(found: Sequence[Found], keep: int, kept: Sequence[Any] = ()) -> list[Found]:
+def surplus(found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = ()) -> list[SavedCheckpoint]:
     """Those that can go where the newest `keep` are to stay: complete ones, and never the newest two.
 
     `kept` are paths that stay in any case.
@@ -83,7 +83,7 @@ def surplus(found: Sequence[Found], keep: int, kept: Sequence[Any] = ()) -> list
     return [one for one in complete if one.path not in staying]
 
 
-def agreed(group: Group, find: Callable[[], Sequence[Found]]) -> list[Found]:
+def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]]) -> list[SavedCheckpoint]:
     """What `find` finds on the first rank of `group`, on all: each might see another state of a shared directory.
 
     Raises what `find` raises, Unsupported where a path cannot be told to other ranks, and NotAgreed.
@@ -92,12 +92,14 @@ def agreed(group: Group, find: Callable[[], Sequence[Found]]) -> list[Found]:
         return list(find())
     told = group.choose(lambda: [_as_told(one) for one in find()])
     return [
-        Found(one["step"], datetime.fromisoformat(one["at"]), Path(one["path"]) if one["is_path"] else one["path"])
+        SavedCheckpoint(
+            one["step"], datetime.fromisoformat(one["at"]), Path(one["path"]) if one["is_path"] else one["path"]
+        )
         for one in told
     ]
 
 
-def _as_told(one: Found) -> dict[str, Any]:
+def _as_told(one: SavedCheckpoint) -> dict[str, Any]:
     if not isinstance(one.path, (str, Path)):
         raise Unsupported(f"checkpoints of several ranks are known by a Path or a str, not a {type(one.path).__name__}")
     is_path = isinstance(one.path, Path)
@@ -131,7 +133,7 @@ def is_pinned(checkpoint: Path) -> bool:
     return (checkpoint / PINNED).exists()
 
 
-def pinned_for(checkpoint: Path) -> Mapping[str, Any] | None:
+def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
     """Why, as it was told to `pin`; empty where that cannot be read, None where it is not pinned."""
     return _read(checkpoint / PINNED) or ({} if is_pinned(checkpoint) else None)
 
@@ -178,7 +180,7 @@ def _told(moment: datetime) -> str:
     return envelope.write_time(moment)
 
 
-def _instead(found: Sequence[Found], complete: Sequence[Found]) -> str:
+def _instead(found: Sequence[SavedCheckpoint], complete: Sequence[SavedCheckpoint]) -> str:
     """What there is, for who has to find out why none would do."""
     if not complete and any(one.complete for one in found):
         return "; those that there are are of later steps than the present one"

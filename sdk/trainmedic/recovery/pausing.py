@@ -1,6 +1,6 @@
 """Holding a training loop at a step boundary: ``job.pause`` and ``job.resume``.
 
-`Pause.start` and `Pause.end` are called by handlers; `hold` afterwards, by the loop, which stays in there for
+`LoopPause.start` and `LoopPause.end` are called by handlers; `hold` afterwards, by the loop, which stays in there for
 as long as the pause lasts and looks for commands meanwhile. Used by the frameworks' integrations.
 """
 
@@ -17,7 +17,7 @@ from trainmedic.job.progress import PAUSE
 _LOOK_EVERY = 0.05
 
 
-class Pause:
+class LoopPause:
     """The pause of one job; none to begin with.
 
     Its time is counted in looks for commands, not by a clock: the ranks of a job look equally often, and so

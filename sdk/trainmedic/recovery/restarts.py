@@ -1,14 +1,14 @@
 """Running a training loop that commands may restart, and that may crash.
 
 A command such as a rollback cannot be carried out inside the loops of some frameworks: the loop has to end,
-and start again from a checkpoint. Its handler hands a `Restart` to `Restarts.ask` and lets the loop end; `run`
+and start again from a checkpoint. Its handler hands a `LoopRestart` to `LoopRestarter.ask` and lets the loop end; `run`
 starts it again, and the command is answered ``applied`` when the new loop has done its first step, or
 ``failed`` when it does not come up.
 
 A loop that ends by an exception is started again from the newest checkpoint, a limited number of times
 without progress. One that hangs is interrupted when a rollback waits that can help it. Jobs of several ranks
-restart on all of them together, from the same checkpoint (`agreed`); there a crash or a hang is left to the
-launcher, for the other ranks wait in a collective that only the launcher can end.
+restart on all of them together, from the same checkpoint (`agree_on_checkpoint`); there a crash or a hang is left
+to the launcher, for the other ranks wait in a collective that only the launcher can end.
 
 Not here: how a framework's loop is started (``huggingface``, ``lightning``), and processes that die.
 """
@@ -31,7 +31,7 @@ from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.progress import REPAIR, Window
 from trainmedic.job.queue import utc_now
-from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.rollback_budget import LIMIT
 
 log = logging.getLogger("trainmedic")
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Restart:
+class LoopRestart:
     """Start the loop again from `checkpoint`, because of `command`; None for one that follows a crash.
 
     ``settings`` are changed before, and ``previous`` are their values until now: those of the loop that is
@@ -56,7 +56,7 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RestartLimits:
     """How often a loop is restarted.
 
     ``retries``: how often in a row it may fail without progress, each time after ``delay`` seconds; with several
@@ -68,7 +68,9 @@ class Limits:
     rollbacks: int | None = LIMIT
 
 
-def agreed(group: Group, decide: Callable[[], Found], is_there: Callable[[Path], bool]) -> Found:
+def agree_on_checkpoint(
+    group: Group, decide: Callable[[], SavedCheckpoint], is_there: Callable[[Path], bool]
+) -> SavedCheckpoint:
     """What `decide` finds on rank 0, on every rank: each might see another state of a shared directory.
 
     Raises Rejected on every rank where `decide` does, and where one of them does not see the checkpoint.
@@ -84,10 +86,10 @@ def agreed(group: Group, decide: Callable[[], Found], is_there: Callable[[Path],
     blind = [str(rank) for rank in range(group.world_size) if not seen.get(rank)]
     if blind:
         raise Rejected(f"{path.name} is not there, or not whole, as seen from rank {', '.join(blind)}")
-    return Found(told["step"], datetime.fromisoformat(told["at"]), path)
+    return SavedCheckpoint(told["step"], datetime.fromisoformat(told["at"]), path)
 
 
-class Restarts:
+class LoopRestarter:
     """Of one training. `newest` finds the newest complete checkpoint; `target` the one of a rollback, or it
     raises Rejected, and is called by another thread too."""
 
@@ -95,8 +97,8 @@ class Restarts:
         self,
         medic: Medic,
         newest: Callable[[], Path | None],
-        target: Callable[[Rollback], Found],
-        limits: Limits,
+        target: Callable[[Rollback], SavedCheckpoint],
+        limits: RestartLimits,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -107,8 +109,8 @@ class Restarts:
         self._sleep = sleep
         self._now = now
         self._interrupter: Interrupter | None = None
-        self._asked: Restart | None = None
-        self._starting: Restart | None = None
+        self._asked: LoopRestart | None = None
+        self._starting: LoopRestart | None = None
         self._has_come_up = False
         self._may_start_again = True
         self._failures = 0
@@ -122,7 +124,7 @@ class Restarts:
         """The loop is to end, in order to start again."""
         return self._asked is not None
 
-    def ask(self, restart: Restart) -> None:
+    def ask(self, restart: LoopRestart) -> None:
         """A command is carried out by a restart. The caller sees to it that the loop ends."""
         assert restart.command is not None
         if self._asked is not None:
@@ -132,7 +134,7 @@ class Restarts:
         self._asked = restart
         self._enter_window()
 
-    def stepped(self, step: int, finish: Callable[[Restart], Mapping[str, Any]]) -> None:
+    def stepped(self, step: int, finish: Callable[[LoopRestart], Mapping[str, Any]]) -> None:
         """The loop has completed a step. The first time after a restart, its command is answered.
 
         `finish` is called for that first time, and gives what else goes into the answer.
@@ -169,7 +171,7 @@ class Restarts:
 
     # --- around the loop --------------------------------------------------------------------------------
 
-    def run(self, attempt: Callable[[Restart | None], Result]) -> Result:
+    def run(self, attempt: Callable[[LoopRestart | None], Result]) -> Result:
         """Call `attempt` until the loop ends without a restart being asked for; what it returned last.
 
         Raises what the loop raised, where it is not to be started again.
@@ -217,7 +219,7 @@ class Restarts:
                 return True
         return False
 
-    def _after_interruption(self, interruption: Interrupted) -> Restart:
+    def _after_interruption(self, interruption: Interrupted) -> LoopRestart:
         """The rollback that the loop was interrupted for, or what a crash would be followed by."""
         self.disarm()
         log.error("%s: the training loop hung and was interrupted", self._medic.job)
@@ -230,7 +232,7 @@ class Restarts:
             self._fail(self._starting, "the restarted loop hung before it completed a step")
         return asked
 
-    def _after(self, error: BaseException) -> Restart:
+    def _after(self, error: BaseException) -> LoopRestart:
         """What to start the loop with after it has crashed. Raises `error` where it is not to be started."""
         reason = f"{type(error).__name__}: {error}"
         asked, self._asked = self._asked, None
@@ -249,18 +251,18 @@ class Restarts:
         self._wait(starting)
         return starting
 
-    def _otherwise(self, starting: Restart, error: BaseException) -> Restart:
+    def _otherwise(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
         """Where `starting` is given up. Raises `error` where there is nothing else to go on from."""
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
             log.error("%s: going on with the settings from before", self._medic.job)
-            return Restart(starting.checkpoint, settings=starting.previous)
+            return LoopRestart(starting.checkpoint, settings=starting.previous)
         if starting.command is None or checkpoint is None or checkpoint == starting.checkpoint:
             raise error
         log.error("%s: going on from %s, for %s cannot be", self._medic.job, checkpoint, starting.checkpoint)
-        return Restart(checkpoint)
+        return LoopRestart(checkpoint)
 
-    def _after_crash(self, error: BaseException) -> Restart:
+    def _after_crash(self, error: BaseException) -> LoopRestart:
         checkpoint = self._newest()
         if checkpoint is None or self._failures > self._limits.retries or self._furthest < 0:
             raise error
@@ -272,16 +274,16 @@ class Restarts:
             self._limits.retries,
             exc_info=error,
         )
-        return Restart(checkpoint)
+        return LoopRestart(checkpoint)
 
-    def _wait(self, starting: Restart) -> None:
+    def _wait(self, starting: LoopRestart) -> None:
         self._enter_window()
         self._sleep(self._limits.delay)
         command = starting.command
         if command is not None and self._now() >= command.expires_at:
             self._fail(starting, "it expired while the training loop did not come up again")
 
-    def _fail(self, restart: Restart | None, reason: str) -> None:
+    def _fail(self, restart: LoopRestart | None, reason: str) -> None:
         if restart is not None and restart.command is not None and not restart.command.is_answered:
             restart.command.failed(reason)
 

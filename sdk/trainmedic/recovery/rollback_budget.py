@@ -27,21 +27,21 @@ LIMIT = 3
 
 
 @dataclass(frozen=True)
-class Spent:
+class RollbackCount:
     """Rollbacks that belong together: to which step the earliest went, from which the furthest came, how many."""
 
     root_step: int = -1
     furthest_step: int = -1
     rollbacks: int = 0
 
-    def after(self, target_step: int, left_step: int) -> Spent:
+    def after(self, target_step: int, left_step: int) -> RollbackCount:
         """With one more rollback, from ``left_step`` to ``target_step``."""
         if self.rollbacks == 0 or target_step > self.furthest_step:
-            return Spent(target_step, left_step, 1)
-        return Spent(min(self.root_step, target_step), max(self.furthest_step, left_step), self.rollbacks + 1)
+            return RollbackCount(target_step, left_step, 1)
+        return RollbackCount(min(self.root_step, target_step), max(self.furthest_step, left_step), self.rollbacks + 1)
 
 
-class Budget:
+class RollbackBudget:
     """The rollbacks of one job. ``directory`` holds the file; without one, the count ends with the process.
 
     ``limit`` None allows any number. ``writes`` is for the one rank that keeps the file; the others count along.
@@ -76,8 +76,8 @@ class Budget:
 
     def renew(self) -> None:
         """A person has looked at it: count from nothing."""
-        if self.spent != Spent():
-            self.spent = Spent()
+        if self.spent != RollbackCount():
+            self.spent = RollbackCount()
             self._write()
 
     def _write(self) -> None:
@@ -89,18 +89,18 @@ class Budget:
             log.warning("%s cannot be written; a restart will forget the rollbacks: %s", self._file, error)
 
 
-def _read(file: Path | None) -> Spent:
+def _read(file: Path | None) -> RollbackCount:
     """What cannot be read counts as nothing: a damaged file must not keep a job from being repaired."""
     if file is None:
-        return Spent()
+        return RollbackCount()
     try:
         fields = json.loads(file.read_bytes())
         values = [fields[name] for name in ("root_step", "furthest_step", "rollbacks")]
         if all(type(value) is int for value in values):
-            return Spent(*values)
+            return RollbackCount(*values)
         raise ValueError("its members are not whole numbers")
     except FileNotFoundError:
-        return Spent()
+        return RollbackCount()
     except (OSError, ValueError, TypeError, KeyError) as error:
         log.warning("%s cannot be read; rollbacks are counted anew: %s", file, error)
-        return Spent()
+        return RollbackCount()

@@ -15,11 +15,23 @@ Needs torch, which the package ``trainmedic`` itself does not.
 """
 
 from trainmedic.job.interrupt import SIGNAL as INTERRUPT_SIGNAL
+from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.attaching import attach
+from trainmedic.torch.checkpoint_storage import CheckpointDirectory as Directory
+from trainmedic.torch.checkpoint_storage import HalfLoaded
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.run import Run
 from trainmedic.torch.steps import Step
-from trainmedic.torch.storage import Directory, HalfLoaded
 
-__all__ = ["INTERRUPT_SIGNAL", "Directory", "HalfLoaded", "LearningRate", "OwnCheckpoints", "Run", "Step", "attach"]
+__all__ = [
+    "INTERRUPT_SIGNAL",
+    "Directory",
+    "HalfLoaded",
+    "LearningRate",
+    "OwnCheckpoints",
+    "Run",
+    "SavedCheckpoint",
+    "Step",
+    "attach",
+]

@@ -13,16 +13,21 @@ import torch
 from trainmedic import distributed
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
-from trainmedic.recovery.changes import Changes
-from trainmedic.recovery.rollback_budget import LIMIT, Budget
-from trainmedic.torch.feeds import REREAD
-from trainmedic.torch.handlers import Handlers
-from trainmedic.torch.joint import Contents, JointDirectory, JointStorage, Whole
+from trainmedic.recovery.changes import AppliedChanges
+from trainmedic.recovery.rollback_budget import LIMIT, RollbackBudget
+from trainmedic.torch.batch_sources import REREAD
+from trainmedic.torch.checkpoint_storage import CheckpointDirectory, CheckpointStorage
+from trainmedic.torch.handlers import CommandHandlers
+from trainmedic.torch.joint_checkpoints import (
+    JointCheckpointDirectory,
+    JointContents,
+    JointOwnCheckpoints,
+    ReplicatedContents,
+)
 from trainmedic.torch.learning_rate import LearningRate
-from trainmedic.torch.parts import Parts, is_sharded, is_wrapped_by_fsdp1
 from trainmedic.torch.run import Run
-from trainmedic.torch.sources import feed_for
-from trainmedic.torch.storage import Directory, Storage
+from trainmedic.torch.source_choice import batch_source_for
+from trainmedic.torch.state_parts import StateParts, is_sharded, is_wrapped_by_fsdp1
 
 
 def attach(
@@ -34,7 +39,7 @@ def attach(
     scaler: Any = None,
     ema: Any = None,
     loader: Any = None,
-    checkpoints: str | Path | Storage | None = None,
+    checkpoints: str | Path | CheckpointStorage | None = None,
     checkpoint_every: int | None = None,
     checkpoint_at_start: bool = True,
     keep: int | None = 3,
@@ -72,7 +77,7 @@ def attach(
     _check("accumulation", accumulation)
     if also and set(also) & {"model", "optimizer", "scheduler", "scaler", "ema"}:
         raise ConfigurationError("also: the names model, optimizer, scheduler, scaler and ema are taken")
-    parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema, **(also or {}))
+    parts = StateParts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema, **(also or {}))
     _join(medic)
     storage = _storage(medic, parts, checkpoints, keep)
     directory = storage.directory if storage is not None else None
@@ -83,15 +88,15 @@ def attach(
         LearningRate(optimizer, scheduler),
         None
         if loader is None
-        else feed_for(loader, torch.initial_seed() if seed is None else seed, medic.rank, reread),
+        else batch_source_for(loader, torch.initial_seed() if seed is None else seed, medic.rank, reread),
         storage,
-        Budget(directory, rollbacks, writes),
-        Changes(directory, writes),
+        RollbackBudget(directory, rollbacks, writes),
+        AppliedChanges(directory, writes),
         accumulation or 1,
         checkpoint_every,
         checkpoint_at_start and checkpoint_every is not None,
     )
-    Handlers(run, accumulation is not None).register(medic)
+    CommandHandlers(run, accumulation is not None).register(medic)
     return run
 
 
@@ -107,23 +112,25 @@ def _join(medic: Medic) -> None:
         )
 
 
-def _storage(medic: Medic, parts: Parts, given: str | Path | Storage | None, keep: int | None) -> Storage | None:
+def _storage(
+    medic: Medic, parts: StateParts, given: str | Path | CheckpointStorage | None, keep: int | None
+) -> CheckpointStorage | None:
     if not isinstance(given, (str, Path)):
-        return given if given is None or medic.world_size == 1 else JointStorage(given, medic.rank, medic.group)
+        return given if given is None or medic.world_size == 1 else JointOwnCheckpoints(given, medic.rank, medic.group)
     if medic.world_size == 1 and not distributed.is_started():
-        return Directory(given, keep)
+        return CheckpointDirectory(given, keep)
     if is_wrapped_by_fsdp1(parts):
         raise ConfigurationError(
             "checkpoints: what FullyShardedDataParallel wraps is not saved to a directory: shard it with "
             "torch.distributed.fsdp.fully_shard, or give checkpoints=OwnCheckpoints(...)"
         )
-    contents: Contents = Whole(medic.rank)
+    contents: JointContents = ReplicatedContents(medic.rank)
     if is_sharded(parts):
         # PyTorch takes seconds to load what this needs; who has sharded a model has loaded most of it.
-        from trainmedic.torch.sharding import Sharded
+        from trainmedic.torch.sharding import ShardedContents
 
-        contents = Sharded(parts)
-    return JointDirectory(given, keep, medic.rank, medic.world_size, medic.group, contents)
+        contents = ShardedContents(parts)
+    return JointCheckpointDirectory(given, keep, medic.rank, medic.world_size, medic.group, contents)
 
 
 def _check(name: str, value: int | None) -> None:

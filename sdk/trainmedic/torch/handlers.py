@@ -18,9 +18,9 @@ from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, ScaleLr, Stop
-from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, check_workers, whole
-from trainmedic.torch.agreeing import together
-from trainmedic.torch.learning_rate import output as rates
+from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, check_workers, scaled_whole
+from trainmedic.torch.learning_rate import rate_change as rates
+from trainmedic.torch.rank_agreement import on_all_ranks
 from trainmedic.torch.run import Run
 
 log = logging.getLogger("trainmedic")
@@ -34,7 +34,7 @@ NO_WORKERS = "the data do not come from a plain DataLoader over an indexed data 
 NO_ACCELERATOR = "there is no accelerator whose memory is cached"
 
 
-class Handlers:
+class CommandHandlers:
     """Those of one run. ``accumulates`` says that the loop heeds ``Step.is_update``."""
 
     def __init__(self, run: Run, accumulates: bool) -> None:
@@ -92,7 +92,7 @@ class Handlers:
         factors = run.changes.with_factor(LEARNING_RATE, command.id, wanted.factor, command.undo_of)
         before, scale = run.rate.values, run.rate.scale
         try:
-            together(command.group, lambda: run.rate.set_scale(math.prod(factors.values())))
+            on_all_ranks(command.group, lambda: run.rate.set_scale(math.prod(factors.values())))
         except Exception:
             run.rate.set_scale(scale)
             raise
@@ -114,11 +114,11 @@ class Handlers:
             if not self._accumulates:
                 raise Rejected(f"the global batch cannot be kept: {NO_ACCUMULATION}")
             accumulations[command.id] = 1 / wanted.factor
-        size = whole(own, sizes, "the micro-batch", round_down=not wanted.keep_global_batch)
-        accumulation = whole(run.own_accumulation, accumulations, "the number of accumulation steps")
+        size = scaled_whole(own, sizes, "the micro-batch", round_down=not wanted.keep_global_batch)
+        accumulation = scaled_whole(run.own_accumulation, accumulations, "the number of accumulation steps")
         before, accumulated = feed.batch_size, run.accumulation
         try:
-            together(command.group, lambda: feed.set_batch_size(size))
+            on_all_ranks(command.group, lambda: feed.set_batch_size(size))
         except Exception:  # ranks with batches of different sizes would end their epochs at different steps
             feed.set_batch_size(before)
             raise
@@ -139,7 +139,7 @@ class Handlers:
         assert isinstance(wanted, Accumulate)
         factors = run.changes.with_factor(ACCUMULATION, command.id, wanted.factor, command.undo_of)
         before = run.accumulation
-        run.accumulation = whole(run.own_accumulation, factors, "the number of accumulation steps")
+        run.accumulation = scaled_whole(run.own_accumulation, factors, "the number of accumulation steps")
         run.changes.note(ACCUMULATION, factors)
         return {"before": before, "after": run.accumulation}
 

@@ -17,7 +17,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from trainmedic.errors import Rejected
-from trainmedic.torch.schedule import Schedule, keeps_what_is_known
+from trainmedic.torch.rate_schedule import RateSchedule, keeps_what_is_known
 
 MARK = "trainmedic_lr_scale"
 """Key of the optimizer's groups by which a state that was saved by whomever says how it is scaled."""
@@ -62,7 +62,7 @@ class LearningRate:
         self.optimizers = list(_several(optimizer))
         given = [_unwrapped(one) for one in _several(scheduler)]
         self._schedulers = list(_flat(given))
-        self._schedule = Schedule(self.optimizers[0], given)
+        self._schedule = RateSchedule(self.optimizers[0], given)
         self.scale = self._marked()  # the optimizer may have been scaled before, and loaded or handed on since
         # What was written where, and the unscaled value of it: so that a scale that is taken back leaves no trace.
         self._written: dict[Name, tuple[float, float]] = {}
@@ -230,7 +230,7 @@ def _check(scale: float, values: Sequence[float]) -> None:
         raise Rejected(f"multiplied by {scale}, the learning rate {max(values)} is no number any more")
 
 
-def output(before: Sequence[float], after: Sequence[float], scale: float) -> Mapping[str, Any]:
+def rate_change(before: Sequence[float], after: Sequence[float], scale: float) -> Mapping[str, Any]:
     """What an answer tells of a change: the rates of the first group, of all where they differ, and the scale."""
     told: dict[str, Any] = {"before": before[0], "after": after[0], "scale": scale}
     if len(set(after)) > 1:

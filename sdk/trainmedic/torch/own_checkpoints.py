@@ -13,9 +13,9 @@ from typing import Any, Callable, Mapping, Sequence
 
 from trainmedic.errors import Rejected
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.checkpoints import Found
-from trainmedic.torch.parts import Parts
-from trainmedic.torch.storage import PartLoaded, Unusable
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch.checkpoint_storage import PartlyLoaded, UnusableCheckpoint
+from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
@@ -33,15 +33,15 @@ class OwnCheckpoints:
     knows its step only, and goes on with the data that come. Where it raises, the next older one is tried; where
     none can be loaded the training ends, for it may be half loaded, unless it was `trainmedic.Rejected` that was
     raised each time, which says that nothing was changed. ``found()`` lists what is there as
-    `trainmedic.recovery.checkpoints.Found`, whose ``path`` is whatever ``load`` knows it by. ``directory`` is for small
+    `trainmedic.torch.SavedCheckpoint`, whose ``path`` is whatever ``load`` knows it by. ``directory`` is for small
     files about the run: the rollback budget, what commands have changed. Nothing is ever deleted or renamed.
     """
 
     def __init__(
         self,
         save: Callable[[int, Mapping[str, Any]], Any],
-        load: Callable[[Found], Mapping[str, Any] | None],
-        found: Callable[[], Sequence[Found]],
+        load: Callable[[SavedCheckpoint], Mapping[str, Any] | None],
+        found: Callable[[], Sequence[SavedCheckpoint]],
         directory: str | Path | None = None,
     ) -> None:
         self.directory = Path(directory) if directory is not None else None
@@ -51,22 +51,22 @@ class OwnCheckpoints:
         # Between two times, what was saved is of a course that a rollback has abandoned.
         self._abandoned = self._recall()
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[SavedCheckpoint]:
         return [one for one in self._found() if not any(start < one.at <= end for start, end in self._abandoned)]
 
-    def save(self, step: int, parts: Parts, run: Mapping[str, Any]) -> Found:
+    def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         path = self._save(step, run)
-        return Found(step, datetime.now(timezone.utc), path)
+        return SavedCheckpoint(step, datetime.now(timezone.utc), path)
 
-    def load(self, found: Found, parts: Parts) -> Mapping[str, Any] | None:
+    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
         try:
             return self._load(found)
         except Rejected as error:
-            raise Unusable(f"{found.path} could not be loaded: {error}") from error
+            raise UnusableCheckpoint(f"{found.path} could not be loaded: {error}") from error
         except Exception as error:  # whatever the user's function raises: an older one may do
-            raise PartLoaded(f"{found.path} could not be loaded: {type(error).__name__}: {error}") from error
+            raise PartlyLoaded(f"{found.path} could not be loaded: {type(error).__name__}: {error}") from error
 
-    def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
+    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
         self._abandoned = [*self._abandoned, (target.at, datetime.now(timezone.utc))][-_MOST:]
         if self.directory is not None:
             times = [[envelope.write_time(one) for one in span] for span in self._abandoned]

@@ -44,7 +44,7 @@ def restore(state: Mapping[str, Any]) -> None:
 
 
 def seed(value: int) -> None:
-    """Seed those of the CPU. In a worker process, or inside `kept`."""
+    """Seed those of the CPU. In a worker process, or inside `preserved`."""
     random.seed(value)
     torch.default_generator.manual_seed(value)
     numpy = _numpy()
@@ -53,7 +53,7 @@ def seed(value: int) -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def preserved() -> Iterator[None]:
     """What happens inside leaves the generators of the CPU as they were."""
     python, cpu, numpy = random.getstate(), torch.get_rng_state(), _numpy()
     state = numpy.random.get_state() if numpy is not None else None
@@ -66,7 +66,7 @@ def kept() -> Iterator[None]:
             numpy.random.set_state(state)
 
 
-def mixed(*numbers: int) -> int:
+def mixed_seed(*numbers: int) -> int:
     """One seed out of several numbers: 63 bits, by the finaliser of SplitMix64 (Steele et al., 2014)."""
     value = 0
     for number in numbers:

@@ -25,17 +25,17 @@ from trainmedic.errors import ConfigurationError, Interrupted, Refusal
 from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.progress import CHECKPOINT, number
-from trainmedic.recovery.changes import Changes
-from trainmedic.recovery.checkpoints import Found
-from trainmedic.recovery.pausing import Pause
-from trainmedic.recovery.rollback_budget import Budget
+from trainmedic.recovery.changes import AppliedChanges
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.pausing import LoopPause
+from trainmedic.recovery.rollback_budget import RollbackBudget
 from trainmedic.torch import randomness
-from trainmedic.torch.feeds import Feed
+from trainmedic.torch.batch_sources import BatchSource
+from trainmedic.torch.checkpoint_storage import CheckpointStorage
 from trainmedic.torch.learning_rate import LearningRate
-from trainmedic.torch.parts import Parts
-from trainmedic.torch.returning import Returning
+from trainmedic.torch.restore import CheckpointRestore
+from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.steps import Step
-from trainmedic.torch.storage import Storage
 
 log = logging.getLogger("trainmedic")
 
@@ -52,12 +52,12 @@ class Run:
     def __init__(
         self,
         medic: Medic,
-        parts: Parts,
+        parts: StateParts,
         rate: LearningRate,
-        feed: Feed | None,
-        storage: Storage | None,
-        budget: Budget,
-        changes: Changes,
+        feed: BatchSource | None,
+        storage: CheckpointStorage | None,
+        budget: RollbackBudget,
+        changes: AppliedChanges,
         accumulation: int,
         every: int | None,
         at_start: bool = False,
@@ -76,11 +76,11 @@ class Run:
         self._begins = at_start  # whether a checkpoint is due before the next step
         self.global_step = 0
         self.stopping = False
-        self.pause = Pause(medic)
+        self.pause = LoopPause(medic)
         self.was_interrupted = False
         """Whether the step that the present boundary follows was interrupted, so that the state is not whole."""
-        self.returning = Returning(self)
-        self._newest: Found | None = None  # the checkpoint that holds the present state, if one does
+        self.returning = CheckpointRestore(self)
+        self._newest: SavedCheckpoint | None = None  # the checkpoint that holds the present state, if one does
         self._done = 0  # batches of the present step
         self._losses: list[Any] = []
         # With several ranks, where a step hangs on one of them the others wait for it in a collective: getting
@@ -144,7 +144,7 @@ class Run:
             self._save_at_start()
         return Step(self, self.global_step + 1, self._done + 1 >= self.accumulation)
 
-    def checkpoint(self) -> Found | None:
+    def checkpoint(self) -> SavedCheckpoint | None:
         """Write one now, between two steps; None without a place for it. Raises what the storage raises.
 
         In a job of several ranks each of them calls it.
@@ -267,14 +267,14 @@ class Run:
         if not self.stopping:
             log.error("%s: the interrupted step was not rolled back; training goes on without it", self.medic.job)
 
-    def _loading_was_interrupted(self, feed: Feed) -> None:
+    def _loading_was_interrupted(self, feed: BatchSource) -> None:
         """The loader hung. It is begun anew where it was, unless a rollback leads elsewhere."""
         log.warning("%s: the data loader hung and was interrupted", self.medic.job)
         rollbacks, state = self.returning.rollbacks, feed.state()
         feed.stop_loading()
         self._boundary(interrupted=True)
         if self.returning.rollbacks == rollbacks and not self.stopping:
-            with randomness.kept():
+            with randomness.preserved():
                 feed.restore(state)
 
     def _is_worth_interrupting(self) -> bool:
@@ -292,14 +292,14 @@ class Run:
 
     # --- checkpoints ------------------------------------------------------------------------------------
 
-    def is_at(self, one: Found) -> None:
+    def is_at(self, one: SavedCheckpoint) -> None:
         """The state is now that of a checkpoint."""
         self.parts.forget_gradients()
         self.global_step = self.medic.step = one.step
         self._done, self._losses = 0, []
         self._newest = one
 
-    def save(self, prune: bool = True) -> Found:
+    def save(self, prune: bool = True) -> SavedCheckpoint:
         """A checkpoint of the present state; the one that there is, if it was written or loaded just now."""
         assert self.storage is not None
         if self.returning.broken is not None:

@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from trainmedic.errors import ConfigurationError, TrainmedicError
-from trainmedic.torch.agreeing import first_line
-from trainmedic.torch.parts import Parts
-from trainmedic.torch.storage import Unusable
+from trainmedic.torch.checkpoint_storage import UnusableCheckpoint
+from trainmedic.torch.rank_agreement import first_line
+from trainmedic.torch.state_parts import StateParts
 
 SHARDED = "sharded"
 _METADATA = ".metadata"  # torch.distributed.checkpoint's own, without which it takes another way on this rank alone
@@ -33,10 +33,10 @@ _METADATA = ".metadata"  # torch.distributed.checkpoint's own, without which it 
 Tensors = dict[str, Any]
 
 
-class Sharded:
-    """`trainmedic.torch.joint.Contents` of a sharded training. Raises ConfigurationError."""
+class ShardedContents:
+    """`trainmedic.torch.joint_checkpoints.JointContents` of a sharded training. Raises ConfigurationError."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: StateParts) -> None:
         sharded = [name for name, one in parts.by_name.items() if isinstance(one, nn.Module)]
         if sharded != ["model"]:
             raise ConfigurationError(
@@ -46,7 +46,7 @@ class Sharded:
         self._model: nn.Module = parts.by_name["model"]
         self._optimizers = {name: one for name, one in parts.by_name.items() if isinstance(one, torch.optim.Optimizer)}
 
-    def capture(self, parts: Parts) -> tuple[Any, Any]:
+    def capture(self, parts: StateParts) -> tuple[Any, Any]:
         # Asking for the state of an optimizer that has done no step yet would give it one.
         fresh = [name for name, one in self._optimizers.items() if not one.state]
         return self._tensors(fresh), {
@@ -62,25 +62,25 @@ class Sharded:
         except CheckpointException as error:  # not an Exception; raised on all ranks where one fails
             raise TrainmedicError(f"the shards could not be written: {_cause(error)}") from error
 
-    def prepare(self, path: Path, parts: Parts, own: Any) -> Any:
+    def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
         if own is None or not (path / SHARDED / _METADATA).is_file():
-            raise Unusable(f"{path.name} has no shards")
+            raise UnusableCheckpoint(f"{path.name} has no shards")
         for name, optimizer in self._optimizers.items():
             if _sizes(own["groups"].get(name, ())) != _sizes(optimizer.state_dict()["param_groups"]):
-                raise Unusable(f"{path.name} is of another training: {name}: other parameter groups")
+                raise UnusableCheckpoint(f"{path.name} is of another training: {name}: other parameter groups")
         lacking = self._others(parts).keys() - own["others"].keys()
         if lacking:
-            raise Unusable(f"{path.name} is of another training: it has no {min(lacking)}")
+            raise UnusableCheckpoint(f"{path.name} is of another training: it has no {min(lacking)}")
         return _copied(self._tensors(own["fresh"]))
 
-    def read(self, path: Path, prepared: Any, parts: Parts, checked: bool) -> Any:
+    def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
         try:
             load(prepared, checkpoint_id=path / SHARDED)
         except CheckpointException as error:
-            raise Unusable(f"{path.name}/{SHARDED} cannot be read: {_cause(error)}") from error
+            raise UnusableCheckpoint(f"{path.name}/{SHARDED} cannot be read: {_cause(error)}") from error
         return prepared
 
-    def restore(self, content: Any, parts: Parts, own: Any) -> None:
+    def restore(self, content: Any, parts: StateParts, own: Any) -> None:
         # What is kept with each rank's own files is not asked for here.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
@@ -105,7 +105,7 @@ class Sharded:
                 found[name] = get_optimizer_state_dict(self._model, optimizer)["state"]
         return found
 
-    def _others(self, parts: Parts) -> Mapping[str, Any]:
+    def _others(self, parts: StateParts) -> Mapping[str, Any]:
         return {name: one for name, one in parts.by_name.items() if name != "model" and name not in self._optimizers}
 
 

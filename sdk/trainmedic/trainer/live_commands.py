@@ -20,9 +20,9 @@ from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import ACTIONS, ScaleLr
 from trainmedic.job.parameters import Pause as PauseParameters
-from trainmedic.recovery.changes import LEARNING_RATE, Changes
-from trainmedic.recovery.pausing import Pause
-from trainmedic.torch.learning_rate import LearningRate, output
+from trainmedic.recovery.changes import LEARNING_RATE, AppliedChanges
+from trainmedic.recovery.pausing import LoopPause
+from trainmedic.torch.learning_rate import LearningRate, rate_change
 
 log = logging.getLogger("trainmedic")
 
@@ -68,10 +68,10 @@ class LiveCommands:
     """Registers with `medic`, and carries out what it is told between two steps."""
 
     def __init__(self, medic: Medic) -> None:
-        self.pause = Pause(medic)
+        self.pause = LoopPause(medic)
         self._medic = medic
         self._rate: LearningRate | None = None
-        self._changes: Changes | None = None
+        self._changes: AppliedChanges | None = None
         medic.on("job.scale_lr")(self._scale_lr)
         medic.on("job.pause")(self._pause)
         medic.on("job.resume")(lambda command: self.pause.end())
@@ -95,12 +95,12 @@ class LiveCommands:
         if self._changes is not None:
             return
         assert self._rate is not None
-        changes = self._changes = Changes(kept_in, writes)
+        changes = self._changes = AppliedChanges(kept_in, writes)
         if is_new:
             changes.forget()
             return
         if not changes.recall() and goes_on_from is not None:
-            earlier = Changes(goes_on_from.parent, writes=False)
+            earlier = AppliedChanges(goes_on_from.parent, writes=False)
             if earlier.recall():
                 changes.restore(earlier.state())
             elif self._rate.scale != 1.0:
@@ -117,14 +117,14 @@ class LiveCommands:
         assert self._rate is not None
         assert isinstance(command.parameters, ScaleLr)
         if self._changes is None:
-            self._changes = Changes()  # the ranks could not agree on those from before
+            self._changes = AppliedChanges()  # the ranks could not agree on those from before
             self._changes.recall()
         changes = self._changes
         factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
         before = self._rate.values
         self._rate.set_scale(math.prod(factors.values()))
         changes.note(LEARNING_RATE, factors)
-        return output(before, self._rate.values, self._rate.scale)
+        return rate_change(before, self._rate.values, self._rate.scale)
 
     def _pause(self, command: JobCommand) -> Mapping[str, Any]:
         assert isinstance(command.parameters, PauseParameters)

@@ -13,26 +13,26 @@ from torch import nn
 
 from tests.support.rank_threads import Crew, Member
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.checkpoints import Found
-from trainmedic.torch.agreeing import Apart
-from trainmedic.torch.joint import JointDirectory, JointStorage, Whole
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch.checkpoint_storage import HalfLoaded, UnusableCheckpoint
+from trainmedic.torch.joint_checkpoints import JointCheckpointDirectory, JointOwnCheckpoints, ReplicatedContents
 from trainmedic.torch.own_checkpoints import OwnCheckpoints
-from trainmedic.torch.parts import Parts
-from trainmedic.torch.storage import HalfLoaded, Unusable
+from trainmedic.torch.rank_agreement import FailedOnSomeRanks
+from trainmedic.torch.state_parts import StateParts
 
 
-def parts(value: float = 0.0) -> Parts:
+def parts(value: float = 0.0) -> StateParts:
     model = nn.Linear(2, 2)
     nn.init.constant_(model.weight, value)
-    return Parts(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    return StateParts(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def state(rank: int, **more: Any) -> dict[str, Any]:
     return {"step": 10, "random": rank, "feed": {"epoch": 1, "place": 12, "left_out": [[1, 3, 6]]}, **more}
 
 
-def directory(path: Path, member: Member, size: int) -> JointDirectory:
-    return JointDirectory(path, 3, member.rank, size, member.share.group, Whole(member.rank))
+def directory(path: Path, member: Member, size: int) -> JointCheckpointDirectory:
+    return JointCheckpointDirectory(path, 3, member.rank, size, member.share.group, ReplicatedContents(member.rank))
 
 
 def everywhere(crew: Crew, act: Callable[[Member], Any]) -> list[Any]:
@@ -53,10 +53,10 @@ def everywhere(crew: Crew, act: Callable[[Member], Any]) -> list[Any]:
     return found
 
 
-def saved(crew: Crew, path: Path) -> Found:
+def saved(crew: Crew, path: Path) -> SavedCheckpoint:
     found = everywhere(crew, lambda one: directory(path, one, crew.size).save(10, parts(1.0), state(one.rank)))
     assert found[0] == found[1]
-    checkpoint: Found = found[0]
+    checkpoint: SavedCheckpoint = found[0]
     return checkpoint
 
 
@@ -75,11 +75,11 @@ def test_a_checkpoint_holds_the_training_once_and_each_ranks_own(tmp_path: Path)
 def test_each_rank_gets_its_own_buffers_back(tmp_path: Path) -> None:
     """As DDP leaves them after a step: those of the last batch that the rank itself has seen."""
 
-    def normalized(mean: float) -> Parts:
+    def normalized(mean: float) -> StateParts:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         model.register_buffer("derived", torch.full((1,), mean), persistent=False)
         model[1].running_mean.fill_(mean)
-        return Parts(model=model, shadow=nn.BatchNorm1d(2))
+        return StateParts(model=model, shadow=nn.BatchNorm1d(2))
 
     means = [1.0, 2.0]
     with Crew(2, every=1) as crew:
@@ -99,7 +99,7 @@ def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
         unwritable = [state(0), state(1, what=lambda: None)]
         act = lambda one: directory(tmp_path, one, 2).save(10, parts(), unwritable[one.rank])  # noqa: E731
         raised = everywhere(crew, act)
-        assert [type(one) for one in raised] == [Apart, Apart]
+        assert [type(one) for one in raised] == [FailedOnSomeRanks, FailedOnSomeRanks]
         assert all(str(one).startswith("rank 1: ") for one in raised)
         assert list(tmp_path.iterdir()) == []
         assert directory(tmp_path, crew.members[0], 2).found() == []
@@ -122,7 +122,7 @@ def test_what_one_rank_cannot_read_no_rank_loads(tmp_path: Path) -> None:
         (found.path / "rank-00001.pt").write_bytes(b"damaged")
         held = [parts() for _ in range(2)]
         raised = everywhere(crew, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
-    assert [type(one) for one in raised] == [Unusable, Unusable]
+    assert [type(one) for one in raised] == [UnusableCheckpoint, UnusableCheckpoint]
     assert all("rank 1: step-00000010/rank-00001.pt cannot be read" in str(one) for one in raised)
     assert all(bool((one.by_name["model"].weight == 0.0).all()) for one in held)
 
@@ -142,17 +142,17 @@ def test_functions_of_the_users_own_are_called_on_every_rank(tmp_path: Path) -> 
     """One that fails to save on a rank is known to all; after one that fails to load nothing is sure any more."""
     calls: list[tuple[str, int]] = []
 
-    def storage(one: Member) -> JointStorage:
+    def storage(one: Member) -> JointOwnCheckpoints:
         def save(step: int, state: Any) -> Path:
             calls.append(("save", one.rank))
             if step == 20 and one.rank == 1:
                 raise OSError("the disk is full")
             return tmp_path / f"{step}"
 
-        def load(found: Found) -> None:
+        def load(found: SavedCheckpoint) -> None:
             raise OSError("stale handle")
 
-        return JointStorage(OwnCheckpoints(save, load, list), one.rank, one.share.group)
+        return JointOwnCheckpoints(OwnCheckpoints(save, load, list), one.rank, one.share.group)
 
     with Crew(2, every=1) as crew:
         storages = [storage(one) for one in crew.members]

@@ -17,7 +17,7 @@ import trainmedic.torch
 from tests.integration.plain_torch.training import Augmented, Training, same
 from tests.support.command_sender import Commander
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 Begin = Callable[..., Training]
 
@@ -185,13 +185,13 @@ def test_other_sources_go_back_as_far_as_they_can(begin: Begin, source: Any, see
 def test_own_functions_serve_as_checkpoints(begin: Begin, tmp_path: Path) -> None:
     """With the run's state kept along, a rollback is exact; without it, the step is known and no more."""
     kept: dict[int, Any] = {}
-    found: list[Found] = []
+    found: list[SavedCheckpoint] = []
 
     def save(step: int, state: Any) -> None:
         torch.save([part.state_dict() for part in parts(training)] + [state], tmp_path / f"{step}.pt")
-        found.append(Found(step, datetime.now(UTC), tmp_path / f"{step}.pt"))
+        found.append(SavedCheckpoint(step, datetime.now(UTC), tmp_path / f"{step}.pt"))
 
-    def load(one: Found) -> Any:
+    def load(one: SavedCheckpoint) -> Any:
         *states, state = torch.load(one.path)
         for part, held in zip(parts(training), states, strict=True):
             part.load_state_dict(held)

@@ -18,7 +18,7 @@ import trainmedic
 import trainmedic.torch
 from tests.integration.plain_torch.training import Training, same
 from tests.support.command_sender import Commander
-from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 Begin = Callable[..., Training]
 
@@ -166,10 +166,10 @@ def test_a_training_that_begins_anew_deletes_nothing_for_it(begin: Begin) -> Non
 
 def test_functions_of_ones_own_write_it_too(begin: Begin) -> None:
     """With step 0; not where the run goes on from one of them."""
-    written: list[Found] = []
+    written: list[SavedCheckpoint] = []
 
     def save(step: int, state: Any) -> None:
-        written.append(Found(step, datetime.now(UTC), f"mine-{step}"))
+        written.append(SavedCheckpoint(step, datetime.now(UTC), f"mine-{step}"))
 
     own = trainmedic.torch.OwnCheckpoints(save, lambda found: None, lambda: written)
     begin(checkpoints=own).train(12)
@@ -243,10 +243,10 @@ def test_functions_of_ones_own_say_whether_they_have_changed_anything(begin: Beg
     """Whatever they raise may have come in the middle, and ends the training; a refusal has changed nothing."""
     raised: list[Exception] = [trainmedic.Rejected("it lies on tape"), KeyError("model")]
 
-    def load(found: Found) -> None:
+    def load(found: SavedCheckpoint) -> None:
         raise raised.pop(0)
 
-    written = [Found(0, datetime.now(UTC), "mine-0")]
+    written = [SavedCheckpoint(0, datetime.now(UTC), "mine-0")]
     own = trainmedic.torch.OwnCheckpoints(lambda step, state: None, load, lambda: written)
     training = begin(checkpoints=own, checkpoint_every=None)
     orders = {2: training.order("job.rollback"), 4: training.order("job.rollback")}

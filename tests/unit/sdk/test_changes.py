@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from trainmedic.errors import Rejected
-from trainmedic.recovery.changes import ACCUMULATION, FILE, LEARNING_RATE, Changes, check_workers, whole
+from trainmedic.recovery.changes import ACCUMULATION, FILE, LEARNING_RATE, AppliedChanges, check_workers, scaled_whole
 
 
-def scaled(changes: Changes, command_id: str, factor: float, undo_of: str | None = None) -> float:
+def scaled(changes: AppliedChanges, command_id: str, factor: float, undo_of: str | None = None) -> float:
     changes.note(LEARNING_RATE, changes.with_factor(LEARNING_RATE, command_id, factor, undo_of))
     return changes.scale(LEARNING_RATE)
 
 
 def test_an_undone_change_leaves_no_trace() -> None:
     """Exactly 1.0 again, though 0.3 times its reciprocal is not; and in whatever order they are undone."""
-    changes = Changes()
+    changes = AppliedChanges()
     scaled(changes, "a", 0.3)
     scaled(changes, "b", 0.7)
     assert scaled(changes, "c", 1 / 0.3, undo_of="a") == 0.7
@@ -26,7 +26,7 @@ def test_an_undone_change_leaves_no_trace() -> None:
 
 def test_an_undo_of_what_is_not_known_is_a_change_like_any_other() -> None:
     """Where the run was resumed, and the file is lost."""
-    changes = Changes()
+    changes = AppliedChanges()
     changes.recall()
     assert scaled(changes, "b", 2.0, undo_of="a") == 2.0
 
@@ -35,7 +35,7 @@ def test_an_undo_of_what_is_not_known_is_a_change_like_any_other() -> None:
 def test_an_undo_of_what_was_done_to_an_earlier_training_changes_nothing(says_so: bool) -> None:
     """The alert resolves when the job has been started anew, under the same name: its own values are right. Whether
     its script looks for checkpoints and finds none, or does not look."""
-    changes = Changes()
+    changes = AppliedChanges()
     if says_so:
         changes.forget()
     assert scaled(changes, "b", 2.0, undo_of="a") == 1.0
@@ -45,11 +45,11 @@ def test_an_undo_of_what_was_done_to_an_earlier_training_changes_nothing(says_so
 
 def test_changes_survive_a_restart(tmp_path: Path) -> None:
     """Another process recalls them from the file; the undo still fits."""
-    changes = Changes(tmp_path)
+    changes = AppliedChanges(tmp_path)
     scaled(changes, "a", 0.5)
     changes.workers, changes.left_out = 2, [[0, 10, 20]]
     changes.save()
-    later = Changes(tmp_path)
+    later = AppliedChanges(tmp_path)
     assert later.scale(LEARNING_RATE) == 1.0
     later.recall()
     assert (later.scale(LEARNING_RATE), later.workers, later.left_out) == (0.5, 2, [[0, 10, 20]])
@@ -58,9 +58,9 @@ def test_changes_survive_a_restart(tmp_path: Path) -> None:
 
 def test_without_a_file_a_checkpoint_serves(tmp_path: Path) -> None:
     """It holds the same."""
-    changes = Changes()
+    changes = AppliedChanges()
     scaled(changes, "a", 0.5)
-    later = Changes(tmp_path)
+    later = AppliedChanges(tmp_path)
     later.recall(changes.state())
     assert later.scale(LEARNING_RATE) == 0.5
 
@@ -71,14 +71,14 @@ def test_without_a_file_a_checkpoint_serves(tmp_path: Path) -> None:
 def test_a_damaged_file_is_no_change(tmp_path: Path, content: bytes) -> None:
     """Better the script's own values than none."""
     (tmp_path / FILE).write_bytes(content)
-    changes = Changes(tmp_path)
+    changes = AppliedChanges(tmp_path)
     changes.recall()
     assert changes.scale(LEARNING_RATE) == 1.0
 
 
 def test_a_run_that_begins_anew_forgets(tmp_path: Path) -> None:
     """The file too."""
-    changes = Changes(tmp_path)
+    changes = AppliedChanges(tmp_path)
     scaled(changes, "a", 0.5)
     changes.forget()
     assert changes.scale(LEARNING_RATE) == 1.0
@@ -87,27 +87,27 @@ def test_a_run_that_begins_anew_forgets(tmp_path: Path) -> None:
 
 def test_the_first_checkpoint_of_a_run_that_began_anew_ends_what_was_before(tmp_path: Path) -> None:
     """A script that does not look for checkpoints: whoever resumes from its own later gets its own changes."""
-    scaled(Changes(tmp_path), "a", 0.5)
-    Changes(tmp_path).settle()
-    later = Changes(tmp_path)
+    scaled(AppliedChanges(tmp_path), "a", 0.5)
+    AppliedChanges(tmp_path).settle()
+    later = AppliedChanges(tmp_path)
     later.recall()
     assert later.scale(LEARNING_RATE) == 1.0
 
 
 def test_whole_numbers_stay_whole() -> None:
     """Thirds and the like come out even; what does not is rejected, or rounded down where that is wanted."""
-    assert whole(6, {"a": 1 / 3}, "it") == 2
-    assert whole(2, {"a": 1 / 3, "b": 3}, "it") == 2
-    assert whole(8, {"a": 0.3}, "it", round_down=True) == 2
+    assert scaled_whole(6, {"a": 1 / 3}, "it") == 2
+    assert scaled_whole(2, {"a": 1 / 3, "b": 3}, "it") == 2
+    assert scaled_whole(8, {"a": 0.3}, "it", round_down=True) == 2
     with pytest.raises(Rejected, match=r"it would be 2\.4"):
-        whole(8, {"a": 0.3}, "it")
+        scaled_whole(8, {"a": 0.3}, "it")
     with pytest.raises(Rejected, match=r"it would be 0\.5"):
-        whole(1, {"a": 0.5}, "it", round_down=True)
+        scaled_whole(1, {"a": 0.5}, "it", round_down=True)
 
 
 def test_each_kind_of_change_has_its_own_factors() -> None:
     """Scaling the learning rate does not accumulate."""
-    changes = Changes()
+    changes = AppliedChanges()
     scaled(changes, "a", 0.5)
     assert changes.scale(ACCUMULATION) == 1.0
 
@@ -116,7 +116,7 @@ def test_each_kind_of_change_has_its_own_factors() -> None:
 def test_what_is_beyond_all_measure_is_rejected(factor: float) -> None:
     """A step of a million batches would end too late for the change to be undone."""
     with pytest.raises(Rejected, match="1000 times"):
-        whole(4, {"a": factor}, "the accumulation")
+        scaled_whole(4, {"a": factor}, "the accumulation")
 
 
 def test_workers_that_would_choke_the_machine_are_rejected() -> None:

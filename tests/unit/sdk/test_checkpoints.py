@@ -10,7 +10,7 @@ import pytest
 from trainmedic.errors import Rejected
 from trainmedic.job.parameters import Rollback
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.checkpoints import Found
+from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -19,8 +19,8 @@ def at(minute: int) -> datetime:
     return START + timedelta(minutes=minute)
 
 
-def saved(step: int, minute: int, complete: bool = True) -> Found:
-    return Found(step, at(minute), f"step-{step}", complete)
+def saved(step: int, minute: int, complete: bool = True) -> SavedCheckpoint:
+    return SavedCheckpoint(step, at(minute), f"step-{step}", complete)
 
 
 FOUND = [saved(200, 20), saved(100, 10), saved(300, 30, complete=False), saved(0, 0)]
@@ -57,7 +57,9 @@ def test_the_next_best_ones_are_there_to_fall_back_on() -> None:
         ([], Rollback(), "there is none at all"),
     ],
 )
-def test_where_none_fits_the_reason_says_what_there_is(found: list[Found], wanted: Rollback, words: str) -> None:
+def test_where_none_fits_the_reason_says_what_there_is(
+    found: list[SavedCheckpoint], wanted: Rollback, words: str
+) -> None:
     """So that who reads the history knows whether to keep more, or save more often."""
     with pytest.raises(Rejected, match=words):
         checkpoints.choose(found, wanted, step=300)

@@ -13,13 +13,13 @@ import trainmedic
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Alone
-from trainmedic.recovery.checkpoints import Found
-from trainmedic.recovery.restarts import Limits, Restart, Restarts, agreed
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, agree_on_checkpoint
 from trainmedic.wire import envelope
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 NEWEST = Path("checkpoint-10")
-LIMITS = Limits(retries=2, delay=10.0)
+LIMITS = RestartLimits(retries=2, delay=10.0)
 
 
 class Clock:
@@ -53,15 +53,17 @@ def answers() -> list[tuple[str, Mapping[str, Any]]]:
 
 
 @pytest.fixture
-def restarts(medic: trainmedic.Medic, clock: Clock) -> Restarts:
+def restarts(medic: trainmedic.Medic, clock: Clock) -> LoopRestarter:
     return make(medic, clock)
 
 
-def make(medic: trainmedic.Medic, clock: Clock, newest: Path | None = NEWEST, limits: Limits = LIMITS) -> Restarts:
-    return Restarts(medic, lambda: newest, nothing, limits, clock.sleep, lambda: clock.now)
+def make(
+    medic: trainmedic.Medic, clock: Clock, newest: Path | None = NEWEST, limits: RestartLimits = LIMITS
+) -> LoopRestarter:
+    return LoopRestarter(medic, lambda: newest, nothing, limits, clock.sleep, lambda: clock.now)
 
 
-def nothing(_: Any) -> Found:
+def nothing(_: Any) -> SavedCheckpoint:
     raise Rejected("there is no checkpoint")
 
 
@@ -79,7 +81,7 @@ class Loop:
         self.acts = list(acts)
         self.started: list[Path | None] = []
 
-    def __call__(self, restart: Restart | None) -> int:
+    def __call__(self, restart: LoopRestart | None) -> int:
         self.started.append(restart.checkpoint if restart is not None else None)
         self.acts.pop(0)()
         return len(self.started)
@@ -90,7 +92,7 @@ def crash() -> None:
 
 
 def test_a_crashed_loop_is_tried_again_after_the_delay_and_no_more_often_than_allowed(
-    restarts: Restarts, clock: Clock
+    restarts: LoopRestarter, clock: Clock
 ) -> None:
     """Then the error is the caller's."""
 
@@ -105,7 +107,7 @@ def test_a_crashed_loop_is_tried_again_after_the_delay_and_no_more_often_than_al
     assert clock.now == START + timedelta(seconds=20)
 
 
-def test_progress_makes_the_tries_anew(restarts: Restarts) -> None:
+def test_progress_makes_the_tries_anew(restarts: LoopRestarter) -> None:
     """Only failures in a row count."""
 
     def until(step: int) -> Callable[[], None]:
@@ -119,7 +121,7 @@ def test_progress_makes_the_tries_anew(restarts: Restarts) -> None:
     assert restarts.run(loop) == 4
 
 
-def test_a_loop_that_never_did_a_step_is_not_tried_again(restarts: Restarts) -> None:
+def test_a_loop_that_never_did_a_step_is_not_tried_again(restarts: LoopRestarter) -> None:
     """What is wrong with it from the beginning is the program's fault."""
     loop = Loop(crash)
     with pytest.raises(RuntimeError):
@@ -154,13 +156,13 @@ def test_with_several_ranks_a_crash_is_left_to_the_launcher(medic: trainmedic.Me
 
 
 def test_a_command_is_answered_when_the_loop_has_come_up(
-    restarts: Restarts, command: JobCommand, answers: list[Any]
+    restarts: LoopRestarter, command: JobCommand, answers: list[Any]
 ) -> None:
     """Not before; a crash on the way costs a try, and not the command."""
 
     def ask() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(Restart(Path("checkpoint-5"), command, output={"left_step": 12}))
+        restarts.ask(LoopRestart(Path("checkpoint-5"), command, output={"left_step": 12}))
         assert restarts.is_asked
 
     loop = Loop(ask, crash, lambda: restarts.stepped(6, finish))
@@ -173,11 +175,11 @@ def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
     medic: trainmedic.Medic, clock: Clock, command: JobCommand, answers: list[Any]
 ) -> None:
     """The server learns of it in time; the loop is tried on."""
-    restarts = make(medic, clock, limits=Limits(retries=5, delay=10.0))
+    restarts = make(medic, clock, limits=RestartLimits(retries=5, delay=10.0))
 
     def ask() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(Restart(Path("checkpoint-5"), command))
+        restarts.ask(LoopRestart(Path("checkpoint-5"), command))
 
     restarts.run(Loop(ask, crash, crash, crash, lambda: restarts.stepped(6, finish)))
     assert [status for status, _ in answers] == ["failed"]
@@ -186,18 +188,18 @@ def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
 
 
 def test_settings_that_the_loop_does_not_come_up_with_are_taken_back(
-    restarts: Restarts, command: JobCommand, answers: list[Any]
+    restarts: LoopRestarter, command: JobCommand, answers: list[Any]
 ) -> None:
     """After the tries, and training goes on as it was."""
     seen: list[Mapping[str, Any]] = []
 
     def ask() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(Restart(NEWEST, command, settings={"batch": 8}, previous={"batch": 4}))
+        restarts.ask(LoopRestart(NEWEST, command, settings={"batch": 8}, previous={"batch": 4}))
 
     acts = [ask, crash, crash, crash, lambda: restarts.stepped(13, finish)]
 
-    def attempt(restart: Restart | None) -> None:
+    def attempt(restart: LoopRestart | None) -> None:
         seen.append(restart.settings if restart is not None else {})
         acts.pop(0)()
 
@@ -207,13 +209,13 @@ def test_settings_that_the_loop_does_not_come_up_with_are_taken_back(
 
 
 def test_a_rollback_that_cannot_be_goes_on_from_the_newest(
-    restarts: Restarts, command: JobCommand, answers: list[Any]
+    restarts: LoopRestarter, command: JobCommand, answers: list[Any]
 ) -> None:
     """Its checkpoint was deleted meanwhile: the command failed, and the job lives."""
 
     def ask() -> None:
         restarts.stepped(20, finish)
-        restarts.ask(Restart(Path("checkpoint-5"), command))
+        restarts.ask(LoopRestart(Path("checkpoint-5"), command))
 
     loop = Loop(ask, crash, crash, crash, lambda: restarts.stepped(11, finish))
     assert restarts.run(loop) == 5
@@ -221,12 +223,14 @@ def test_a_rollback_that_cannot_be_goes_on_from_the_newest(
     assert [status for status, _ in answers] == ["failed"]
 
 
-def test_a_stop_ends_what_was_about_to_restart(restarts: Restarts, command: JobCommand, answers: list[Any]) -> None:
+def test_a_stop_ends_what_was_about_to_restart(
+    restarts: LoopRestarter, command: JobCommand, answers: list[Any]
+) -> None:
     """The command that wanted the restart is told so."""
 
     def ask_and_stop() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(Restart(NEWEST, command))
+        restarts.ask(LoopRestart(NEWEST, command))
         restarts.stop()
 
     assert restarts.run(Loop(ask_and_stop)) == 1
@@ -235,7 +239,7 @@ def test_a_stop_ends_what_was_about_to_restart(restarts: Restarts, command: JobC
 
 def test_all_ranks_have_to_see_the_checkpoint() -> None:
     """Else they refuse together, and name the rank that does not."""
-    found = Found(10, START, NEWEST)
+    found = SavedCheckpoint(10, START, NEWEST)
 
     class Two(Alone):
         world_size = 2
@@ -243,10 +247,10 @@ def test_all_ranks_have_to_see_the_checkpoint() -> None:
         def poll(self, value: Any = None, patience: float = 0.0) -> Mapping[int, Any]:
             return {0: value, 1: False}
 
-    assert agreed(Alone(), lambda: found, lambda path: True) == found
+    assert agree_on_checkpoint(Alone(), lambda: found, lambda path: True) == found
     with pytest.raises(Rejected, match="as seen from rank 1"):
-        agreed(Two(), lambda: found, lambda path: True)
+        agree_on_checkpoint(Two(), lambda: found, lambda path: True)
 
 
-def finish(_: Restart) -> Mapping[str, Any]:
+def finish(_: LoopRestart) -> Mapping[str, Any]:
     return {"finished": True}

@@ -15,10 +15,10 @@ from torch import nn
 
 from trainmedic.errors import ConfigurationError
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.checkpoints import COMPLETE, PINNED, Found
+from trainmedic.recovery.checkpoints import COMPLETE, PINNED, SavedCheckpoint
 from trainmedic.torch import Directory, OwnCheckpoints
-from trainmedic.torch.parts import Parts
-from trainmedic.torch.storage import RUN, TRAINING, Unusable
+from trainmedic.torch.checkpoint_storage import RUN, TRAINING, UnusableCheckpoint
+from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 WHY = {"why": "a test"}
@@ -37,17 +37,17 @@ class Held:
         self.value = state["value"]
 
 
-def parts(width: int = 3, **more: Any) -> Parts:
+def parts(width: int = 3, **more: Any) -> StateParts:
     model = nn.Linear(width, 1)
-    return Parts(model=model, optimizer=torch.optim.AdamW(model.parameters()), **more)
+    return StateParts(model=model, optimizer=torch.optim.AdamW(model.parameters()), **more)
 
 
-def weight(of: Parts) -> torch.Tensor:
+def weight(of: StateParts) -> torch.Tensor:
     found: torch.Tensor = of.by_name["model"].weight
     return found
 
 
-def change(of: Parts) -> None:
+def change(of: StateParts) -> None:
     with torch.no_grad():
         weight(of).add_(1.0)
 
@@ -116,7 +116,7 @@ def test_a_damaged_one_changes_nothing_when_it_is_loaded(tmp_path: Path) -> None
     (found.path / TRAINING).write_bytes(raw)
     change(training)
     kept = weight(training).clone()
-    with pytest.raises(Unusable, match=r"step-00000150/training\.pt cannot be read"):
+    with pytest.raises(UnusableCheckpoint, match=r"step-00000150/training\.pt cannot be read"):
         storage.load(found, training)
     assert torch.equal(weight(training), kept)
 
@@ -127,7 +127,7 @@ def test_whatever_stands_in_the_file_only_makes_it_unusable(tmp_path: Path, cont
     storage, training = Directory(tmp_path), parts()
     found = storage.save(150, training, {})
     (found.path / RUN).write_bytes(content)
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableCheckpoint):
         storage.load(found, training)
 
 
@@ -136,17 +136,20 @@ def test_whatever_stands_in_the_file_only_makes_it_unusable(tmp_path: Path, cont
     [
         (lambda: parts(width=4), "weight has another shape"),
         (lambda: parts(ema=nn.Linear(3, 1)), "it has no ema"),
-        (lambda: Parts(model=nn.Linear(3, 1, bias=False)), "1 names differ, such as bias"),
-        (lambda: Parts(model=(m := nn.Linear(3, 1)), optimizer=torch.optim.SGD([m.weight])), "other parameter groups"),
+        (lambda: StateParts(model=nn.Linear(3, 1, bias=False)), "1 names differ, such as bias"),
+        (
+            lambda: StateParts(model=(m := nn.Linear(3, 1)), optimizer=torch.optim.SGD([m.weight])),
+            "other parameter groups",
+        ),
     ],
 )
-def test_one_of_another_training_is_refused_whole(tmp_path: Path, other: Callable[[], Parts], words: str) -> None:
+def test_one_of_another_training_is_refused_whole(tmp_path: Path, other: Callable[[], StateParts], words: str) -> None:
     """Before anything of it is loaded."""
     storage = Directory(tmp_path)
     found = storage.save(150, parts(), {})
     present = other()
     kept = weight(present).clone()
-    with pytest.raises(Unusable, match=words):
+    with pytest.raises(UnusableCheckpoint, match=words):
         storage.load(found, present)
     assert torch.equal(weight(present), kept)
 
@@ -181,7 +184,7 @@ def test_a_part_that_does_not_take_its_state_makes_a_checkpoint_unusable(tmp_pat
     found = storage.save(100, training, {})
     monkey = {"load_state_dict": lambda _: 1 / 0}
     vars(held).update(monkey)
-    with pytest.raises(Unusable, match="loaded in part: ZeroDivisionError"):
+    with pytest.raises(UnusableCheckpoint, match="loaded in part: ZeroDivisionError"):
         storage.load(found, training)
 
 
@@ -195,7 +198,7 @@ def test_a_state_of_the_users_own_classes_is_loaded_from_files_of_ones_own(tmp_p
     storage.load(found, training)
     assert held.value == {timedelta(seconds=3)}
     found.path.chmod(0o777)
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableCheckpoint):
         storage.load(found, training)
 
 
@@ -265,7 +268,7 @@ def test_own_functions_save_load_and_list(tmp_path: Path) -> None:
         return OwnCheckpoints(
             save=lambda step, state: written.update({step: (datetime.now(UTC), state)}),
             load=lambda found: written[found.step][1],
-            found=lambda: [Found(step, at, f"mine-{step}") for step, (at, _) in written.items()],
+            found=lambda: [SavedCheckpoint(step, at, f"mine-{step}") for step, (at, _) in written.items()],
             directory=tmp_path,
         )
 
@@ -286,19 +289,19 @@ def test_own_functions_save_load_and_list(tmp_path: Path) -> None:
 def test_own_functions_that_fail_make_a_checkpoint_unusable() -> None:
     """So that an older one is tried."""
 
-    def load(found: Found) -> None:
+    def load(found: SavedCheckpoint) -> None:
         raise KeyError("model")
 
     mine = OwnCheckpoints(lambda step, state: None, load, list)
-    with pytest.raises(Unusable, match="mine-1 could not be loaded: KeyError: 'model'"):
-        mine.load(Found(1, datetime.now(UTC), "mine-1"), parts())
+    with pytest.raises(UnusableCheckpoint, match="mine-1 could not be loaded: KeyError: 'model'"):
+        mine.load(SavedCheckpoint(1, datetime.now(UTC), "mine-1"), parts())
 
 
 def test_what_keeps_no_state_is_an_error_at_once() -> None:
     """And several of a kind have names of their own."""
     with pytest.raises(ConfigurationError, match="scheduler: a function has no state_dict"):
-        Parts(model=nn.Linear(1, 1), scheduler=age)
-    several = Parts(model={"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)}, optimizer=[Held(), Held()], scaler=None)
+        StateParts(model=nn.Linear(1, 1), scheduler=age)
+    several = StateParts(model={"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)}, optimizer=[Held(), Held()], scaler=None)
     assert list(several.by_name) == ["model.a", "model.b", "optimizer.0", "optimizer.1"]
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from trainmedic.errors import ConfigurationError
 
 
-class Parts:
+class StateParts:
     """Objects with ``state_dict`` and ``load_state_dict``, by name. ``model`` and ``optimizer`` are the first two.
 
     Each may be one object, or a list or dict of several.
@@ -81,19 +81,19 @@ class Parts:
         return ((name, one) for name, one in self.by_name.items() if isinstance(one, nn.Module))
 
 
-def is_sharded(parts: Parts) -> bool:
+def is_sharded(parts: StateParts) -> bool:
     """Whether a parameter of any part is spread over ranks."""
     return any(hasattr(one, "full_tensor") for module in _modules(parts) for one in module.parameters())
 
 
-def is_wrapped_by_fsdp1(parts: Parts) -> bool:
+def is_wrapped_by_fsdp1(parts: StateParts) -> bool:
     """By its name: to import the class takes seconds, which a training without it need not spend."""
     return any(
         type(one).__name__ == "FullyShardedDataParallel" for module in _modules(parts) for one in module.modules()
     )
 
 
-def _modules(parts: Parts) -> list[nn.Module]:
+def _modules(parts: StateParts) -> list[nn.Module]:
     return [one for one in parts.by_name.values() if isinstance(one, nn.Module)]
 
 

@@ -22,9 +22,17 @@ from torch.utils.data import (
 
 from trainmedic.errors import ConfigurationError, Rejected, Unsupported
 from trainmedic.torch import randomness
-from trainmedic.torch.feeds import NOT_REPLAYED, REPLAYED, Feed, Numbered, Reread, Stateful, Stream
-from trainmedic.torch.loading import Indexed
-from trainmedic.torch.sources import feed_for
+from trainmedic.torch.batch_sources import (
+    NOT_REPLAYED,
+    REPLAYED,
+    BatchSource,
+    IteratorSource,
+    RereadSource,
+    SequenceSource,
+    StatefulSource,
+)
+from trainmedic.torch.indexed_source import IndexedSource
+from trainmedic.torch.source_choice import batch_source_for
 
 SAMPLES, BATCH = 22, 4
 
@@ -138,13 +146,13 @@ EXACT: dict[str, Any] = {
 }
 
 
-def feed_of(source: Any) -> Feed:
+def feed_of(source: Any) -> BatchSource:
     torch.manual_seed(1)
     random.seed(1)
-    return feed_for(source, seed=5, rank=0)
+    return batch_source_for(source, seed=5, rank=0)
 
 
-def taken(feed: Feed, batches: int) -> list[list[Any]]:
+def taken(feed: BatchSource, batches: int) -> list[list[Any]]:
     """The next batches, over the ends of epochs."""
     found: list[list[Any]] = []
     while len(found) < batches:
@@ -223,7 +231,7 @@ def flat(batches: list[list[Any]]) -> list[Any]:
     return [sample for batch in batches for sample in batch]
 
 
-def next_epoch(feed: Feed) -> list[list[int]]:
+def next_epoch(feed: BatchSource) -> list[list[int]]:
     found = []
     while True:
         try:
@@ -290,7 +298,7 @@ def test_a_stream_goes_on_and_leaves_out_no_more_than_was_asked() -> None:
     taken(feed, 4)
     assert feed.restore(state) == f"{NOT_REPLAYED}: a stream only goes on; 4 batches since then are left out"
     feed.leave_out(6)
-    assert isinstance(feed, Stream)
+    assert isinstance(feed, IteratorSource)
     assert feed.next() == 9
 
 
@@ -306,7 +314,7 @@ def test_of_a_stream_what_is_past_is_not_left_out_twice() -> None:
 
 def test_another_process_does_not_forget_the_epoch_that_is_too_long_to_read_again() -> None:
     """It begins that epoch anew, so that the training ends with the epoch that it was to end with."""
-    one, other = (feed_for(DataLoader(Counting(), batch_size=1), seed=5, rank=0, reread=4) for _ in range(2))
+    one, other = (batch_source_for(DataLoader(Counting(), batch_size=1), seed=5, rank=0, reread=4) for _ in range(2))
     taken(one, 6)
     state = {**one.state(), "epoch": 3}
     assert other.restore(state) == f"{NOT_REPLAYED}: the epoch begins anew, for more than 4 would have to be read again"
@@ -315,7 +323,7 @@ def test_another_process_does_not_forget_the_epoch_that_is_too_long_to_read_agai
 
 def test_more_than_some_epochs_are_not_left_out() -> None:
     """A slip of the pen must not keep the training busy with counting."""
-    feed = feed_for(DataLoader(list(range(12)), batch_size=4), seed=5, rank=0)
+    feed = batch_source_for(DataLoader(list(range(12)), batch_size=4), seed=5, rank=0)
     feed.check_leaving_out(30)
     with pytest.raises(Rejected, match="31 batches are not left out: an epoch has 3"):
         feed.check_leaving_out(31)
@@ -323,7 +331,7 @@ def test_more_than_some_epochs_are_not_left_out() -> None:
 
 def test_what_would_have_to_be_read_too_long_goes_on() -> None:
     """A limit, so that a rollback does not read for hours."""
-    feed = feed_for(DataLoader(Counting(), batch_size=1), seed=5, rank=0, reread=4)
+    feed = batch_source_for(DataLoader(Counting(), batch_size=1), seed=5, rank=0, reread=4)
     taken(feed, 6)
     state = feed.state()
     taken(feed, 2)
@@ -345,23 +353,23 @@ def test_a_source_that_has_become_shorter_is_told_of() -> None:
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
-        (numbers(), Indexed),
-        (DataLoader(Counting()), Reread),
-        (KeepsPlace(), Stateful),
-        ([1, 2], Numbered),
-        (iter([1, 2]), Stream),
-        (DataLoader(Numbers(), batch_sampler=(batch for batch in [[1], [2]])), Reread),  # of unknown length
+        (numbers(), IndexedSource),
+        (DataLoader(Counting()), RereadSource),
+        (KeepsPlace(), StatefulSource),
+        ([1, 2], SequenceSource),
+        (iter([1, 2]), IteratorSource),
+        (DataLoader(Numbers(), batch_sampler=(batch for batch in [[1], [2]])), RereadSource),  # of unknown length
     ],
 )
-def test_the_best_feed_that_a_source_allows_serves_it(source: Any, kind: type[Feed]) -> None:
+def test_the_best_feed_that_a_source_allows_serves_it(source: Any, kind: type[BatchSource]) -> None:
     """Exact where it can be."""
-    assert type(feed_for(source, 0, 0)) is kind
+    assert type(batch_source_for(source, 0, 0)) is kind
 
 
 def test_what_gives_no_batches_is_an_error_at_once() -> None:
     """Not at the first rollback, at night."""
     with pytest.raises(ConfigurationError, match="no batches can be read from a int"):
-        feed_for(7, 0, 0)
+        batch_source_for(7, 0, 0)
 
 
 def test_what_cannot_be_changed_says_so() -> None:
@@ -376,10 +384,10 @@ def test_what_cannot_be_changed_says_so() -> None:
 
 def test_a_seed_is_mixed_from_its_numbers() -> None:
     """Neighbours differ in half of the bits, and it is the same everywhere."""
-    seeds = {randomness.mixed(*pair) for pair in ((0, 0), (0, 1), (1, 0), (1, 1), (0,), (0, 0, 0))}
+    seeds = {randomness.mixed_seed(*pair) for pair in ((0, 0), (0, 1), (1, 0), (1, 1), (0,), (0, 0, 0))}
     assert len(seeds) == 6
     assert all(0 <= seed < 1 << 63 for seed in seeds)
-    assert 15 < bin(randomness.mixed(0, 0) ^ randomness.mixed(0, 1)).count("1") < 48
+    assert 15 < bin(randomness.mixed_seed(0, 0) ^ randomness.mixed_seed(0, 1)).count("1") < 48
 
 
 def test_the_generators_come_back_as_they_were() -> None:
@@ -391,7 +399,7 @@ def test_the_generators_come_back_as_they_were() -> None:
 
     state = randomness.capture()
     first = drawn()
-    with randomness.kept():
+    with randomness.preserved():
         drawn()
         randomness.seed(3)
     second = drawn()

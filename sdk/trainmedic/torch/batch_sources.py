@@ -14,7 +14,7 @@ import torch
 from trainmedic.errors import Unsupported
 from trainmedic.job.interrupt import fetch
 from trainmedic.torch import randomness
-from trainmedic.torch.order import LeftOut, Place
+from trainmedic.torch.sample_order import LeftOutRanges, Place
 
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
@@ -22,20 +22,22 @@ REREAD = 1000
 """Batches that are read again, at most, to come to a place in a source that can only be begun anew."""
 
 
-class Feed:
+class BatchSource:
     """Batches, epoch after epoch, and the place in them.
 
     ``place`` says how much of the present epoch was delivered; in batches, unless the feed says otherwise.
     ``left_out`` are places that are not delivered; they stay left out however often the feed comes by.
     """
 
+    kind: str
+    """The name by which a checkpoint says what kind of source its place is of; it must not change."""
     batch_size: int | None = None
     workers: int | None = None
 
     def __init__(self) -> None:
         self.epoch = 0
         self.place: Place = 0
-        self.left_out = LeftOut()
+        self.left_out = LeftOutRanges()
         self._leaving_out = 0  # so many of the next batches, where it is not known yet which those are
 
     def next(self) -> Any:
@@ -60,7 +62,7 @@ class Feed:
     def state(self) -> dict[str, Any]:
         """What `restore` needs to come back here."""
         return {
-            "kind": type(self).__name__,
+            "kind": self.kind,
             "epoch": self.epoch,
             "place": self.place,
             "left_out": [list(one) for one in self.left_out.ranges],
@@ -70,19 +72,19 @@ class Feed:
     def restore(self, state: dict[str, Any]) -> str:
         """Go to where `state` was taken. What has been left out since stays so. Says what comes next."""
         self.epoch, self.place = state["epoch"], state["place"]
-        self.left_out = LeftOut([*self.left_out.ranges, *state["left_out"]])
+        self.left_out = LeftOutRanges([*self.left_out.ranges, *state["left_out"]])
         self._leaving_out = state["leaving_out"]
         return REPLAYED
 
     def knows(self, state: dict[str, Any]) -> bool:
         """Whether `state` is of such a feed. The script may have another loader than when it was written."""
-        return state.get("kind") in (None, type(self).__name__)
+        return state.get("kind") in (None, self.kind)
 
     def begin_anew(self, epoch: int) -> str:
         """Go to the beginning of an epoch, where the place in it means nothing here. Says what comes next."""
         self.stop_loading()
         self.epoch, self.place = epoch, 0
-        self.left_out, self._leaving_out = LeftOut(), 0
+        self.left_out, self._leaving_out = LeftOutRanges(), 0
         return f"{NOT_REPLAYED}: the checkpoint was written with a loader of another kind; its epoch begins anew"
 
     def check_leaving_out(self, batches: int) -> None:
@@ -102,8 +104,10 @@ class Feed:
         raise Unsupported("only the batch size of a plain DataLoader over an indexed data set can be changed")
 
 
-class Numbered(Feed):
+class SequenceSource(BatchSource):
     """Feeds from what gives batch number n; it ends an epoch by its length or an IndexError, or never."""
+
+    kind = "Numbered"
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -120,8 +124,10 @@ class Numbered(Feed):
         return batch
 
 
-class Stateful(Feed):
+class StatefulSource(BatchSource):
     """Feeds from a loader that keeps its own place, or one whose data set does (``keeper``)."""
+
+    kind = "Stateful"
 
     def __init__(self, loader: Any, keeper: Any) -> None:
         super().__init__()
@@ -136,7 +142,7 @@ class Stateful(Feed):
         if self._iterator is None:
             if hasattr(self._keeper, "set_epoch"):
                 self._keeper.set_epoch(self.epoch)
-            with randomness.kept() if self._was_begun else contextlib.nullcontext():
+            with randomness.preserved() if self._was_begun else contextlib.nullcontext():
                 self._iterator = iter(self._loader)
             self._was_begun = False
         try:
@@ -169,8 +175,10 @@ class Stateful(Feed):
         self._iterator = None
 
 
-class Reread(Feed):
+class RereadSource(BatchSource):
     """Feeds from what can be iterated over anew. It comes to a place by reading the epoch up to there."""
+
+    kind = "Reread"
 
     def __init__(self, source: Any, most: int) -> None:
         super().__init__()
@@ -243,8 +251,10 @@ class Reread(Feed):
             generator.set_state(state)
 
 
-class Stream(Feed):
+class IteratorSource(BatchSource):
     """Feeds from an iterator: what is past is gone. One epoch, however long."""
+
+    kind = "Stream"
 
     def __init__(self, source: Iterator[Any]) -> None:
         super().__init__()

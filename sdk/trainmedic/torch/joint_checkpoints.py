@@ -22,41 +22,49 @@ import torch
 from trainmedic.errors import NotAgreed, TrainmedicError
 from trainmedic.job.group import Group
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.checkpoints import Found
-from trainmedic.torch.agreeing import Apart, together
-from trainmedic.torch.order import for_other_ranks
-from trainmedic.torch.parts import Parts
-from trainmedic.torch.storage import TRAINING, Directory, HalfLoaded, Storage, Unusable, read_file, write_file
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch.checkpoint_storage import (
+    TRAINING,
+    CheckpointDirectory,
+    CheckpointStorage,
+    HalfLoaded,
+    UnusableCheckpoint,
+    read_file,
+    write_file,
+)
+from trainmedic.torch.rank_agreement import FailedOnSomeRanks, on_all_ranks
+from trainmedic.torch.sample_order import for_other_rank_count
+from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 
-Meet = Callable[[str], Group]
+NewGroup = Callable[[str], Group]
 
 
-class Contents(Protocol):
+class JointContents(Protocol):
     """What a checkpoint holds of the training, beside what is each rank's own. Every rank calls each of these."""
 
-    def capture(self, parts: Parts) -> tuple[Any, Any]:
+    def capture(self, parts: StateParts) -> tuple[Any, Any]:
         """What the ranks write together, and what goes into this rank's own file."""
         ...
 
     def write(self, path: Path, content: Any) -> None: ...
 
-    def prepare(self, path: Path, parts: Parts, own: Any) -> Any:
+    def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
         """Whether it can be read, and what `read` needs. No rank waits for another in here. Raises Unusable."""
         ...
 
-    def read(self, path: Path, prepared: Any, parts: Parts, checked: bool) -> Any:
+    def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
         """All of it, in memory; nothing is changed. Raises Unusable."""
         ...
 
-    def restore(self, content: Any, parts: Parts, own: Any) -> None:
+    def restore(self, content: Any, parts: StateParts, own: Any) -> None:
         """Into place."""
         ...
 
 
-class Whole:
+class ReplicatedContents:
     """Each rank has all of the training, as with DDP: rank 0 writes it, and all read that.
 
     But for the modules' buffers, of which each rank has its own: DDP gives rank 0's to all at the beginning of a
@@ -66,34 +74,40 @@ class Whole:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def capture(self, parts: Parts) -> tuple[Any, Any]:
+    def capture(self, parts: StateParts) -> tuple[Any, Any]:
         return (parts.capture(), None) if self._rank == 0 else (None, parts.buffers())
 
     def write(self, path: Path, content: Any) -> None:
         if self._rank == 0:
             write_file(path / TRAINING, content)
 
-    def prepare(self, path: Path, parts: Parts, own: Any) -> Any:
+    def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
         return None
 
-    def read(self, path: Path, prepared: Any, parts: Parts, checked: bool) -> Any:
+    def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
         states = read_file(path / TRAINING, checked)
         wrong = parts.misfit(states)
         if wrong:
-            raise Unusable(f"{path.name} is of another training: {wrong}")
+            raise UnusableCheckpoint(f"{path.name} is of another training: {wrong}")
         return states
 
-    def restore(self, content: Any, parts: Parts, own: Any) -> None:
+    def restore(self, content: Any, parts: StateParts, own: Any) -> None:
         parts.restore(content)
         if own is not None:
             parts.restore_buffers(own)
 
 
-class JointDirectory(Directory):
-    """`Directory` for several ranks. ``meet`` gives the ranks together, by a name that is new each time."""
+class JointCheckpointDirectory(CheckpointDirectory):
+    """`CheckpointDirectory` for several ranks. ``meet`` gives the ranks together, by a name that is new each time."""
 
     def __init__(
-        self, directory: str | Path, keep: int | None, rank: int, world_size: int, meet: Meet, contents: Contents
+        self,
+        directory: str | Path,
+        keep: int | None,
+        rank: int,
+        world_size: int,
+        meet: NewGroup,
+        contents: JointContents,
     ) -> None:
         super().__init__(directory, keep)
         self._rank = rank
@@ -103,19 +117,19 @@ class JointDirectory(Directory):
 
     # --- writing ----------------------------------------------------------------------------------------
 
-    def save(self, step: int, parts: Parts, run: Mapping[str, Any]) -> Found:
+    def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         group = self._meet(f"save-{step}")
         path = self._root / f"step-{step:08d}"
         unfinished = self._root / group.choose(lambda: self._begin(path))
         try:
-            content, own = together(group, lambda: self._contents.capture(parts))
-            together(group, lambda: self._write(unfinished, content, {"run": run, "own": own}))
+            content, own = on_all_ranks(group, lambda: self._contents.capture(parts))
+            on_all_ranks(group, lambda: self._write(unfinished, content, {"run": run, "own": own}))
             at = group.choose(lambda: self._finish(unfinished, path, step))
         except BaseException:
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        return Found(step, envelope.read_time(at), path)
+        return SavedCheckpoint(step, envelope.read_time(at), path)
 
     def _begin(self, path: Path) -> str:
         unfinished = self._root / f"unfinished-{os.getpid()}-{path.name}"
@@ -152,7 +166,7 @@ class JointDirectory(Directory):
 
     # --- loading ----------------------------------------------------------------------------------------
 
-    def load(self, found: Found, parts: Parts) -> Mapping[str, Any]:
+    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
         path = found.path
         group = self._meet(f"load-{path.name}")
         facts = checkpoints.completion(path) or {}
@@ -164,11 +178,11 @@ class JointDirectory(Directory):
 
         ready = False
         try:
-            mine, prepared = together(group, prepare)
+            mine, prepared = on_all_ranks(group, prepare)
             ready = True
-            content = together(group, lambda: self._contents.read(path, prepared, parts, checked))
-        except Apart as error:
-            raise Unusable(f"{path.name} cannot be loaded: {error}") from error
+            content = on_all_ranks(group, lambda: self._contents.read(path, prepared, parts, checked))
+        except FailedOnSomeRanks as error:
+            raise UnusableCheckpoint(f"{path.name} cannot be loaded: {error}") from error
         except NotAgreed as error:
             if not ready:
                 raise
@@ -183,14 +197,14 @@ class JointDirectory(Directory):
             mine: Mapping[str, Any] = read_file(path / _file_of(self._rank), checked)
             return mine
         if not isinstance(ranks, int) or ranks < 1:
-            raise Unusable(f"{path.name} was not written by a job of several ranks")
+            raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         first = read_file(path / _file_of(0), checked)
-        feed = for_other_ranks(first["run"]["feed"], ranks, self._world_size)
+        feed = for_other_rank_count(first["run"]["feed"], ranks, self._world_size)
         return {**first, "run": {**first["run"], "feed": feed, "random": None}}
 
     # --- what rank 0 does alone -------------------------------------------------------------------------
 
-    def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
+    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
         if self._rank == 0:
             super().went_back(target, why)
 
@@ -199,28 +213,28 @@ class JointDirectory(Directory):
             super().prune()
 
 
-class JointStorage:
+class JointOwnCheckpoints:
     """The user's own checkpoints in a job of several ranks: each rank calls the user's functions to save and load."""
 
-    def __init__(self, storage: Storage, rank: int, meet: Meet) -> None:
+    def __init__(self, storage: CheckpointStorage, rank: int, meet: NewGroup) -> None:
         self.directory = storage.directory
         self._storage = storage
         self._rank = rank
         self._meet = meet
 
-    def found(self) -> Sequence[Found]:
+    def found(self) -> Sequence[SavedCheckpoint]:
         return self._storage.found()
 
-    def save(self, step: int, parts: Parts, run: Mapping[str, Any]) -> Found:
-        return together(self._meet(f"save-{step}"), lambda: self._storage.save(step, parts, run))
+    def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
+        return on_all_ranks(self._meet(f"save-{step}"), lambda: self._storage.save(step, parts, run))
 
-    def load(self, found: Found, parts: Parts) -> Mapping[str, Any] | None:
+    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
         try:
             return self._storage.load(found, parts)
-        except Unusable as error:  # what it has left as it was is not known, nor how it went on the others
+        except UnusableCheckpoint as error:  # what it has left as it was is not known, nor how it went on the others
             raise HalfLoaded(str(error)) from error
 
-    def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
+    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
         if self._rank == 0:
             self._storage.went_back(target, why)
 

@@ -22,7 +22,7 @@ _AGREE = 1e-3
 _IN_A_ROW = 3
 
 
-class Schedule:
+class RateSchedule:
     """The one of an optimizer's first group, among `schedulers`: those that the loop steps itself.
 
     A loop that sets the rate by hand for a while, as for a warmup, knows why. So nothing is said before the rate

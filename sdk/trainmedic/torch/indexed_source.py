@@ -17,24 +17,26 @@ from torch.utils.data import DataLoader, get_worker_info
 from trainmedic.errors import Rejected
 from trainmedic.job.interrupt import fetch
 from trainmedic.torch import randomness
-from trainmedic.torch.feeds import NOT_REPLAYED, REPLAYED, Feed
-from trainmedic.torch.order import Order, Place
+from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
+from trainmedic.torch.sample_order import Place, SampleOrder
 
 _MOST_EPOCHS = 10
 
 
-class Indexed(Feed):
+class IndexedSource(BatchSource):
     """Feeds from a `DataLoader` with an indexed data set. ``rank`` makes the workers' seeds differ.
 
     ``place`` counts the entries of the epoch's order: samples, or batches of a custom batch sampler.
     """
+
+    kind = "Indexed"
 
     def __init__(self, loader: DataLoader[Any], seed: int, rank: int) -> None:
         super().__init__()
         self._pattern = loader
         self._seed = seed
         self._rank = rank
-        self._order = Order(loader, seed)
+        self._order = SampleOrder(loader, seed)
         self.batch_size = self._order.batch_size
         self.workers: int | None = loader.num_workers
         self._loader: DataLoader[Any] | None = None
@@ -45,7 +47,7 @@ class Indexed(Feed):
     # --- a feed's ---------------------------------------------------------------------------------------
 
     def next(self) -> Any:
-        """As `Feed.next`; what is left out is not asked for."""
+        """As `BatchSource.next`; what is left out is not asked for."""
         iterator = self._iterator
         try:
             batch = fetch(self._begin() if iterator is None else iterator)
@@ -63,7 +65,7 @@ class Indexed(Feed):
         self.stop_loading()
         if state.get("seed", self._seed) != self._seed:
             self._seed = int(state["seed"])
-            self._order = Order(self._pattern, self._seed)
+            self._order = SampleOrder(self._pattern, self._seed)
         super().restore(state)
         if self._order.fingerprint(self.epoch) != state.get("fingerprint"):
             return f"{NOT_REPLAYED}: the sampler or the data set gives another order than before"
@@ -133,7 +135,7 @@ class Indexed(Feed):
             "pin_memory": pattern.pin_memory,
             "worker_init_fn": pattern.worker_init_fn,
             # Of our own: iterating must not draw from the generator that the training draws from.
-            "generator": torch.Generator().manual_seed(randomness.mixed(self._seed, self._rank)),
+            "generator": torch.Generator().manual_seed(randomness.mixed_seed(self._seed, self._rank)),
         }
         if self.workers:
             options["prefetch_factor"] = pattern.prefetch_factor or 2
@@ -222,4 +224,4 @@ class _Placed:
 
     def _seed(self, place: tuple[int, Place]) -> None:
         if get_worker_info() is not None:
-            randomness.seed(randomness.mixed(*self.seeds, *place))
+            randomness.seed(randomness.mixed_seed(*self.seeds, *place))

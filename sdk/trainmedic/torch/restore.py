@@ -16,13 +16,19 @@ from trainmedic.job.group import Group
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.progress import number
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, whole
-from trainmedic.recovery.checkpoints import Found
-from trainmedic.recovery.rollback_budget import Spent
+from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, scaled_whole
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.rollback_budget import RollbackCount
 from trainmedic.torch import randomness
-from trainmedic.torch.agreeing import faults, first_line
-from trainmedic.torch.feeds import Feed
-from trainmedic.torch.storage import Directory, HalfLoaded, PartLoaded, Storage, Unusable
+from trainmedic.torch.batch_sources import BatchSource
+from trainmedic.torch.checkpoint_storage import (
+    CheckpointDirectory,
+    CheckpointStorage,
+    HalfLoaded,
+    PartlyLoaded,
+    UnusableCheckpoint,
+)
+from trainmedic.torch.rank_agreement import failures, first_line
 
 if TYPE_CHECKING:
     from trainmedic.torch.run import Run
@@ -34,7 +40,7 @@ NOT_KEPT = "the checkpoint does not hold the place in the data; it goes on with 
 State = Mapping[str, Any]
 
 
-class Returning:
+class CheckpointRestore:
     """Of one run. ``rollbacks`` counts those that were carried out; ``broken`` says why there is no going on."""
 
     def __init__(self, run: Run) -> None:
@@ -44,7 +50,7 @@ class Returning:
         # What an earlier training has left, by path and time: unless the run goes on from it, nothing goes back to it.
         self._foreign = _present(run.storage)
 
-    def choose(self, wanted: Rollback) -> list[Found]:
+    def choose(self, wanted: Rollback) -> list[SavedCheckpoint]:
         """The checkpoints that a rollback may go to, best first. Raises Rejected."""
         run = self._run
         found = [one for one in self._storage.found() if (str(one.path), one.at) not in self._foreign]
@@ -61,7 +67,7 @@ class Returning:
         run = self._run
         if self._foreign and self.rollbacks == 0:
             run.budget.renew()  # what was spent was that training's
-        fitting = checkpoints.agreed(group, lambda: self.choose(wanted))
+        fitting = checkpoints.as_seen_by_rank_0(group, lambda: self.choose(wanted))
         left, loss = run.global_step, number(run.medic.progress.loss)
         one, told, wrong = self._load(fitting, group, wanted.skip_batches)
         self.rollbacks += 1
@@ -80,7 +86,7 @@ class Returning:
         if run.storage is None:
             return None
         group = run.medic.group("resume")
-        found = checkpoints.agreed(group, lambda: checkpoints.newest_first(self._storage.found()))
+        found = checkpoints.as_seen_by_rank_0(group, lambda: checkpoints.newest_first(self._storage.found()))
         if not found:
             run.changes.forget()
             run.budget.renew()
@@ -89,21 +95,21 @@ class Returning:
         found = [one for one in found if one.step] or found
         try:
             _, _, wrong = self._load(found, group, resumed=True)
-        except Unusable as error:
-            raise Unusable(f"{error}; to begin anew in spite of them, move them away") from error
+        except UnusableCheckpoint as error:
+            raise UnusableCheckpoint(f"{error}; to begin anew in spite of them, move them away") from error
         self._foreign = frozenset()
         if wrong:
             log.warning("%s: resumed from an older checkpoint: %s", run.medic.job, "; ".join(wrong))
         return run.global_step
 
     @property
-    def _storage(self) -> Storage:
+    def _storage(self) -> CheckpointStorage:
         assert self._run.storage is not None
         return self._run.storage
 
     def _load(
-        self, fitting: Sequence[Found], group: Group, skip_batches: int = 0, resumed: bool = False
-    ) -> tuple[Found, dict[str, Any], list[str]]:
+        self, fitting: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
+    ) -> tuple[SavedCheckpoint, dict[str, Any], list[str]]:
         """Of the first of `fitting` that can be loaded: the checkpoint, what the answer tells, what was wrong
         with those before it."""
         fault: Exception | None = None
@@ -115,32 +121,32 @@ class Returning:
                 self._recall(state, group)
             told = self._take_over(one, state, skip_batches, resumed)
         except Exception as error:  # whatever it is, the other ranks have to hear of it
-            if not is_loaded and isinstance(error, (Refusal, Unusable, NotAgreed)):
+            if not is_loaded and isinstance(error, (Refusal, UnusableCheckpoint, NotAgreed)):
                 raise  # the same on all ranks: nothing was changed
             fault = error
         self._confirm(group, fault)
         return one, told, wrong
 
-    def _load_first(self, fitting: Sequence[Found]) -> tuple[Found, State | None, list[str]]:
+    def _load_first(self, fitting: Sequence[SavedCheckpoint]) -> tuple[SavedCheckpoint, State | None, list[str]]:
         wrong: list[str] = []
         touched = False
         for one in fitting:
             try:
                 return one, self._storage.load(one, self._run.parts), wrong
-            except Unusable as error:
+            except UnusableCheckpoint as error:
                 log.error("%s: %s", self._run.medic.job, error)
                 wrong.append(str(error))
-                touched = touched or isinstance(error, PartLoaded)
+                touched = touched or isinstance(error, PartlyLoaded)
         if touched:
             raise HalfLoaded("; ".join(wrong))
-        raise Unusable(f"no checkpoint could be loaded: {'; '.join(wrong)}")
+        raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(wrong)}")
 
     def _confirm(self, group: Group, fault: Exception | None) -> None:
         """Whether all ranks are where they should be now. Raises HalfLoaded."""
         if fault is not None:
             log.error("%s: a checkpoint was loaded only in part", self._run.medic.job, exc_info=fault)
         try:
-            wrong = faults(group.poll(None if fault is None else first_line(fault)), group)
+            wrong = failures(group.poll(None if fault is None else first_line(fault)), group)
         except NotAgreed as error:
             wrong = str(error)
         if wrong:
@@ -157,9 +163,9 @@ class Returning:
         if group.world_size > 1:
             kept = group.choose(lambda: {"changes": run.changes.state(), "spent": asdict(run.budget.spent)})
             run.changes.restore(kept["changes"])
-            run.budget.spent = Spent(**kept["spent"])
+            run.budget.spent = RollbackCount(**kept["spent"])
 
-    def _take_over(self, one: Found, state: State | None, skip_batches: int, resumed: bool) -> dict[str, Any]:
+    def _take_over(self, one: SavedCheckpoint, state: State | None, skip_batches: int, resumed: bool) -> dict[str, Any]:
         """The parts were loaded; now the run's own state. What was changed by commands stays changed."""
         run = self._run
         run.rate.loaded(None if state is None else state["lr_scale"], run.changes.scale(LEARNING_RATE))
@@ -178,7 +184,7 @@ class Returning:
             told["loss_at_checkpoint"] = state["loss"]
         return told
 
-    def _move_feed(self, feed: Feed, state: State | None, skip_batches: int, resumed: bool) -> str:
+    def _move_feed(self, feed: BatchSource, state: State | None, skip_batches: int, resumed: bool) -> str:
         kept = state["feed"] if state is not None else None
         if resumed:
             for epoch, start, stop in self._run.changes.left_out:
@@ -190,7 +196,7 @@ class Returning:
             feed.leave_out(skip_batches)
         return data
 
-    def _keep_account(self, one: Found, left: int, told: dict[str, Any]) -> None:
+    def _keep_account(self, one: SavedCheckpoint, left: int, told: dict[str, Any]) -> None:
         """Of a rollback that was carried out. What fails in here does not undo it."""
         run = self._run
         told.update(run.budget.spend(one.step, left))
@@ -207,22 +213,22 @@ class Returning:
         """After a restart: batch size, accumulation and workers as commands had set them."""
         run, feed = self._run, self._run.feed
         try:
-            run.accumulation = whole(run.own_accumulation, run.changes.factors(ACCUMULATION), "the accumulation")
+            run.accumulation = scaled_whole(run.own_accumulation, run.changes.factors(ACCUMULATION), "the accumulation")
             if feed is not None and run.own_batch_size is not None and run.changes.factors(BATCH_SIZE):
                 factors = run.changes.factors(BATCH_SIZE)
-                feed.set_batch_size(whole(run.own_batch_size, factors, "the batch size", round_down=True))
+                feed.set_batch_size(scaled_whole(run.own_batch_size, factors, "the batch size", round_down=True))
             if feed is not None and run.changes.workers is not None and feed.workers is not None:
                 feed.set_workers(run.changes.workers)
         except Refusal as error:
             log.warning("%s: what commands had changed does not fit any more: %s", run.medic.job, error)
 
 
-def _present(storage: Storage | None) -> frozenset[tuple[str, Any]]:
+def _present(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
     """The checkpoints in a directory of ours; whoever keeps his own knows which are of this training."""
     try:
         return (
             frozenset((str(one.path), one.at) for one in storage.found())
-            if isinstance(storage, Directory)
+            if isinstance(storage, CheckpointDirectory)
             else frozenset()
         )
     except OSError:

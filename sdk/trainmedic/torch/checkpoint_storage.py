@@ -1,7 +1,7 @@
 """Where checkpoints are kept: the interface, and a directory of our own.
 
-A checkpoint of `Directory` is ``step-00000150/`` with two files: ``training.pt``, the states of the model, the
-optimizer and so on, and ``run.pt``, the run's own (step, place in the data, random generators). It is written
+A checkpoint of `CheckpointDirectory` is ``step-00000150/`` with two files: ``training.pt``, the states of the model,
+the optimizer and so on, and ``run.pt``, the run's own (step, place in the data, random generators). It is written
 under another name, brought to the disk, renamed, and marked complete last; so one that is marked is whole, unless
 the disk has lost it. What was written after a checkpoint that a rollback went back to is renamed to
 ``abandoned-…`` and deleted when training has saved something newer.
@@ -27,8 +27,8 @@ import torch
 
 from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.checkpoints import Found
-from trainmedic.torch.parts import Parts
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
@@ -45,11 +45,11 @@ _UNREADABLE = (
 )
 
 
-class Unusable(TrainmedicError):
+class UnusableCheckpoint(TrainmedicError):
     """A checkpoint cannot be loaded. Nothing was changed."""
 
 
-class PartLoaded(Unusable):
+class PartlyLoaded(UnusableCheckpoint):
     """It cannot be loaded, and may have changed something: only another that loads whole makes that good."""
 
 
@@ -57,21 +57,21 @@ class HalfLoaded(TrainmedicError):
     """A checkpoint was loaded in part, or on some ranks only. There is nothing left that one could train on."""
 
 
-class Storage(Protocol):
+class CheckpointStorage(Protocol):
     """Checkpoints, however they are kept. Methods raise OSError or what the user's functions raise."""
 
     directory: Path | None
     """Where small files about the run may be kept."""
 
-    def found(self) -> Sequence[Found]:
+    def found(self) -> Sequence[SavedCheckpoint]:
         """Those that are there, in any order, the half-written ones included where they can be seen."""
         ...
 
-    def save(self, step: int, parts: Parts, run: Mapping[str, Any]) -> Found:
+    def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         """Write a checkpoint; it is complete when this returns."""
         ...
 
-    def load(self, found: Found, parts: Parts) -> Mapping[str, Any] | None:
+    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
         """Load it into `parts`; the run's own state, or None where it was not kept.
 
         Raises Unusable where it could not be read: then nothing was changed. PartLoaded, or anything else, may
@@ -79,7 +79,7 @@ class Storage(Protocol):
         """
         ...
 
-    def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
+    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
         """Training goes on from `target`: later ones are of a course that was abandoned, and it is not to go."""
         ...
 
@@ -88,7 +88,7 @@ class Storage(Protocol):
         ...
 
 
-class Directory:
+class CheckpointDirectory:
     """Checkpoints in a directory of their own. ``keep`` of them stay; None deletes none."""
 
     def __init__(self, directory: str | Path, keep: int | None = 3) -> None:
@@ -96,14 +96,14 @@ class Directory:
         self._root = Path(directory)
         self._keep = keep
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[SavedCheckpoint]:
         try:
             entries = [Path(entry.path) for entry in os.scandir(self._root) if _NAME.match(entry.name)]
         except FileNotFoundError:
             return []
         return [self._look_at(path) for path in entries]
 
-    def save(self, step: int, parts: Parts, run: Mapping[str, Any]) -> Found:
+    def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         self._root.mkdir(parents=True, exist_ok=True)
         path = self._root / f"step-{step:08d}"
         unfinished = self._root / f"unfinished-{os.getpid()}-{path.name}"
@@ -128,22 +128,22 @@ class Directory:
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
-        return Found(step, at, path)
+        return SavedCheckpoint(step, at, path)
 
-    def load(self, found: Found, parts: Parts) -> Mapping[str, Any]:
+    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
         checked = bool((checkpoints.completion(found.path) or {}).get("checksums"))
         training = read_file(found.path / TRAINING, checked)
         run: Mapping[str, Any] = read_file(found.path / RUN, checked)
         wrong = parts.misfit(training)
         if wrong:
-            raise Unusable(f"{found.path.name} is of another training: {wrong}")
+            raise UnusableCheckpoint(f"{found.path.name} is of another training: {wrong}")
         try:
             parts.restore(training)
         except Exception as error:  # whatever a load_state_dict raises; the parts before it are loaded by now
-            raise PartLoaded(f"{found.path.name} was loaded in part: {type(error).__name__}: {error}") from error
+            raise PartlyLoaded(f"{found.path.name} was loaded in part: {type(error).__name__}: {error}") from error
         return run
 
-    def went_back(self, target: Found, why: Mapping[str, Any]) -> None:
+    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
         for one in self.found():
             if one.path != target.path and checkpoints.is_pinned(one.path):
                 checkpoints.unpin(one.path)
@@ -163,27 +163,27 @@ class Directory:
             (path / checkpoints.COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path)
 
-    def _stays_pinned(self, one: Found, found: Sequence[Found]) -> bool:
+    def _stays_pinned(self, one: SavedCheckpoint, found: Sequence[SavedCheckpoint]) -> bool:
         """Not once there are enough from beyond the step that was left for it: the trouble is over, and a late
         rollback should find out that its checkpoint is gone, rather than go back that far."""
-        why = checkpoints.pinned_for(one.path)
+        why = checkpoints.pin_reason(one.path)
         left = None if why is None else why.get("left_step")
         if type(left) is not int:
             return why is not None
         beyond = [other for other in found if other.complete and other.step > left]
         return len(beyond) < max(self._keep or 0, checkpoints.NEVER_DELETED)
 
-    def _look_at(self, path: Path) -> Found:
+    def _look_at(self, path: Path) -> SavedCheckpoint:
         step = int(path.name.partition("-")[2])
         facts = checkpoints.completion(path)
         if facts is not None:
             try:
                 at = envelope.read_time(facts["at"])
                 sizes = all((path / name).stat().st_size == size for name, size in facts["files"].items())
-                return Found(int(facts["step"]), at, path, complete=sizes)
+                return SavedCheckpoint(int(facts["step"]), at, path, complete=sizes)
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 pass
-        return Found(step, datetime.fromtimestamp(0, timezone.utc), path, complete=False)
+        return SavedCheckpoint(step, datetime.fromtimestamp(0, timezone.utc), path, complete=False)
 
     def _free_name(self, path: Path) -> Path:
         number = 1
@@ -220,7 +220,7 @@ def read_file(path: Path, checked: bool) -> Any:
                 raise
             return torch.load(path, map_location="cpu", weights_only=False)
     except _UNREADABLE as error:
-        raise Unusable(f"{path.parent.name}/{path.name} cannot be read: {_first_line(error)}") from error
+        raise UnusableCheckpoint(f"{path.parent.name}/{path.name} cannot be read: {_first_line(error)}") from error
 
 
 def _is_ours_alone(path: Path) -> bool:

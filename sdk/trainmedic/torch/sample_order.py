@@ -21,7 +21,7 @@ Place = int
 """How many entries of the epoch's order lie before: samples, or batches where the user's sampler makes them."""
 
 
-class Order:
+class SampleOrder:
     """The order of a `DataLoader` whose data set is indexed and whose sampler knows its length.
 
     ``batch_size`` is None where each entry is a batch by itself: of a custom batch sampler, or of a loader that
@@ -72,8 +72,8 @@ class Order:
             return range(len(sampler))
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-        value = randomness.mixed(self._seed, epoch)
-        with randomness.kept():
+        value = randomness.mixed_seed(self._seed, epoch)
+        with randomness.preserved():
             randomness.seed(value)
             generators = [one for one in _generators(sampler) if isinstance(one, torch.Generator)]
             states = [one.get_state() for one in generators]
@@ -104,7 +104,7 @@ def _compact(entries: Iterable[Any]) -> Sequence[Any]:
         return held
 
 
-class LeftOut:
+class LeftOutRanges:
     """Places that are not to be trained on: of each epoch some ranges, each a first place and one past the last."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
@@ -137,7 +137,7 @@ class LeftOut:
             yield place, end
 
 
-def for_other_ranks(feed: dict[str, Any] | None, ranks: int, now: int) -> dict[str, Any] | None:
+def for_other_rank_count(feed: dict[str, Any] | None, ranks: int, now: int) -> dict[str, Any] | None:
     """The state of a feed as another number of ranks goes on from it, which share the data like cards dealt out:
     as far as all of them together had come. None of a feed whose place is not a number.
     """

@@ -13,11 +13,11 @@ from trainmedic.job.group import Group, ranks_named
 Result = TypeVar("Result")
 
 
-class Apart(TrainmedicError):
+class FailedOnSomeRanks(TrainmedicError):
     """It went well on some ranks and not on others, or on none."""
 
 
-def together(group: Group, act: Callable[[], Result]) -> Result:
+def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
     """What `act` returns here, once it went well on all ranks.
 
     Raises Apart on all where it did not on one, and NotAgreed where that cannot be found out.
@@ -30,14 +30,14 @@ def together(group: Group, act: Callable[[], Result]) -> Result:
         if group.world_size == 1:
             raise
         fault = error
-    wrong = faults(group.poll(None if fault is None else first_line(fault)), group)
+    wrong = failures(group.poll(None if fault is None else first_line(fault)), group)
     if wrong:
-        raise Apart(wrong) from fault
+        raise FailedOnSomeRanks(wrong) from fault
     done: Result = result
     return done
 
 
-def faults(said: Mapping[int, Any], group: Group) -> str:
+def failures(said: Mapping[int, Any], group: Group) -> str:
     """What went wrong on which ranks, by what each has said of it; empty where nothing did.
 
     Raises NotAgreed where a rank has said nothing.
