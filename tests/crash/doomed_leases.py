@@ -17,7 +17,7 @@ from pathlib import Path
 from doomed_server import watch_commits, watch_sends
 
 from tests.integration.hasty_server import LEASE
-from trainmedic_server.actions.nodes import PowerLimit
+from trainmedic_server.actions.nodes import GpuPowerLimit
 from trainmedic_server.cli import main
 from trainmedic_server.engine import lapses, leases
 
@@ -44,7 +44,7 @@ class Ordered:
 
 
 if __name__ == "__main__":
-    PowerLimit.lease = LEASE
+    GpuPowerLimit.lease = LEASE
     leases.LOOK_EVERY = LEASE / 15
     lapses.HEARD_OUT = LEASE / 100
     doom = Ordered(Path(sys.argv[1]))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 
-from trainmedic_server.actions.nodes import PowerLimit
+from trainmedic_server.actions.nodes import GpuPowerLimit
 from trainmedic_server.cli import main
 from trainmedic_server.engine import lapses, leases
 
 LEASE = timedelta(seconds=2)
 
 if __name__ == "__main__":
-    PowerLimit.lease = LEASE
+    GpuPowerLimit.lease = LEASE
     leases.LOOK_EVERY = LEASE / 15
     lapses.HEARD_OUT = LEASE / 4
     main(sys.argv[1:], prog_name="trainmedic")

@@ -16,8 +16,8 @@ from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import Kubelet, World
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
-from trainmedic_server.actions.kubernetes.drain import Drain, DrainParams, sort
-from trainmedic_server.actions.kubernetes.nodes import Cordon, Uncordon
+from trainmedic_server.actions.kubernetes.drain import DrainNode, DrainParams, sort
+from trainmedic_server.actions.kubernetes.nodes import CordonNode, UncordonNode
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
@@ -34,14 +34,14 @@ async def test_a_node_is_emptied_and_its_undo_uncordons(world: World) -> None:
         await world.pod(f"worker-{number}", node)
     elsewhere = await world.pod("elsewhere", await world.node("other"))
     async with Kubelet(world, node, after=0.1):
-        output = await world.act(Drain, node, RUN, timeout=20)
+        output = await world.act(DrainNode, node, RUN, timeout=20)
     assert output["gone"] == 5
     assert output["evicted"] == 5
     assert output["left"] == []
     assert output["before"] == {"cordoned": False}
     assert (await world.cluster.get(node))["spec"]["unschedulable"] is True
     assert await world.exists(elsewhere)
-    await world.act(Uncordon, node, RUN, restore=True)
+    await world.act(UncordonNode, node, RUN, restore=True)
     assert not (await world.cluster.get(node)).get("spec", {}).get("unschedulable")
 
 
@@ -55,7 +55,7 @@ async def test_daemon_sets_mirror_pods_and_finished_pods_are_left_alone(world: W
     ]
     await world.pod("worker", node)
     async with Kubelet(world, node):
-        output = await world.act(Drain, node, RUN, timeout=20)
+        output = await world.act(DrainNode, node, RUN, timeout=20)
     assert output["skipped"] == {"daemonset": 1, "mirror": 1, "finished": 1}
     assert output["gone"] == 1
     for pod in left:
@@ -69,7 +69,7 @@ async def test_a_disruption_budget_is_respected_until_it_allows(world: World) ->
     await world.pod("free", node)
     guard = await world.budget("a", 1)
     async with Kubelet(world, node) as kubelet:
-        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30))
+        draining = asyncio.create_task(world.act(DrainNode, node, RUN, timeout=30))
         await _until(lambda: "free" in kubelet.ended)
         await asyncio.sleep(1.5)
         assert "deletionTimestamp" not in (await world.cluster.get(guarded))["metadata"]
@@ -88,7 +88,7 @@ async def test_a_pod_with_two_budgets_is_named_and_holds_up_no_other(world: Worl
         await world.budget("a", 0, name)
     async with Kubelet(world, node) as kubelet:
         with pytest.raises(TemporaryFailure, match="1 pods are still there") as caught:
-            await world.act(Drain, node, RUN, timeout=4)
+            await world.act(DrainNode, node, RUN, timeout=4)
     assert "more than one PodDisruptionBudget" in caught.value.output["left"][0]["why"]
     assert kubelet.ended == ["free"]
 
@@ -106,7 +106,7 @@ async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: Wor
 
     async with Kubelet(world, node, stubborn=frozenset({"slow"})):
         with pytest.raises(TemporaryFailure, match="2 pods are still there") as caught:
-            await world.act(Drain, node, RUN, timeout=4, tell=tell)
+            await world.act(DrainNode, node, RUN, timeout=4, tell=tell)
     why = {one["pod"].partition("/")[2]: one["why"] for one in caught.value.output["left"]}
     assert "disruption budget guard needs 1 healthy pods" in why["guarded"]
     assert why["slow"] == "ends"
@@ -131,11 +131,11 @@ async def test_what_would_be_lost_forbids_the_drain_before_anything_is_evicted(
     bare = await world.pod("precious", node, **pod)
     worker = await world.pod("worker", node)
     with pytest.raises(PermanentFailure, match=why):
-        await world.act(Drain, node, RUN, timeout=5)
+        await world.act(DrainNode, node, RUN, timeout=5)
     for one in (bare, worker):
         assert "deletionTimestamp" not in (await world.cluster.get(one))["metadata"]
     async with Kubelet(world, node):
-        output = await world.act(Drain, node, RUN, timeout=20, **allowed)
+        output = await world.act(DrainNode, node, RUN, timeout=20, **allowed)
     assert output["gone"] == 2
 
 
@@ -144,7 +144,7 @@ async def test_shared_memory_does_not_forbid_a_drain(world: World) -> None:
     node = await world.node()
     await world.pod("rank-0", node, volumes=({"name": "shm", "emptyDir": {"medium": "Memory"}},))
     async with Kubelet(world, node):
-        assert (await world.act(Drain, node, RUN, timeout=20))["gone"] == 1
+        assert (await world.act(DrainNode, node, RUN, timeout=20))["gone"] == 1
 
 
 async def test_the_grace_period_of_the_step_is_the_pods(world: World) -> None:
@@ -152,7 +152,7 @@ async def test_the_grace_period_of_the_step_is_the_pods(world: World) -> None:
     node = await world.node()
     pod = await world.pod("worker", node)
     with pytest.raises(TemporaryFailure):
-        await world.act(Drain, node, RUN, timeout=2, grace_period="7s")
+        await world.act(DrainNode, node, RUN, timeout=2, grace_period="7s")
     assert (await world.cluster.get(pod))["metadata"]["deletionGracePeriodSeconds"] == 7
 
 
@@ -161,13 +161,13 @@ async def test_an_interrupted_drain_goes_on_and_evicts_nobody_twice(world: World
     node = await world.node()
     for number in range(4):
         await world.pod(f"worker-{number}", node)
-    call = world.call(Drain, node, RUN, timeout=30)
-    interrupted = asyncio.create_task(world.perform(Drain, call))
+    call = world.call(DrainNode, node, RUN, timeout=30)
+    interrupted = asyncio.create_task(world.perform(DrainNode, call))
     await _until(lambda: _evictions(stand_in) == 4)
     interrupted.cancel()
     await asyncio.wait([interrupted])
     async with Kubelet(world, node):
-        output = await world.perform(Drain, world.again(call, deadline=call.deadline))
+        output = await world.perform(DrainNode, world.again(call, deadline=call.deadline))
     assert output["left"] == []
     assert output["before"] == {"cordoned": False}
     assert _evictions(stand_in) == 4
@@ -182,7 +182,7 @@ async def test_an_api_server_in_trouble_in_the_middle_is_outlasted(
     for number in range(4):
         await world.pod(f"worker-{number}", node)
     async with Kubelet(world, node, after=0.2):
-        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=60))
+        draining = asyncio.create_task(world.act(DrainNode, node, RUN, timeout=60))
         await _until(lambda: _evictions(stand_in) >= 1)
         if trouble == "outage":
             with stand_in.outage():
@@ -206,7 +206,7 @@ async def test_an_api_server_that_refuses_everybody_for_a_moment_is_outlasted(
     monkeypatch.setattr("trainmedic_server.actions.kubernetes.base.DOUBT", timedelta(seconds=10))
     node = await world.node()
     await world.pod("worker", node)
-    draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30))
+    draining = asyncio.create_task(world.act(DrainNode, node, RUN, timeout=30))
     await _until(lambda: _evictions(stand_in) == 1)
     stand_in.faults.append(Fault(403, times=2, token="k8s.drain"))
     await _until(lambda: not stand_in.faults)
@@ -218,7 +218,7 @@ async def test_an_api_server_that_stays_away_leaves_a_clear_failure(world: World
     """At the deadline the failure says that it was the API that was waited for."""
     node = await world.node()
     await world.pod("worker", node)
-    draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=4))
+    draining = asyncio.create_task(world.act(DrainNode, node, RUN, timeout=4))
     await _until(lambda: _evictions(stand_in) == 1)
     with stand_in.outage(), pytest.raises((TemporaryFailure, OutcomeUnknown), match="Kubernetes API"):
         await draining
@@ -228,13 +228,13 @@ async def test_the_permissions_that_it_declares_are_those_that_it_needs(world: W
     """With them alone it works; without the right to evict it says so."""
     node = await world.node()
     await world.pod("worker", node)
-    declared = [Rule(one.group, one.resource, frozenset(one.verbs)) for one in Drain.permissions]
+    declared = [Rule(one.group, one.resource, frozenset(one.verbs)) for one in DrainNode.permissions]
     stand_in.rules = [one for one in declared if one.resource != "pods/eviction"]
     with pytest.raises(ClusterRefused, match="pods/eviction"):
-        await world.act(Drain, node, RUN, timeout=5)
+        await world.act(DrainNode, node, RUN, timeout=5)
     stand_in.rules = [*declared, Rule("", "pods", frozenset({"delete"}))]  # the kubelet's
     async with Kubelet(world, node):
-        await world.act(Drain, node, RUN, timeout=20)
+        await world.act(DrainNode, node, RUN, timeout=20)
     stand_in.rules = None
 
 
@@ -260,7 +260,7 @@ async def test_a_drain_waits_for_the_checkpoint_of_the_job_on_its_node(
         await client.set(envelope.job_presence(name), json.dumps(presence), ex=30)
     world.bus = bus
     async with Kubelet(world, node):
-        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30, checkpoint="20s"))
+        draining = asyncio.create_task(world.act(DrainNode, node, RUN, timeout=30, checkpoint="20s"))
         entry = await client.xread({envelope.job_commands("here"): "0"}, block=5000)
         sent = envelope.Command.decode(next(iter(entry))[1][0][1][b"command"])
         assert sent.action == "job.checkpoint"
@@ -286,7 +286,7 @@ async def test_a_job_that_does_not_answer_holds_the_drain_only_so_long(
     presence["at"] = envelope.write_time(SystemClock().now())
     await client.set(envelope.job_presence("mute"), json.dumps(presence), ex=30)
     world.bus = bus
-    output = await world.act(Drain, node, RUN, timeout=30, checkpoint="1s")
+    output = await world.act(DrainNode, node, RUN, timeout=30, checkpoint="1s")
     assert output["checkpoints"] == {"mute": "no answer in time"}
     await client.aclose()
 
@@ -300,10 +300,10 @@ def test_pods_that_end_already_are_waited_for_whatever_they_are() -> None:
 async def test_a_drain_after_a_cordon_of_the_same_run_shares_its_undo(world: World) -> None:
     """Both steps' undos may run: the node is uncordoned once, and the second finds nothing."""
     node = await world.node()
-    await world.act(Cordon, node, RUN)
-    await world.act(Drain, node, RUN, timeout=5)
-    first = await world.act(Uncordon, node, RUN, restore=True)
-    second = await world.act(Uncordon, node, RUN, restore=True)
+    await world.act(CordonNode, node, RUN)
+    await world.act(DrainNode, node, RUN, timeout=5)
+    first = await world.act(UncordonNode, node, RUN, restore=True)
+    second = await world.act(UncordonNode, node, RUN, restore=True)
     assert (first["note"], second["note"]) == ("put back", "nothing of this run's to take back")
 
 
@@ -323,13 +323,13 @@ async def test_what_befalls_one_pod_holds_up_no_other(world: World, stand_in: Ap
     stand_in.faults += [guarded, leaving]
     async with Kubelet(world, node) as kubelet:
         with pytest.raises(TemporaryFailure, match="2 pods are still there") as caught:
-            await world.act(Drain, node, RUN, timeout=3)
+            await world.act(DrainNode, node, RUN, timeout=3)
         assert kubelet.ended == ["free"]
         why = {one["pod"].partition("/")[2]: one["why"] for one in caught.value.output["left"]}
         assert "more than one budget" in why["twice-guarded"]
         assert "forbidden" in why["leaving"]
         stand_in.faults.clear()
-        assert (await world.act(Drain, node, RUN, timeout=20))["left"] == []
+        assert (await world.act(DrainNode, node, RUN, timeout=20))["left"] == []
 
 
 async def test_a_pod_that_is_held_by_finalizers_is_told_so(world: World) -> None:
@@ -339,7 +339,7 @@ async def test_a_pod_that_is_held_by_finalizers_is_told_so(world: World) -> None
     await world.cluster.patch(pod, {"metadata": {"finalizers": ["example.com/backup"]}})
     async with Kubelet(world, node, stubborn=frozenset({"held"})):
         with pytest.raises(TemporaryFailure) as caught:
-            await world.act(Drain, node, RUN, timeout=4)
+            await world.act(DrainNode, node, RUN, timeout=4)
     await world.cluster.patch(pod, {"metadata": {"finalizers": None}})
     assert caught.value.output["left"][0]["why"] == "ends, and is held by its finalizers: example.com/backup"
 
@@ -354,7 +354,7 @@ async def test_a_paused_drain_evicts_no_more_and_a_cancelled_one_ends(world: Wor
         return words.pop(0) if words else "stop"
 
     with pytest.raises(TemporaryFailure, match="the run was cancelled: no more is evicted") as caught:
-        await world.perform(Drain, replace(world.call(Drain, node, RUN, timeout=30), clearance=word))
+        await world.perform(DrainNode, replace(world.call(DrainNode, node, RUN, timeout=30), clearance=word))
     assert caught.value.is_begun
     assert caught.value.output["before"] == {"cordoned": False}
     assert _evictions(stand_in) == 0
@@ -369,7 +369,7 @@ async def test_a_forbidden_drain_asks_no_job_for_a_checkpoint(world: World, bus:
     await _presence(client, "spared", node)
     world.bus = bus
     with pytest.raises(PermanentFailure, match="no controller"):
-        await world.act(Drain, node, RUN, timeout=30, checkpoint="20s")
+        await world.act(DrainNode, node, RUN, timeout=30, checkpoint="20s")
     assert not await client.exists(envelope.job_commands("spared"))
     await client.aclose()
 
@@ -383,7 +383,7 @@ async def test_of_several_jobs_each_ones_checkpoint_is_told(world: World, bus: R
         await _presence(client, name, node)
     world.bus = bus
     async with Kubelet(world, node):
-        draining = asyncio.create_task(world.act(Drain, node, RUN, timeout=30, checkpoint="2s"))
+        draining = asyncio.create_task(world.act(DrainNode, node, RUN, timeout=30, checkpoint="2s"))
         for name, status, output in (
             ("good", envelope.APPLIED, {"step": 7}),
             ("full", envelope.FAILED, {"reason": "no space left"}),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kubernetes.api_server import ApiServer, Fault
 from tests.kubernetes.world import IMAGE, MANAGED_BY, World
-from trainmedic_server.actions.kubernetes.jobs import CreateJob
+from trainmedic_server.actions.kubernetes.jobs import CreateClusterJob
 from trainmedic_server.errors import ObjectExists, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.cluster import JOBS, Ref
 
@@ -34,7 +34,7 @@ async def made(world: World) -> Ref:
 
 async def test_a_job_is_made_and_waited_for(world: World) -> None:
     """The step ends when the Job has succeeded."""
-    running = asyncio.create_task(world.act(CreateJob, manifest=MANIFEST, namespace=world.namespace, timeout=20))
+    running = asyncio.create_task(world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=20))
     ref = await made(world)
     assert ref.name.startswith("health-")
     await world.end(ref, "Complete")
@@ -47,7 +47,7 @@ async def test_a_job_is_made_and_waited_for(world: World) -> None:
 
 async def test_a_job_that_fails_fails_the_step_with_its_reason(world: World) -> None:
     """Permanently: the node was found unhealthy, which another try does not mend."""
-    running = asyncio.create_task(world.act(CreateJob, manifest=MANIFEST, namespace=world.namespace, timeout=20))
+    running = asyncio.create_task(world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=20))
     await world.end(await made(world), "Failed", "Job has reached the specified backoff limit")
     with pytest.raises(PermanentFailure, match="backoff limit") as caught:
         await running
@@ -57,7 +57,7 @@ async def test_a_job_that_fails_fails_the_step_with_its_reason(world: World) -> 
 async def test_a_job_that_does_not_end_is_said_to_be_running(world: World) -> None:
     """At the deadline."""
     with pytest.raises(TemporaryFailure, match="has not ended in time") as caught:
-        await world.act(CreateJob, manifest=MANIFEST, namespace=world.namespace, timeout=0.5)
+        await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=0.5)
     assert caught.value.output["result"] == "running"
     await made(world)
 
@@ -65,33 +65,33 @@ async def test_a_job_that_does_not_end_is_said_to_be_running(world: World) -> No
 async def test_a_repeat_of_the_command_makes_no_second_job(world: World) -> None:
     """Resumed after a kill it finds the Job that it had made; another command makes another."""
     given = {"manifest": MANIFEST, "namespace": world.namespace, "wait": False}
-    call = world.call(CreateJob, **given)
-    first = await world.perform(CreateJob, call)
-    again = await world.perform(CreateJob, world.again(call))
+    call = world.call(CreateClusterJob, **given)
+    first = await world.perform(CreateClusterJob, call)
+    again = await world.perform(CreateClusterJob, world.again(call))
     assert first["uid"] == again["uid"]
-    await world.act(CreateJob, **given)
+    await world.act(CreateClusterJob, **given)
     assert len(await world.cluster.list(JOBS, world.namespace)) == 2
 
 
 async def test_a_creation_whose_answer_was_lost_is_found(world: World, stand_in: ApiServer) -> None:
     """The API server made it and failed: the next try sees that it is ours."""
     stand_in.faults.append(Fault(504, verbs=frozenset({"create"}), resource="jobs", is_done_first=True))
-    output = await world.act(CreateJob, manifest=MANIFEST, namespace=world.namespace, wait=False)
+    output = await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, wait=False)
     assert output["result"] == "created"
     assert len(await world.cluster.list(JOBS, world.namespace)) == 1
 
 
 async def test_a_strangers_job_of_that_name_is_left(world: World) -> None:
     """One that our command did not make is not taken for ours."""
-    call = world.call(CreateJob, manifest=MANIFEST, namespace=world.namespace, wait=False)
-    output = await world.perform(CreateJob, call)
+    call = world.call(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, wait=False)
+    output = await world.perform(CreateClusterJob, call)
     ref = Ref(JOBS, output["job"].partition("/")[2], world.namespace)
     await world.cluster.patch(ref, {"metadata": {"annotations": {"trainmedic.io/command": "another"}}})
     with pytest.raises(ObjectExists):
-        await world.perform(CreateJob, world.again(call))
+        await world.perform(CreateClusterJob, world.again(call))
 
 
 async def test_a_job_without_a_namespace_is_a_clear_failure(world: World) -> None:
     """Neither the step nor the manifest says where."""
     with pytest.raises(PermanentFailure, match="has no namespace"):
-        await world.act(CreateJob, manifest=MANIFEST)
+        await world.act(CreateClusterJob, manifest=MANIFEST)

@@ -10,7 +10,7 @@ import pytest
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import World
 from trainmedic_server.actions.kubernetes import base
-from trainmedic_server.actions.kubernetes.nodes import Cordon, Label, Taint, Uncordon
+from trainmedic_server.actions.kubernetes.nodes import CordonNode, LabelNode, TaintNode, UncordonNode
 from trainmedic_server.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.cluster import NODES, Ref
 
@@ -28,10 +28,10 @@ async def annotations(world: World, node: Ref) -> dict[str, str]:
 async def test_a_cordon_is_taken_back_and_leaves_no_trace(world: World) -> None:
     """Undo lets pods onto the node again, and takes our annotation away."""
     node = await world.node()
-    output = await world.act(Cordon, node, RUN)
+    output = await world.act(CordonNode, node, RUN)
     assert output == {"node": node.name, "before": {"cordoned": False}, "after": {"cordoned": True}}
     assert await is_cordoned(world, node)
-    undone = await world.act(Uncordon, node, RUN, restore=True)
+    undone = await world.act(UncordonNode, node, RUN, restore=True)
     assert undone["after"] == {"cordoned": False}
     assert not await is_cordoned(world, node)
     assert not any("trainmedic" in name for name in await annotations(world, node))
@@ -40,31 +40,31 @@ async def test_a_cordon_is_taken_back_and_leaves_no_trace(world: World) -> None:
 async def test_a_cordon_twice_is_one(world: World) -> None:
     """A repeat of the same run changes nothing, and its undo still works."""
     node = await world.node()
-    await world.act(Cordon, node, RUN)
+    await world.act(CordonNode, node, RUN)
     version = (await world.cluster.get(node))["metadata"]["resourceVersion"]
-    again = await world.act(Cordon, node, RUN, resumed=True)
+    again = await world.act(CordonNode, node, RUN, resumed=True)
     assert again["before"] == {"cordoned": False}
     assert (await world.cluster.get(node))["metadata"]["resourceVersion"] == version
-    await world.act(Uncordon, node, RUN, restore=True)
+    await world.act(UncordonNode, node, RUN, restore=True)
     assert not await is_cordoned(world, node)
 
 
 async def test_a_node_that_somebody_else_had_cordoned_stays_so(world: World) -> None:
     """The undo restores what was, which was cordoned; so does an explicit uncordon, and says why."""
     node = await world.node(unschedulable=True)
-    output = await world.act(Cordon, node, RUN)
+    output = await world.act(CordonNode, node, RUN)
     assert "somebody else" in output["note"]
-    await world.act(Uncordon, node, RUN, restore=True)
+    await world.act(UncordonNode, node, RUN, restore=True)
     assert await is_cordoned(world, node)
     with pytest.raises(PermanentFailure, match="not set by Trainmedic"):
-        await world.act(Uncordon, node, OTHER)
+        await world.act(UncordonNode, node, OTHER)
     assert await is_cordoned(world, node)
 
 
 async def test_force_uncordons_whoever_had_cordoned(world: World) -> None:
     """`force: true` is the playbook author's word for it."""
     node = await world.node(unschedulable=True)
-    output = await world.act(Uncordon, node, OTHER, force=True)
+    output = await world.act(UncordonNode, node, OTHER, force=True)
     assert output["before"] == {"cordoned": True}
     assert not await is_cordoned(world, node)
 
@@ -72,10 +72,10 @@ async def test_force_uncordons_whoever_had_cordoned(world: World) -> None:
 async def test_a_node_that_somebody_cordoned_anew_is_left(world: World) -> None:
     """Uncordoned and cordoned again by a person since: the API server knows, and it stays cordoned."""
     node = await world.node()
-    await world.act(Cordon, node, RUN)
+    await world.act(CordonNode, node, RUN)
     for value in (None, True):
         await patched_by_a_person(world, node, {"spec": {"unschedulable": value}})
-    undone = await world.act(Uncordon, node, RUN, restore=True)
+    undone = await world.act(UncordonNode, node, RUN, restore=True)
     assert "somebody else" in undone["note"]
     assert await is_cordoned(world, node)
     assert not any("trainmedic" in name for name in await annotations(world, node))
@@ -85,47 +85,47 @@ async def test_two_runs_may_hold_one_node(world: World) -> None:
     """The node is let go when the last of them lets go, in either order."""
     for first, second in ((RUN, OTHER), (OTHER, RUN)):
         node = await world.node(f"held-{first[-1]}")
-        await world.act(Cordon, node, RUN)
-        await world.act(Cordon, node, OTHER)
-        await world.act(Uncordon, node, first, restore=True)
+        await world.act(CordonNode, node, RUN)
+        await world.act(CordonNode, node, OTHER)
+        await world.act(UncordonNode, node, first, restore=True)
         assert await is_cordoned(world, node)
-        await world.act(Uncordon, node, second, restore=True)
+        await world.act(UncordonNode, node, second, restore=True)
         assert not await is_cordoned(world, node)
 
 
 async def test_an_explicit_uncordon_lets_go_of_all_our_cordons(world: World) -> None:
     """A playbook that has checked a node's health ends what earlier runs did; their undo finds nothing more."""
     node = await world.node()
-    await world.act(Cordon, node, RUN)
-    await world.act(Uncordon, node, OTHER)
+    await world.act(CordonNode, node, RUN)
+    await world.act(UncordonNode, node, OTHER)
     assert not await is_cordoned(world, node)
-    later = await world.act(Uncordon, node, RUN, restore=True)
+    later = await world.act(UncordonNode, node, RUN, restore=True)
     assert later["note"] == "nothing of this run's to take back"
 
 
 async def test_an_undo_of_what_never_happened_changes_nothing(world: World) -> None:
     """The step's outcome may have been unknown; the undo then finds no note."""
     node = await world.node(unschedulable=True)
-    await world.act(Uncordon, node, RUN, restore=True)
+    await world.act(UncordonNode, node, RUN, restore=True)
     assert await is_cordoned(world, node)
 
 
 async def test_a_taint_comes_beside_the_others_and_goes_alone(world: World) -> None:
     """Other taints are left as they are, before and after."""
     node = await world.node(taints=[{"key": "other", "effect": "NoSchedule", "value": "x"}])
-    output = await world.act(Taint, node, RUN, key="gpu-unhealthy", value="xid-79")
+    output = await world.act(TaintNode, node, RUN, key="gpu-unhealthy", value="xid-79")
     assert output["before"] == {"taint/gpu-unhealthy:NoSchedule": None}
     taints = await world.taints(node)
     assert {taint["key"]: taint.get("value") for taint in taints} == {"other": "x", "gpu-unhealthy": "xid-79"}
-    await world.act(Taint, node, RUN, key="gpu-unhealthy", restore=True)
+    await world.act(TaintNode, node, RUN, key="gpu-unhealthy", restore=True)
     assert [taint["key"] for taint in await world.taints(node)] == ["other"]
 
 
 async def test_a_taint_that_was_there_with_another_value_gets_it_back(world: World) -> None:
     """Undo restores the value from before."""
     node = await world.node(taints=[{"key": "health", "effect": "NoSchedule", "value": "good"}])
-    await world.act(Taint, node, RUN, key="health", value="bad")
-    await world.act(Taint, node, RUN, key="health", restore=True)
+    await world.act(TaintNode, node, RUN, key="health", value="bad")
+    await world.act(TaintNode, node, RUN, key="health", restore=True)
     assert (await world.taints(node))[0]["value"] == "good"
 
 
@@ -133,14 +133,14 @@ async def test_a_label_is_set_removed_and_restored(world: World) -> None:
     """Setting and removing are both undone to what was; what somebody changed since is left."""
     node = await world.node()
     await patched_by_a_person(world, node, {"metadata": {"labels": {"pool": "a", "tier": "gold"}}})
-    await world.act(Label, node, RUN, key="pool", value="quarantine")
-    await world.act(Label, node, RUN, key="tier")
+    await world.act(LabelNode, node, RUN, key="pool", value="quarantine")
+    await world.act(LabelNode, node, RUN, key="tier")
     labels = (await world.cluster.get(node))["metadata"]["labels"]
     assert labels["pool"] == "quarantine"
     assert "tier" not in labels
-    await world.act(Label, node, RUN, key="pool", restore=True)
+    await world.act(LabelNode, node, RUN, key="pool", restore=True)
     await patched_by_a_person(world, node, {"metadata": {"labels": {"tier": "silver"}}})
-    await world.act(Label, node, RUN, key="tier", restore=True)
+    await world.act(LabelNode, node, RUN, key="tier", restore=True)
     labels = (await world.cluster.get(node))["metadata"]["labels"]
     assert labels == labels | {"pool": "a", "tier": "silver"}
 
@@ -148,7 +148,7 @@ async def test_a_label_is_set_removed_and_restored(world: World) -> None:
 async def test_an_event_tells_on_the_node_who_did_it_and_why(world: World) -> None:
     """`kubectl describe node` shows the playbook, the run and the reason."""
     node = await world.node()
-    await world.act(Cordon, node, RUN)
+    await world.act(CordonNode, node, RUN)
     events = await world.events(node)
     assert [one["reason"] for one in events] == ["Cordoned"]
     assert f"playbook a-playbook, run {RUN}: NodeDown fires" in events[0]["message"]
@@ -160,16 +160,17 @@ async def test_a_node_that_kubernetes_sees_alive_is_not_cordoned_for_being_down(
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
     await world.cluster.patch(node, {"status": {"conditions": [ready]}}, "status")
     with pytest.raises(TemporaryFailure, match="its kubelet reports it Ready to Kubernetes"):
-        await world.act(Cordon, node, RUN, unless_ready=True)
+        await world.act(CordonNode, node, RUN, unless_ready=True)
     assert not (await world.cluster.get(node))["spec"].get("unschedulable")
     await world.cluster.patch(node, {"status": {"conditions": [{**ready, "status": "Unknown"}]}}, "status")
-    await world.act(Cordon, node, RUN, unless_ready=True)
+    await world.act(CordonNode, node, RUN, unless_ready=True)
     await world.cluster.patch(node, {"status": {"conditions": [ready]}}, "status")
-    assert (await world.act(Cordon, node, RUN, unless_ready=True))["after"] == {"cordoned": True}
+    assert (await world.act(CordonNode, node, RUN, unless_ready=True))["after"] == {"cordoned": True}
 
 
 @pytest.mark.parametrize(
-    ("action", "given"), [(Cordon, {}), (Taint, {"key": "example.com/ill"}), (Label, {"key": "ill", "value": "yes"})]
+    ("action", "given"),
+    [(CordonNode, {}), (TaintNode, {"key": "example.com/ill"}), (LabelNode, {"key": "ill", "value": "yes"})],
 )
 async def test_an_undo_on_a_node_that_is_gone_is_done(world: World, action: type[Any], given: dict[str, Any]) -> None:
     """Autoscalers delete nodes: a duty to give one back does not stay for ever, nor count as failed."""
@@ -178,7 +179,7 @@ async def test_an_undo_on_a_node_that_is_gone_is_done(world: World, action: type
     undo = action.inverse(call.params, await world.perform(action, call))
     found = await world.cluster.get(node)
     await world.cluster.delete(node, found["metadata"]["uid"])
-    taker = {one.name: one for one in (Uncordon, Taint, Label)}[undo.action]
+    taker = {one.name: one for one in (UncordonNode, TaintNode, LabelNode)}[undo.action]
     assert "gone" in (await world.act(taker, node, RUN, **undo.params))["note"]
 
 
@@ -194,7 +195,7 @@ async def test_what_is_waited_for_is_told_while_the_api_is_away(
 
     node = await world.node()
     stand_in.faults.append(Fault(500, times=3))
-    await world.act(Cordon, node, RUN, timeout=20, tell=tell)
+    await world.act(CordonNode, node, RUN, timeout=20, tell=tell)
     assert "k8s.cordon waits for the Kubernetes API: the Kubernetes API fails" in told[0]
 
 
@@ -205,7 +206,7 @@ async def test_hours_that_a_proxy_asks_for_are_not_waited(
     monkeypatch.setattr(base, "LONGEST_ASKED_FOR", 0.2)
     node = await world.node()
     stand_in.faults.append(Fault(429, times=2, retry_after=7200))
-    await world.act(Cordon, node, RUN, timeout=20)
+    await world.act(CordonNode, node, RUN, timeout=20)
     assert await is_cordoned(world, node)
 
 
@@ -213,18 +214,18 @@ async def test_a_token_that_has_expired_is_outlasted_until_it_is_renewed(world: 
     """While it is rotated the API server knows the new one alone; what is told names the cause."""
     node = await world.node()
     stand_in.faults.append(Fault(401, times=3, message="Unauthorized"))
-    await world.act(Cordon, node, RUN, timeout=20)
+    await world.act(CordonNode, node, RUN, timeout=20)
     assert await is_cordoned(world, node)
     stand_in.faults.append(Fault(401, times=10**6, message="Unauthorized"))
     with pytest.raises(TemporaryFailure, match="does not accept our credentials"):
-        await world.act(Label, node, RUN, timeout=1, key="a", value="b")
+        await world.act(LabelNode, node, RUN, timeout=1, key="a", value="b")
     stand_in.faults.clear()
 
 
 async def test_a_node_that_does_not_exist_is_a_clear_permanent_failure(world: World) -> None:
     """No retry mends it, and the message names the node."""
     with pytest.raises(ObjectMissing, match="Node nobody does not exist"):
-        await world.act(Cordon, Ref(NODES, "nobody"), RUN)
+        await world.act(CordonNode, Ref(NODES, "nobody"), RUN)
 
 
 @pytest.mark.parametrize("status", [409, 429, 500, 503])
@@ -232,7 +233,7 @@ async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_
     """Conflicts, overload and failures in the middle are tried again within the step's time."""
     node = await world.node()
     stand_in.faults += [Fault(status, times=2, verbs=frozenset({"patch"}), resource="nodes")]
-    await world.act(Cordon, node, RUN)
+    await world.act(CordonNode, node, RUN)
     assert await is_cordoned(world, node)
     assert not stand_in.faults
 
@@ -247,7 +248,7 @@ async def test_a_long_wait_is_told(world: World, stand_in: ApiServer, monkeypatc
         told.append(what)
 
     stand_in.faults += [Fault(503, resource="nodes")]
-    await world.act(Cordon, node, RUN, tell=tell)
+    await world.act(CordonNode, node, RUN, tell=tell)
     assert told == ["k8s.cordon waits for the Kubernetes API: the Kubernetes API fails: the stand-in was told to fail"]
 
 
@@ -258,7 +259,7 @@ async def test_a_server_that_has_just_started_refuses_everybody_for_a_moment(
     """It has not read its roles and accounts yet: a refusal that passes fails no step."""
     node = await world.node()
     stand_in.faults += [Fault(status, times=2, resource="nodes")]
-    await world.act(Cordon, node, RUN)
+    await world.act(CordonNode, node, RUN)
     assert await is_cordoned(world, node)
 
 
@@ -266,9 +267,9 @@ async def test_a_change_that_was_made_and_answered_with_an_error_is_seen(world: 
     """The next try finds our note, reports what was before truly, and the undo works."""
     node = await world.node()
     stand_in.faults += [Fault(504, verbs=frozenset({"patch"}), resource="nodes", is_done_first=True)]
-    output = await world.act(Cordon, node, RUN)
+    output = await world.act(CordonNode, node, RUN)
     assert output["before"] == {"cordoned": False}
-    await world.act(Uncordon, node, RUN, restore=True)
+    await world.act(UncordonNode, node, RUN, restore=True)
     assert not await is_cordoned(world, node)
 
 
@@ -277,10 +278,10 @@ async def test_a_server_that_stays_away_ends_the_attempt_in_time(world: World, s
     node = await world.node()
     stand_in.faults += [Fault(500, times=99, verbs=frozenset({"get"}), resource="nodes")]
     with pytest.raises(TemporaryFailure, match="not done in time"):
-        await world.act(Cordon, node, RUN, timeout=0.5)
+        await world.act(CordonNode, node, RUN, timeout=0.5)
     stand_in.faults[:] = [Fault(500, times=99, verbs=frozenset({"patch"}), resource="nodes")]
     with pytest.raises(OutcomeUnknown, match="not done in time"):
-        await world.act(Cordon, node, RUN, timeout=0.5)
+        await world.act(CordonNode, node, RUN, timeout=0.5)
 
 
 async def test_a_change_that_may_be_made_and_is_refused_from_then_on_is_unknown(
@@ -297,7 +298,7 @@ async def test_a_change_that_may_be_made_and_is_refused_from_then_on_is_unknown(
 
     stand_in.faults.append(Fault(504, verbs=frozenset({"patch"}), resource="nodes", is_done_first=True))
     with pytest.raises(OutcomeUnknown, match="a change may have been made before this"):
-        await world.act(Cordon, node, RUN, timeout=20, tell=refuse_from_now_on)
+        await world.act(CordonNode, node, RUN, timeout=20, tell=refuse_from_now_on)
     stand_in.faults.clear()
     assert await is_cordoned(world, node)
 
@@ -307,19 +308,19 @@ async def test_without_permission_the_step_says_which_is_missing(world: World, s
     node = await world.node()
     stand_in.rules = [Rule("", "nodes", frozenset({"get", "delete"}))]
     with pytest.raises(ClusterRefused, match='cannot patch resource "nodes"'):
-        await world.act(Cordon, node, RUN)
+        await world.act(CordonNode, node, RUN)
     stand_in.rules = None
 
 
 @pytest.mark.parametrize(
     ("action", "params"),
     [
-        (Taint, {"key": "bad key"}),
-        (Taint, {"key": "a", "effect": "Never"}),
-        (Taint, {"key": "a", "value": "spaces are not allowed"}),
-        (Label, {"key": "trainmedic.io/own", "value": "x"}),
-        (Label, {"key": "a", "value": "x" * 64}),
-        (Uncordon, {"forced": True}),
+        (TaintNode, {"key": "bad key"}),
+        (TaintNode, {"key": "a", "effect": "Never"}),
+        (TaintNode, {"key": "a", "value": "spaces are not allowed"}),
+        (LabelNode, {"key": "trainmedic.io/own", "value": "x"}),
+        (LabelNode, {"key": "a", "value": "x" * 64}),
+        (UncordonNode, {"forced": True}),
     ],
 )
 def test_bad_parameters_are_refused(action: type[Any], params: dict[str, Any]) -> None:

@@ -10,7 +10,13 @@ import pytest
 from tests.kubernetes.api_server import ApiServer, Fault
 from tests.kubernetes.world import IMAGE, World
 from trainmedic_server.actions.kubernetes.kinds import KNOWN
-from trainmedic_server.actions.kubernetes.workloads import DeletePod, Restart, Resume, Scale, Suspend
+from trainmedic_server.actions.kubernetes.workloads import (
+    DeletePod,
+    RestartWorkload,
+    ResumeWorkload,
+    ScaleWorkload,
+    SuspendWorkload,
+)
 from trainmedic_server.errors import ObjectMissing, PermanentFailure
 from trainmedic_server.ports.cluster import DEPLOYMENTS, JOBS, PODS, Ref, Resource
 
@@ -45,10 +51,10 @@ async def test_a_restart_is_one_rollout_however_often_it_is_asked(world: World) 
     """The annotation holds the moment of the command: a repeat of it changes nothing."""
     ref = await deployment(world)
     named = {"kind": "Deployment", "namespace": world.namespace, "name": ref.name}
-    call = world.call(Restart, run_id=RUN, **named)
-    first = await world.perform(Restart, call)
+    call = world.call(RestartWorkload, run_id=RUN, **named)
+    first = await world.perform(RestartWorkload, call)
     generation = (await world.cluster.get(ref))["metadata"]["generation"]
-    again = await world.perform(Restart, call)
+    again = await world.perform(RestartWorkload, call)
     assert first["after"] == again["after"]
     assert (await world.cluster.get(ref))["metadata"]["generation"] == generation
     annotations = (await spec_of(world, ref))["template"]["metadata"]["annotations"]
@@ -59,14 +65,14 @@ async def test_a_scale_is_taken_back_unless_somebody_scaled_meanwhile(world: Wor
     """Undo restores the number from before; a number that somebody set since is theirs."""
     ref = await deployment(world)
     named = {"kind": "Deployment", "namespace": world.namespace, "name": ref.name}
-    output = await world.act(Scale, run_id=RUN, replicas=1, **named)
+    output = await world.act(ScaleWorkload, run_id=RUN, replicas=1, **named)
     assert (output["before"], output["after"]) == ({"replicas": 3}, {"replicas": 1})
-    await world.act(Scale, run_id=RUN, restore=True, **named)
+    await world.act(ScaleWorkload, run_id=RUN, restore=True, **named)
     assert (await spec_of(world, ref))["replicas"] == 3
 
-    await world.act(Scale, run_id=OTHER, replicas=1, **named)
+    await world.act(ScaleWorkload, run_id=OTHER, replicas=1, **named)
     await world.cluster.patch(ref, {"spec": {"replicas": 7}})
-    undone = await world.act(Scale, run_id=OTHER, restore=True, **named)
+    undone = await world.act(ScaleWorkload, run_id=OTHER, restore=True, **named)
     assert "somebody else" in undone["note"]
     assert (await spec_of(world, ref))["replicas"] == 7
 
@@ -77,16 +83,16 @@ async def test_a_job_is_suspended_and_goes_on(world: World, before: bool | None)
     ref = await job(world, suspend=before)
     named = {"kind": "Job", "namespace": world.namespace, "name": ref.name}
     was = (await spec_of(world, ref)).get("suspend")
-    await world.act(Suspend, run_id=RUN, **named)
+    await world.act(SuspendWorkload, run_id=RUN, **named)
     assert (await spec_of(world, ref))["suspend"] is True
-    await world.act(Suspend, run_id=RUN, restore=True, **named)
+    await world.act(SuspendWorkload, run_id=RUN, restore=True, **named)
     assert bool((await spec_of(world, ref)).get("suspend")) == bool(was)
 
 
 async def test_a_suspended_job_is_resumed(world: World) -> None:
     """`k8s.resume` lets go whoever had suspended it: that is what it says."""
     ref = await job(world, suspend=True)
-    await world.act(Resume, run_id=RUN, kind="Job", namespace=world.namespace, name=ref.name)
+    await world.act(ResumeWorkload, run_id=RUN, kind="Job", namespace=world.namespace, name=ref.name)
     assert (await spec_of(world, ref))["suspend"] is False
 
 
@@ -95,7 +101,7 @@ async def test_a_training_job_of_a_custom_kind_is_suspended_by_its_own_path(worl
     resource = KNOWN["PyTorchJob"].resource
     await world.make(resource, world.namespace, {"metadata": {"name": "llm"}, "spec": {"runPolicy": {}}})
     ref = Ref(resource, "llm", world.namespace)
-    await world.act(Suspend, run_id=RUN, kind="PyTorchJob", namespace=world.namespace, name="llm")
+    await world.act(SuspendWorkload, run_id=RUN, kind="PyTorchJob", namespace=world.namespace, name="llm")
     assert (await spec_of(world, ref))["runPolicy"]["suspend"] is True
     described = {
         "api_version": "kubeflow.org/v1",
@@ -103,7 +109,7 @@ async def test_a_training_job_of_a_custom_kind_is_suspended_by_its_own_path(worl
         "kind": "PyTorchJob",
         "suspend": "spec.runPolicy.suspend",
     }
-    await world.act(Suspend, run_id=RUN, kind=described, namespace=world.namespace, name="llm", restore=True)
+    await world.act(SuspendWorkload, run_id=RUN, kind=described, namespace=world.namespace, name="llm", restore=True)
     assert "suspend" not in (await spec_of(world, ref))["runPolicy"]
 
 
@@ -120,10 +126,10 @@ async def test_a_kind_of_ones_own_is_suspended_and_put_back(world: World) -> Non
         "suspend": "spec.paused",
     }
     named = {"kind": kind, "namespace": world.namespace, "name": "llm"}
-    output = await world.act(Suspend, run_id=RUN, **named)
+    output = await world.act(SuspendWorkload, run_id=RUN, **named)
     assert (output["before"], output["after"]) == ({"suspend": None}, {"suspend": True})
     assert await spec_of(world, ref) == {"steps": 9, "paused": True}
-    await world.act(Suspend, run_id=RUN, restore=True, **named)
+    await world.act(SuspendWorkload, run_id=RUN, restore=True, **named)
     assert await spec_of(world, ref) == {"steps": 9}
     assert sorted(one["reason"] for one in await world.events(ref)) == ["Resumed", "Suspended"]
 
@@ -131,14 +137,14 @@ async def test_a_kind_of_ones_own_is_suspended_and_put_back(world: World) -> Non
 async def test_what_a_kind_does_not_have_is_a_clear_failure(world: World) -> None:
     """A DaemonSet has no replicas, a Deployment is not suspended."""
     with pytest.raises(PermanentFailure, match="does not work on a DaemonSet"):
-        await world.act(Scale, replicas=1, kind="DaemonSet", namespace="x", name="y")
+        await world.act(ScaleWorkload, replicas=1, kind="DaemonSet", namespace="x", name="y")
     with pytest.raises(PermanentFailure, match="does not work on a Deployment"):
-        await world.act(Suspend, kind="Deployment", namespace="x", name="y")
+        await world.act(SuspendWorkload, kind="Deployment", namespace="x", name="y")
 
 
 async def test_an_undo_of_what_is_gone_is_done(world: World) -> None:
     """A duty to restore an object that was deleted does not stay for ever."""
-    undone = await world.act(Scale, restore=True, kind="Deployment", namespace=world.namespace, name="gone")
+    undone = await world.act(ScaleWorkload, restore=True, kind="Deployment", namespace=world.namespace, name="gone")
     assert "gone" in undone["note"]
 
 
@@ -179,11 +185,14 @@ async def test_a_pod_that_never_was_is_said_to_be_missing(world: World) -> None:
 @pytest.mark.parametrize(
     ("action", "params"),
     [
-        (Restart, {"kind": "Deploymnt", "namespace": "a", "name": "b"}),
-        (Restart, {"kind": "Deployment", "namespace": "a/../b", "name": "b"}),
-        (Scale, {"kind": "Deployment", "namespace": "a", "name": "b"}),
-        (Scale, {"kind": "Deployment", "namespace": "a", "name": "b", "replicas": -1}),
-        (Suspend, {"kind": {"api_version": "v1", "plural": "../x", "kind": "X"}, "namespace": "a", "name": "b"}),
+        (RestartWorkload, {"kind": "Deploymnt", "namespace": "a", "name": "b"}),
+        (RestartWorkload, {"kind": "Deployment", "namespace": "a/../b", "name": "b"}),
+        (ScaleWorkload, {"kind": "Deployment", "namespace": "a", "name": "b"}),
+        (ScaleWorkload, {"kind": "Deployment", "namespace": "a", "name": "b", "replicas": -1}),
+        (
+            SuspendWorkload,
+            {"kind": {"api_version": "v1", "plural": "../x", "kind": "X"}, "namespace": "a", "name": "b"},
+        ),
         (DeletePod, {"namespace": "a", "pod": "../../nodes/x"}),
     ],
 )

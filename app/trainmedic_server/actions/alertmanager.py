@@ -55,7 +55,7 @@ class ExpireParams(BaseModel):
         return self
 
 
-class Silence:
+class SilenceAlert:
     """Makes a silence for the run's alert."""
 
     name: ClassVar[str] = "alertmanager.silence"
@@ -144,4 +144,4 @@ def _matchers(labels: Mapping[str, str], chosen: tuple[str, ...] | None) -> dict
     return {name: labels[name] for name in chosen}
 
 
-ACTIONS: tuple[type[Action], ...] = (Silence, ExpireSilence)
+ACTIONS: tuple[type[Action], ...] = (SilenceAlert, ExpireSilence)

@@ -25,7 +25,7 @@ class _JobAction(CommandAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
 
 
-class Checkpoint(Irreversible, _JobAction):
+class JobCheckpoint(Irreversible, _JobAction):
     name: ClassVar[str] = "job.checkpoint"
     summary: ClassVar[str] = "Write a checkpoint now."
     harmful: ClassVar[bool] = False
@@ -49,7 +49,7 @@ class RollbackParams(CommandParams):
         return self
 
 
-class Rollback(Irreversible, _JobAction):
+class JobRollback(Irreversible, _JobAction):
     name: ClassVar[str] = "job.rollback"
     summary: ClassVar[str] = "Go back to a checkpoint, by default the newest from before the alert began."
     default_timeout: ClassVar[timedelta] = _SLOW
@@ -73,7 +73,7 @@ class FactorParams(CommandParams):
     factor: int | float = Field(gt=0, le=1000, description="What the present value is multiplied by.")
 
 
-class ScaleLr(_JobAction):
+class JobScaleLr(_JobAction):
     name: ClassVar[str] = "job.scale_lr"
     summary: ClassVar[str] = "Multiply the learning rate."
     Params: ClassVar[type[BaseModel]] = FactorParams
@@ -89,7 +89,7 @@ class ScaleBatchParams(FactorParams):
     keep_global_batch: bool = Field(True, description="Let gradient accumulation make up for it.")
 
 
-class ScaleBatch(_JobAction):
+class JobScaleBatch(_JobAction):
     name: ClassVar[str] = "job.scale_batch"
     summary: ClassVar[str] = "Multiply the micro-batch size, by default keeping the global batch."
     Params: ClassVar[type[BaseModel]] = ScaleBatchParams
@@ -100,7 +100,7 @@ class ScaleBatch(_JobAction):
         return Inverse(cls.name, {"factor": 1 / given.factor, "keep_global_batch": given.keep_global_batch})
 
 
-class Accumulate(_JobAction):
+class JobAccumulate(_JobAction):
     name: ClassVar[str] = "job.accumulate"
     summary: ClassVar[str] = "Multiply the number of gradient accumulation steps."
     Params: ClassVar[type[BaseModel]] = FactorParams
@@ -114,7 +114,7 @@ class DataloaderWorkersParams(CommandParams):
     count: int = Field(ge=0, le=1024, description="Worker processes of each rank's data loader.")
 
 
-class DataloaderWorkers(_JobAction):
+class JobDataloaderWorkers(_JobAction):
     name: ClassVar[str] = "job.dataloader_workers"
     summary: ClassVar[str] = "Set how many workers load data."
     Params: ClassVar[type[BaseModel]] = DataloaderWorkersParams
@@ -128,7 +128,7 @@ class DataloaderWorkers(_JobAction):
         return Inverse(cls.name, {"count": previous})
 
 
-class EmptyCache(Irreversible, _JobAction):
+class JobEmptyCache(Irreversible, _JobAction):
     name: ClassVar[str] = "job.empty_cache"
     summary: ClassVar[str] = "Give cached GPU memory back to the driver."
     Params: ClassVar[type[BaseModel]] = NoParams
@@ -144,17 +144,17 @@ class PauseParams(CommandParams):
         return self
 
 
-class Pause(_JobAction):
+class JobPause(_JobAction):
     name: ClassVar[str] = "job.pause"
     summary: ClassVar[str] = "Hold the training loop at a step boundary, for a limited time."
     Params: ClassVar[type[BaseModel]] = PauseParams
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(Resume.name, {})
+        return Inverse(JobResume.name, {})
 
 
-class Resume(Irreversible, _JobAction):
+class JobResume(Irreversible, _JobAction):
     name: ClassVar[str] = "job.resume"
     summary: ClassVar[str] = "End a pause."
 
@@ -163,7 +163,7 @@ class StopParams(CommandParams):
     checkpoint: bool = Field(True, description="Write a checkpoint first.")
 
 
-class Stop(Irreversible, _JobAction):
+class JobStop(Irreversible, _JobAction):
     name: ClassVar[str] = "job.stop"
     summary: ClassVar[str] = "End the training loop in order, by default after a checkpoint."
     default_timeout: ClassVar[timedelta] = _SLOW
@@ -171,14 +171,14 @@ class Stop(Irreversible, _JobAction):
 
 
 ACTIONS: tuple[type[Action], ...] = (
-    Checkpoint,
-    Rollback,
-    ScaleLr,
-    ScaleBatch,
-    Accumulate,
-    DataloaderWorkers,
-    EmptyCache,
-    Pause,
-    Resume,
-    Stop,
+    JobCheckpoint,
+    JobRollback,
+    JobScaleLr,
+    JobScaleBatch,
+    JobAccumulate,
+    JobDataloaderWorkers,
+    JobEmptyCache,
+    JobPause,
+    JobResume,
+    JobStop,
 )

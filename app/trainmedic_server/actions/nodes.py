@@ -39,7 +39,7 @@ class PowerLimitParams(PlacedParams):
         return self
 
 
-class PowerLimit(PlacedAction):
+class GpuPowerLimit(PlacedAction):
     name: ClassVar[str] = "gpu.power_limit"
     summary: ClassVar[str] = "Limit the power of a GPU, or of all GPUs of a job, within the agents' policies."
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.GPU, TargetKind.JOB})
@@ -142,7 +142,7 @@ class CleanParams(CommandParams):
     dry_run: bool = Field(False, description="Only say what would be deleted.")
 
 
-class Clean(Irreversible, CommandAction):
+class DiskClean(Irreversible, CommandAction):
     name: ClassVar[str] = "disk.clean"
     summary: ClassVar[str] = "Free disk space by the named rules of the agent's policy."
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
@@ -151,7 +151,7 @@ class Clean(Irreversible, CommandAction):
     waits_for_receiver: ClassVar[bool] = False
 
 
-class Facts(Irreversible, PlacedAction):
+class NodeFacts(Irreversible, PlacedAction):
     name: ClassVar[str] = "node.facts"
     summary: ClassVar[str] = (
         "Read CPU, memory, disk and GPUs of a node, or of all nodes of a job, as the step's output."
@@ -161,4 +161,4 @@ class Facts(Irreversible, PlacedAction):
     default_timeout: ClassVar[timedelta] = timedelta(seconds=15)
 
 
-ACTIONS: tuple[type[Action], ...] = (PowerLimit, Clean, Facts)
+ACTIONS: tuple[type[Action], ...] = (GpuPowerLimit, DiskClean, NodeFacts)

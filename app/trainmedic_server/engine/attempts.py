@@ -15,7 +15,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Attempt, Run
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.moves import Act, Outcome
-from trainmedic_server.ports.actions import Actions, Call, Clearance, PlacedAction
+from trainmedic_server.ports.actions import Actions, Call, Clearance, HasPlaces
 
 GRACE = timedelta(seconds=5)
 """How long after its deadline an action may still report before it is cut off."""
@@ -67,13 +67,13 @@ def call_of(
     )
 
 
-def placed(actions: Actions, name: str) -> PlacedAction | None:
+def placed(actions: Actions, name: str) -> HasPlaces | None:
     """The action of this name, if it finds out itself where it works."""
     try:
         action = actions.get(name)
     except errors.PermanentFailure:
         return None  # the attempt tells that there is none
-    return action if isinstance(action, PlacedAction) else None
+    return action if isinstance(action, HasPlaces) else None
 
 
 def targets_of(run: Run, act: Act, actions: Actions) -> Sequence[Target]:
@@ -82,7 +82,7 @@ def targets_of(run: Run, act: Act, actions: Actions) -> Sequence[Target]:
     state = run.step(act.key)
     undo = state.undo if act.undo else None
     spec = actions.spec(undo.action if undo else state.action or "")
-    if spec is None or not spec.harmful or not isinstance(spec, PlacedAction):
+    if spec is None or not spec.harmful or not isinstance(spec, HasPlaces):
         return (run.target,)
     try:
         params = spec.Params.model_validate(undo.params if undo else state.params)

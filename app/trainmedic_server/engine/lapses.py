@@ -38,7 +38,7 @@ from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, OrderKind, Run, Status, UndoStatus
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.locks import TargetLocks
-from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, PlacedAction, Renewal
+from trainmedic_server.ports.actions import HasPlaces, LeasedAction, LeasedEffect, Renewal
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import AlertSource, Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -309,7 +309,7 @@ def _stands(renewal: Renewal) -> bool:
 
 
 def _places(action: LeasedAction, hold: LeasedEffect) -> Iterable[Target]:
-    if not isinstance(action, PlacedAction):
+    if not isinstance(action, HasPlaces):
         return (hold.target,)
     return (hold.target, *action.places(hold.params))
 

@@ -99,7 +99,7 @@ class Action(Protocol):
 
 
 @runtime_checkable
-class PlacedAction(Protocol):
+class HasPlaces(Protocol):
     """An action that may work in other places than the run's target: on the nodes of a job."""
 
     async def locate(self, call: Call) -> BaseModel:

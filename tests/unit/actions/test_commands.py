@@ -113,7 +113,7 @@ def presence(name: str, ranks: Sequence[int] | None = None) -> list[Presence]:
 async def test_the_command_says_all_that_a_receiver_needs(bus: ScriptedBus) -> None:
     """Id, action, target, parameters, run, reason and times are those of the call."""
     bus.answers = replies("applied")
-    await perform(bus, jobs.ScaleLr, {"factor": 0.5}, undo_of="c0")
+    await perform(bus, jobs.JobScaleLr, {"factor": 0.5}, undo_of="c0")
     (sent,) = bus.sent
     assert sent == Command(
         id="c1",
@@ -132,20 +132,20 @@ async def test_the_command_says_all_that_a_receiver_needs(bus: ScriptedBus) -> N
 async def test_one_rank_that_applied_is_success(bus: ScriptedBus) -> None:
     """Its output is the step's output."""
     bus.answers = replies("applied", learning_rate=0.1)
-    assert await perform(bus, jobs.ScaleLr, {"factor": 0.5}) == {"ranks": 1, "learning_rate": 0.1}
+    assert await perform(bus, jobs.JobScaleLr, {"factor": 0.5}) == {"ranks": 1, "learning_rate": 0.1}
 
 
 async def test_all_ranks_that_applied_are_success(bus: ScriptedBus) -> None:
     """The output is the first rank's, with every rank's beside it, in whatever order they came."""
     bus.answers = replies("applied", "applied", step=7)[::-1]
-    output = await perform(bus, jobs.ScaleLr, {"factor": 0.5})
+    output = await perform(bus, jobs.JobScaleLr, {"factor": 0.5})
     assert output == {"ranks": 2, "step": 7, "by_rank": {"0": {"step": 7}, "1": {"step": 7}}}
 
 
 async def test_an_agent_answers_without_ranks(bus: ScriptedBus) -> None:
     """Its output is taken as it is."""
     bus.answers = (Reply("c1", "n1", "applied", None, {"watts": 400}, NOW),)
-    assert await perform(bus, nodes.PowerLimit, {"percent": 80}, GPU) == {"watts": 400}
+    assert await perform(bus, nodes.GpuPowerLimit, {"percent": 80}, GPU) == {"watts": 400}
     assert bus.sent[0].target == {"kind": "gpu", "node": "n1", "gpu": "GPU-5f3a"}
 
 
@@ -164,70 +164,70 @@ async def test_a_refusal_is_permanent_and_a_failure_temporary(
     """The message names the rank, what it did and why."""
     bus.answers = replies(status, reason="no")
     with pytest.raises(failure, match=said):
-        await perform(bus, jobs.Checkpoint)
+        await perform(bus, jobs.JobCheckpoint)
 
 
 async def test_what_only_some_ranks_applied_is_unknown(bus: ScriptedBus) -> None:
     """Its undo stays owed, and a retry must not apply it again where it was applied."""
     bus.answers = replies("applied", "failed", reason="out of memory")
     with pytest.raises(OutcomeUnknown, match=r"rank 0 applied it, but rank 1 of job 'llm-1' failed: out of memory"):
-        await perform(bus, jobs.ScaleLr, {"factor": 0.5})
+        await perform(bus, jobs.JobScaleLr, {"factor": 0.5})
 
 
 async def test_silent_ranks_are_named(bus: ScriptedBus) -> None:
     """The job said that three ranks answer; two did not."""
     bus.answers, bus.in_time, bus.present = replies("applied"), False, presence("llm-1", [0, 1, 2])
     with pytest.raises(OutcomeUnknown, match=r"ranks 1, 2 of job 'llm-1' did not answer in time"):
-        await perform(bus, jobs.Checkpoint)
+        await perform(bus, jobs.JobCheckpoint)
 
 
 async def test_a_rank_that_took_the_command_up_is_told_apart_from_a_silent_one(bus: ScriptedBus) -> None:
     """It may still finish."""
     bus.answers, bus.in_time, bus.present = replies("accepted"), False, presence("llm-1", [0])
     with pytest.raises(OutcomeUnknown, match=r"rank 0 of .* did not answer in time, but has taken the command up"):
-        await perform(bus, jobs.Checkpoint)
+        await perform(bus, jobs.JobCheckpoint)
 
 
 async def test_ranks_of_a_job_that_went_away_may_be_missing(bus: ScriptedBus) -> None:
     """Some answered, the wait ran out, and nobody is left to say how many there are."""
     bus.answers, bus.in_time = replies("applied"), False
     with pytest.raises(OutcomeUnknown, match=r"not every rank .*; no job named 'llm-1' is connected"):
-        await perform(bus, jobs.Checkpoint)
+        await perform(bus, jobs.JobCheckpoint)
 
 
 async def test_replies_that_came_within_the_grace_are_complete(bus: ScriptedBus) -> None:
     """The bus returned early, so everyone had answered."""
     bus.answers = replies("applied")
     bus.clock.time = NOW + timedelta(seconds=60.5)
-    assert await perform(bus, jobs.Checkpoint) == {"ranks": 1}
+    assert await perform(bus, jobs.JobCheckpoint) == {"ranks": 1}
 
 
 async def test_nobody_connected_says_so(bus: ScriptedBus) -> None:
     """The reader of the history learns what is missing, and what to start."""
     with pytest.raises(OutcomeUnknown, match=r"^no job named 'llm-1' is connected$"):
-        await perform(bus, jobs.Checkpoint)
+        await perform(bus, jobs.JobCheckpoint)
     told = "no agent on node 'n1' is connected: start `trainmedic agent --node n1` there"
     with pytest.raises(OutcomeUnknown, match=told):
-        await perform(bus, nodes.Facts, target=GPU)
+        await perform(bus, nodes.NodeFacts, target=GPU)
 
 
 async def test_a_receiver_that_is_connected_and_silent_is_said_to_be(bus: ScriptedBus) -> None:
     """Connected or not is a different fault."""
     bus.present = presence("n1")
     with pytest.raises(OutcomeUnknown, match=r"^the agent on node 'n1' did not answer in time$"):
-        await perform(bus, nodes.Facts, target=GPU)
+        await perform(bus, nodes.NodeFacts, target=GPU)
 
 
 async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
     """It is not blamed on the receiver."""
     bus.is_away = True
     with pytest.raises(OutcomeUnknown, match="nobody answered, and Redis is away"):
-        await perform(bus, jobs.Checkpoint)
+        await perform(bus, jobs.JobCheckpoint)
 
 
 async def test_the_outcome_being_durable_settles_the_replies(bus: ScriptedBus) -> None:
     """From then on they need not be delivered again."""
-    jobs.Checkpoint(Services(clock=bus.clock, bus=bus, http=NoHttp())).outcome_saved("c1")
+    jobs.JobCheckpoint(Services(clock=bus.clock, bus=bus, http=NoHttp())).outcome_saved("c1")
     assert bus.settled == ["c1"]
 
 
@@ -245,30 +245,30 @@ async def test_a_rollback_goes_back_to_before_the_alert_unless_told_otherwise(
 ) -> None:
     """Without a place, the alert's beginning is sent; with one, that place alone."""
     bus.answers = replies("applied")
-    await perform(bus, jobs.Rollback, params)
+    await perform(bus, jobs.JobRollback, params)
     assert bus.sent[0].params == sent
 
 
 @pytest.mark.parametrize(
     ("kind", "params"),
     [
-        (jobs.Rollback, {"step": 1, "steps_back": 1}),
-        (jobs.Rollback, {"before": "2026-01-31T11:00:00"}),
-        (jobs.Rollback, {"step": -1}),
-        (jobs.ScaleLr, {}),
-        (jobs.ScaleLr, {"factor": 0}),
-        (jobs.ScaleLr, {"factor": float("nan")}),
-        (jobs.ScaleLr, {"factor": float("inf")}),
-        (jobs.DataloaderWorkers, {"count": -1}),
-        (jobs.Pause, {"max": "0s"}),
-        (jobs.Pause, {"max": 5}),
-        (jobs.EmptyCache, {"all": True}),
-        (nodes.PowerLimit, {}),
-        (nodes.PowerLimit, {"watts": 300, "percent": 80}),
-        (nodes.PowerLimit, {"percent": 120}),
-        (nodes.PowerLimit, {"restore": False}),
-        (nodes.Clean, {"rules": []}),
-        (nodes.Clean, {"rules": ["tmp"], "until_free_percent": 100}),
+        (jobs.JobRollback, {"step": 1, "steps_back": 1}),
+        (jobs.JobRollback, {"before": "2026-01-31T11:00:00"}),
+        (jobs.JobRollback, {"step": -1}),
+        (jobs.JobScaleLr, {}),
+        (jobs.JobScaleLr, {"factor": 0}),
+        (jobs.JobScaleLr, {"factor": float("nan")}),
+        (jobs.JobScaleLr, {"factor": float("inf")}),
+        (jobs.JobDataloaderWorkers, {"count": -1}),
+        (jobs.JobPause, {"max": "0s"}),
+        (jobs.JobPause, {"max": 5}),
+        (jobs.JobEmptyCache, {"all": True}),
+        (nodes.GpuPowerLimit, {}),
+        (nodes.GpuPowerLimit, {"watts": 300, "percent": 80}),
+        (nodes.GpuPowerLimit, {"percent": 120}),
+        (nodes.GpuPowerLimit, {"restore": False}),
+        (nodes.DiskClean, {"rules": []}),
+        (nodes.DiskClean, {"rules": ["tmp"], "until_free_percent": 100}),
     ],
 )
 def test_bad_parameters_are_refused_when_a_playbook_is_loaded(kind: type[Any], params: dict[str, Any]) -> None:
@@ -280,22 +280,22 @@ def test_bad_parameters_are_refused_when_a_playbook_is_loaded(kind: type[Any], p
 @pytest.mark.parametrize(
     ("kind", "params", "output", "inverse"),
     [
-        (jobs.ScaleLr, {"factor": 0.5}, None, ("job.scale_lr", {"factor": 2.0})),
-        (jobs.Accumulate, {"factor": 4}, None, ("job.accumulate", {"factor": 0.25})),
+        (jobs.JobScaleLr, {"factor": 0.5}, None, ("job.scale_lr", {"factor": 2.0})),
+        (jobs.JobAccumulate, {"factor": 4}, None, ("job.accumulate", {"factor": 0.25})),
         (
-            jobs.ScaleBatch,
+            jobs.JobScaleBatch,
             {"factor": 0.5, "keep_global_batch": False},
             None,
             ("job.scale_batch", {"factor": 2.0, "keep_global_batch": False}),
         ),
-        (jobs.DataloaderWorkers, {"count": 2}, None, None),
-        (jobs.DataloaderWorkers, {"count": 2}, {"previous": 8}, ("job.dataloader_workers", {"count": 8})),
-        (jobs.DataloaderWorkers, {"count": 2}, {"previous": "8"}, None),
-        (jobs.Pause, {}, None, ("job.resume", {})),
-        (jobs.Rollback, {}, {"step": 900}, None),
-        (jobs.Stop, {}, {}, None),
-        (nodes.PowerLimit, {"watts": 300}, None, ("gpu.power_limit", {"restore": True})),
-        (nodes.Clean, {"rules": ["tmp"]}, {}, None),
+        (jobs.JobDataloaderWorkers, {"count": 2}, None, None),
+        (jobs.JobDataloaderWorkers, {"count": 2}, {"previous": 8}, ("job.dataloader_workers", {"count": 8})),
+        (jobs.JobDataloaderWorkers, {"count": 2}, {"previous": "8"}, None),
+        (jobs.JobPause, {}, None, ("job.resume", {})),
+        (jobs.JobRollback, {}, {"step": 900}, None),
+        (jobs.JobStop, {}, {}, None),
+        (nodes.GpuPowerLimit, {"watts": 300}, None, ("gpu.power_limit", {"restore": True})),
+        (nodes.DiskClean, {"rules": ["tmp"]}, {}, None),
     ],
 )
 def test_the_inverse_is_what_takes_it_back(
@@ -327,7 +327,7 @@ async def test_where_no_agent_is_connected_the_attempt_ends_soon_and_says_so(bus
 
     bus.is_unheard = True
     with pytest.raises(OutcomeUnknown, match="no agent on node 'n1' is connected"):
-        await perform(bus, nodes.PowerLimit, {"percent": 80}, GPU, report_wait=tell)
+        await perform(bus, nodes.GpuPowerLimit, {"percent": 80}, GPU, report_wait=tell)
     assert told == ["no agent on node 'n1' is connected: start `trainmedic agent --node n1` there"]
     assert bus.clock.now() < NOW + timedelta(seconds=60)
 
@@ -341,6 +341,6 @@ async def test_a_job_that_is_away_is_waited_for_and_that_is_told(bus: ScriptedBu
 
     bus.is_unheard = True
     with pytest.raises(OutcomeUnknown):
-        await perform(bus, jobs.ScaleLr, {"factor": 0.5}, report_wait=tell)
+        await perform(bus, jobs.JobScaleLr, {"factor": 0.5}, report_wait=tell)
     assert told == ["no job named 'llm-1' is connected"]
     assert bus.clock.now() > NOW + timedelta(seconds=60)

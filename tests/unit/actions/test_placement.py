@@ -13,7 +13,7 @@ from tests.unit.actions.test_commands import FixedClock, NoHttp
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.actions import nodes, placement, registry
-from trainmedic_server.actions.nodes import Facts, PowerLimit
+from trainmedic_server.actions.nodes import GpuPowerLimit, NodeFacts
 from trainmedic_server.catalog import loader
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Target, TargetKind
@@ -113,10 +113,10 @@ ON_TWO = {"n1": ["GPU-a", "GPU-b"], "n2": ["GPU-c"]}
 async def test_where_a_job_runs_is_looked_up_once(bus: AgentsBus) -> None:
     """Its GPUs by their node; what is known is not asked for again, though the job may have moved."""
     bus.present = TWO_NODES
-    located = await made(bus, PowerLimit).locate(call(PowerLimit, {"percent": 80}))
+    located = await made(bus, GpuPowerLimit).locate(call(GpuPowerLimit, {"percent": 80}))
     assert located.model_dump(mode="json", exclude_none=True) == {"percent": 80, "nodes": ON_TWO}
     bus.present = placed((0, "n9", "GPU-z"))
-    again = await made(bus, PowerLimit).locate(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}))
+    again = await made(bus, GpuPowerLimit).locate(call(GpuPowerLimit, {"percent": 80, "nodes": ON_TWO}))
     assert again.model_dump(mode="json")["nodes"] == ON_TWO
     assert bus.sent == []
 
@@ -124,8 +124,8 @@ async def test_where_a_job_runs_is_looked_up_once(bus: AgentsBus) -> None:
 async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> None:
     """A GPU is where its target says."""
     bus.is_away = True
-    on_gpu = call(PowerLimit, {"percent": 80}, target=Target(TargetKind.GPU, node="n1", gpu="0"))
-    assert await made(bus, PowerLimit).locate(on_gpu) is on_gpu.params
+    on_gpu = call(GpuPowerLimit, {"percent": 80}, target=Target(TargetKind.GPU, node="n1", gpu="0"))
+    assert await made(bus, GpuPowerLimit).locate(on_gpu) is on_gpu.params
 
 
 @pytest.mark.parametrize(
@@ -148,20 +148,20 @@ async def test_a_job_that_does_not_say_where_all_of_it_runs_is_refused(
     """Capping some of its GPUs would only make it wait for those; so it is all of them or none."""
     bus.present = present
     with pytest.raises(failure, match=why):
-        await made(bus, PowerLimit).locate(call(PowerLimit, {"percent": 80}))
+        await made(bus, GpuPowerLimit).locate(call(GpuPowerLimit, {"percent": 80}))
 
 
 async def test_facts_are_read_on_nodes_without_gpus_too(bus: AgentsBus) -> None:
     """A rank that names no GPU still has a node."""
     bus.present = placed((0, "n1", None), (1, "n2", None))
-    located = await made(bus, Facts).locate(call(Facts, {}))
+    located = await made(bus, NodeFacts).locate(call(NodeFacts, {}))
     assert list(located.nodes) == ["n1", "n2"]
 
 
 async def test_each_gpu_of_the_job_gets_a_command_of_its_own(bus: AgentsBus) -> None:
     """To its node's agent, alike but for the id; the same ids whenever it is sent again."""
-    action = made(bus, PowerLimit)
-    output = await action.perform(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}))
+    action = made(bus, GpuPowerLimit)
+    output = await action.perform(call(GpuPowerLimit, {"percent": 80, "nodes": ON_TWO}))
     assert [dict(command.target) for command in bus.sent] == [
         {"kind": "gpu", "node": "n1", "gpu": "GPU-a"},
         {"kind": "gpu", "node": "n1", "gpu": "GPU-b"},
@@ -171,7 +171,7 @@ async def test_each_gpu_of_the_job_gets_a_command_of_its_own(bus: AgentsBus) -> 
     assert output["nodes"] == 2
     assert output["by_node"]["n1"]["GPU-b"] == {"limit_watts": 300.0}
     first = [command.id for command in bus.sent]
-    await action.perform(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}, resumed=True))
+    await action.perform(call(GpuPowerLimit, {"percent": 80, "nodes": ON_TWO}, resumed=True))
     assert [command.id for command in bus.sent] == [*first, *first]
     action.outcome_saved(ATTEMPT)
     assert sorted(bus.settled) == sorted(first)
@@ -179,22 +179,22 @@ async def test_each_gpu_of_the_job_gets_a_command_of_its_own(bus: AgentsBus) -> 
 
 async def test_the_undo_names_each_command_that_it_takes_back(bus: AgentsBus) -> None:
     """It goes where the cap went, and asks for no lease."""
-    action = made(bus, PowerLimit)
-    await action.perform(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}, command_id=CAP))
+    action = made(bus, GpuPowerLimit)
+    await action.perform(call(GpuPowerLimit, {"percent": 80, "nodes": ON_TWO}, command_id=CAP))
     capped = [command.id for command in bus.sent]
     bus.sent.clear()
-    inverse = PowerLimit.inverse(PowerLimit.Params.model_validate({"percent": 80, "nodes": ON_TWO}), None)
+    inverse = GpuPowerLimit.inverse(GpuPowerLimit.Params.model_validate({"percent": 80, "nodes": ON_TWO}), None)
     assert inverse is not None
-    await action.perform(call(PowerLimit, inverse.params, undo_of=CAP))
+    await action.perform(call(GpuPowerLimit, inverse.params, undo_of=CAP))
     assert [command.undo_of for command in bus.sent] == capped
     assert {tuple(command.params.items()) for command in bus.sent} == {(("restore", True),)}
 
 
 async def test_the_undo_of_a_cap_that_was_never_sent_has_nothing_to_do(bus: AgentsBus) -> None:
     """The server was killed before it had found out where the job runs."""
-    inverse = PowerLimit.inverse(PowerLimit.Params.model_validate({"percent": 80}), None)
+    inverse = GpuPowerLimit.inverse(GpuPowerLimit.Params.model_validate({"percent": 80}), None)
     assert inverse is not None
-    await made(bus, PowerLimit).perform(call(PowerLimit, inverse.params, undo_of=CAP))
+    await made(bus, GpuPowerLimit).perform(call(GpuPowerLimit, inverse.params, undo_of=CAP))
     assert bus.sent == []
 
 
@@ -234,7 +234,7 @@ async def test_all_answers_are_judged_together(
     """Done everywhere, nowhere, or perhaps; and the failure says where and why."""
     bus.answer = answers(**answered)
     with pytest.raises(expected) as failure:
-        await made(bus, PowerLimit).perform(call(PowerLimit, {"percent": 80, "nodes": ON_TWO}))
+        await made(bus, GpuPowerLimit).perform(call(GpuPowerLimit, {"percent": 80, "nodes": ON_TWO}))
     bad = next(gpu for gpu, status in answered.items() if status != "applied")
     if answered[bad] != "silent":
         assert f"because of GPU-{bad}" in str(failure.value)
@@ -257,7 +257,7 @@ async def test_an_undo_that_failed_somewhere_is_tried_again_under_new_ids(
     """An agent that has answered a command with failed does not look at it again; a new one it does."""
     bus.answer = answers(**answered)
     with pytest.raises(expected):
-        await made(bus, PowerLimit).perform(call(PowerLimit, {"restore": True, "nodes": ON_TWO}, undo_of=CAP))
+        await made(bus, GpuPowerLimit).perform(call(GpuPowerLimit, {"restore": True, "nodes": ON_TWO}, undo_of=CAP))
 
 
 async def test_facts_of_all_nodes_are_the_highest_and_the_lowest(bus: AgentsBus) -> None:
@@ -267,7 +267,7 @@ async def test_facts_of_all_nodes_are_the_highest_and_the_lowest(bus: AgentsBus)
         "n2": {"cpu": {"percent": 12.0, "cores": 64}, "memory": {"percent": 88}, "host": "b", "swap": 3},
     }
     bus.answer = lambda command: reply(command, **said[str(command.target["node"])])
-    output = await made(bus, Facts).perform(call(Facts, {"nodes": {"n1": [], "n2": []}}))
+    output = await made(bus, NodeFacts).perform(call(NodeFacts, {"nodes": {"n1": [], "n2": []}}))
     assert output == {
         "cpu": {"percent": 91.5, "cores": 64},
         "memory": {"percent": 88},
@@ -282,7 +282,7 @@ async def test_facts_of_some_nodes_are_in_the_output_of_a_step_that_goes_on(bus:
     """One node whose agent is away does not keep the others from being looked at."""
     bus.answer = lambda command: reply(command, cpu=50) if command.target["node"] == "n1" else None
     with pytest.raises(OutcomeUnknown, match="no agent on node 'n2' is connected") as failure:
-        await made(bus, Facts).perform(call(Facts, {"nodes": {"n1": [], "n2": []}}))
+        await made(bus, NodeFacts).perform(call(NodeFacts, {"nodes": {"n1": [], "n2": []}}))
     assert failure.value.output["cpu"] == 50
 
 
@@ -315,11 +315,11 @@ async def test_holds_are_renewed_with_one_command_for_each_node(bus: AgentsBus) 
         hold("c3", Target(TargetKind.GPU, node="n2", gpu="1"), restore=True),
         hold(CAP, JOB, percent=80, nodes=ON_TWO),
     ]
-    renewals = await made(bus, PowerLimit).renew(holds, NOW + timedelta(seconds=100))
+    renewals = await made(bus, GpuPowerLimit).renew(holds, NOW + timedelta(seconds=100))
     assert {renewal.outcome for renewal in renewals} == {"renewed"}
     first, second = bus.sent
     assert (first.action, dict(first.target)) == (nodes.RENEW, {"kind": "node", "node": "n1"})
-    of_job = [placement.id_at(CAP, place) for place in PowerLimit.places({"nodes": ON_TWO})]
+    of_job = [placement.id_at(CAP, place) for place in GpuPowerLimit.places({"nodes": ON_TWO})]
     assert first.params == {"holds": ["c1", *of_job[:2]], "lease_seconds": 300}
     assert second.params == {"holds": ["c2", of_job[2]], "lease_seconds": 300}
     assert (first.issued_at, first.expires_at) == (NOW, NOW + timedelta(seconds=100))
@@ -341,7 +341,7 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
     bus.answer = answer
     where = {"c1": "n1", "c2": "n1", "c3": "n2", "c4": "n3"}
     holds = [hold(name, Target(TargetKind.GPU, node=node, gpu="0"), watts=300) for name, node in where.items()]
-    renewals = await made(bus, PowerLimit).renew(holds, NOW)
+    renewals = await made(bus, GpuPowerLimit).renew(holds, NOW)
     outcomes = {renewal.effect.command_id: (renewal.place, renewal.outcome) for renewal in renewals}
     assert outcomes == {
         "c1": ("n1", "renewed"),
@@ -365,4 +365,4 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
 )
 def test_an_agent_may_grant_a_shorter_lease(output: dict[str, Any], seconds: int) -> None:
     """Of several, the shortest counts; what cannot be read is taken for what was asked."""
-    assert PowerLimit.granted(output) == timedelta(seconds=seconds)
+    assert GpuPowerLimit.granted(output) == timedelta(seconds=seconds)

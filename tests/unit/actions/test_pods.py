@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.actions.test_commands import NoHttp
 from tests.unit.actions.test_placement import NOW, AgentsBus, call, placed
-from trainmedic_server.actions.nodes import Facts, PowerLimit
+from trainmedic_server.actions.nodes import GpuPowerLimit, NodeFacts
 from trainmedic_server.domain.whereabouts import Pod
 from trainmedic_server.errors import ActionFailure, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Services
@@ -53,8 +53,11 @@ async def test_all_gpus_of_a_job_are_those_that_its_pods_are_seen_on() -> None:
     """By node; others' GPUs are left alone, and so is a launcher that has none."""
     bus = AgentsBus()
     bus.agents_present = [agent("n2", c=["u2"], d=["u2", "other"]), agent("n1", a=["u1"], b=["u1"], z=["other"])]
-    assert await located(PowerLimit, bus, *WORKERS, percent=80) == {"n1": ["GPU-a", "GPU-b"], "n2": ["GPU-c", "GPU-d"]}
-    assert await located(Facts, bus, *WORKERS) == {"n1": [], "n2": []}
+    assert await located(GpuPowerLimit, bus, *WORKERS, percent=80) == {
+        "n1": ["GPU-a", "GPU-b"],
+        "n2": ["GPU-c", "GPU-d"],
+    }
+    assert await located(NodeFacts, bus, *WORKERS) == {"n1": [], "n2": []}
 
 
 async def test_what_the_job_says_itself_goes_before() -> None:
@@ -62,9 +65,9 @@ async def test_what_the_job_says_itself_goes_before() -> None:
     bus = AgentsBus()
     bus.present = placed((0, "n9", "GPU-x"))
     bus.agents_present = [agent("n1", a=["u1"], b=["u1"]), agent("n2", c=["u2"], d=["u2"])]
-    assert await located(PowerLimit, bus, *WORKERS, percent=80) == {"n9": ["GPU-x"]}
+    assert await located(GpuPowerLimit, bus, *WORKERS, percent=80) == {"n9": ["GPU-x"]}
     bus.present = [Presence("llm-1", NOW, {"ranks": [0, 1]})]
-    assert list(await located(PowerLimit, bus, *WORKERS, percent=80)) == ["n1", "n2"]
+    assert list(await located(GpuPowerLimit, bus, *WORKERS, percent=80)) == ["n1", "n2"]
 
 
 @pytest.mark.parametrize(
@@ -90,4 +93,4 @@ async def test_a_job_whose_gpus_are_not_all_seen_is_refused(
     bus = AgentsBus()
     bus.agents_present = agents
     with pytest.raises(failure, match=why):
-        await located(PowerLimit, bus, *pods, percent=80)
+        await located(GpuPowerLimit, bus, *pods, percent=80)

@@ -143,7 +143,7 @@ class ClusterAction:
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
                 wait = min(wait * 2, _LONGEST_WAIT)
 
-    async def set_field(self, call: Call, ref: Ref, field: notes.Field, value: Any) -> tuple[Object, Any, bool]:
+    async def set_field(self, call: Call, ref: Ref, field: notes.NotedField, value: Any) -> tuple[Object, Any, bool]:
         """Set a field of an object, noted for the run. Returns the object, what it was before, and
         whether this run holds the change."""
 
@@ -159,7 +159,7 @@ class ClusterAction:
         return await self.insist(call, attempt)
 
     async def take_back(
-        self, call: Call, ref: Ref, field: notes.Field, of_all_runs: bool = False
+        self, call: Call, ref: Ref, field: notes.NotedField, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
         """Undo `_set`. Returns the object, what came of it, and whether the value was put back."""
 
@@ -172,7 +172,7 @@ class ClusterAction:
 
         return await self.insist(call, attempt)
 
-    async def set_or_restore(self, call: Call, field: notes.Field, value: Any, is_undo: bool) -> dict[str, Any]:
+    async def set_or_restore(self, call: Call, field: notes.NotedField, value: Any, is_undo: bool) -> dict[str, Any]:
         """Set a field of the target's node, or as an undo put back what was there; the step's output."""
         ref = Ref(NODES, node_of(call))
         if is_undo:

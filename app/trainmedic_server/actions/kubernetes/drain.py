@@ -69,7 +69,7 @@ class DrainParams(ClusterParams):
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
+class PodSelection:
     """A node's pods: those to end, those left alone (how many by kind), those that forbid the drain (why)."""
 
     ending: tuple[Object, ...]
@@ -106,7 +106,7 @@ class _Progress:
         }
 
 
-class Drain(ClusterAction):
+class DrainNode(ClusterAction):
     name: ClassVar[str] = "k8s.drain"
     summary: ClassVar[str] = "Cordon the node and evict its pods, as their disruption budgets allow; undo uncordons."
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
@@ -139,7 +139,7 @@ class Drain(ClusterAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(nodes.Uncordon.name, {"restore": True})
+        return Inverse(nodes.UncordonNode.name, {"restore": True})
 
     async def _may_begin(self, call: Call, params: DrainParams) -> None:
         """Before jobs are held up for a checkpoint: raise PermanentFailure where pods forbid the drain."""
@@ -260,7 +260,7 @@ def _longer(wait: timedelta, asked: float) -> timedelta:
     return max(min(wait * 2, _LONGEST_ROUND), timedelta(seconds=min(asked, LONGEST_ASKED_FOR)))
 
 
-def sort(pods: Sequence[Object], params: DrainParams) -> Sorted:
+def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
     """Which of a node's pods a drain ends, leaves alone, or must not begin because of."""
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
@@ -282,7 +282,7 @@ def sort(pods: Sequence[Object], params: DrainParams) -> Sorted:
             forbidding[name_of(pod)] = "has an emptyDir on disk (delete_emptydir_data: true ends it)"
         else:
             ending.append(pod)
-    return Sorted(tuple(ending), dict(skipped), forbidding)
+    return PodSelection(tuple(ending), dict(skipped), forbidding)
 
 
 def name_of(pod: Object) -> str:
@@ -311,4 +311,4 @@ def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
     return f"{len(left)} pods are still there: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
 
 
-ACTIONS: tuple[type[Action], ...] = (Drain,)
+ACTIONS: tuple[type[Action], ...] = (DrainNode,)

@@ -60,7 +60,7 @@ class CreateJobParams(ClusterParams):
         return self
 
 
-class CreateJob(ClusterAction):
+class CreateClusterJob(ClusterAction):
     name: ClassVar[str] = "k8s.create_job"
     summary: ClassVar[str] = "Run a Job from a manifest beside the playbook, and wait for its end."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
@@ -135,4 +135,4 @@ def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
     return body, Ref(JOBS, name, str(namespace))
 
 
-ACTIONS: tuple[type[Action], ...] = (CreateJob,)
+ACTIONS: tuple[type[Action], ...] = (CreateClusterJob,)

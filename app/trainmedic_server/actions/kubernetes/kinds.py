@@ -19,7 +19,7 @@ _PATH = r"^[A-Za-z][A-Za-z0-9]*(\.[A-Za-z][A-Za-z0-9]*){0,7}$"
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class WorkloadKind:
     """A kind of workload and the paths of what can be set on it; None where it has no such thing."""
 
     resource: Resource
@@ -38,17 +38,19 @@ _KUBEFLOW = {
     "JAXJob": "jaxjobs",
 }
 
-KNOWN: Mapping[str, Workload] = {
-    "Deployment": Workload(DEPLOYMENTS, replicas="spec.replicas", template="spec.template"),
-    "StatefulSet": Workload(STATEFUL_SETS, replicas="spec.replicas", template="spec.template"),
-    "DaemonSet": Workload(DAEMON_SETS, template="spec.template"),
-    "Job": Workload(JOBS, suspend="spec.suspend"),
-    "JobSet": Workload(Resource("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet"), suspend="spec.suspend"),
-    "TrainJob": Workload(Resource("trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob"), suspend="spec.suspend"),
-    "RayJob": Workload(Resource("ray.io/v1", "rayjobs", "RayJob"), suspend="spec.suspend"),
-    "RayCluster": Workload(Resource("ray.io/v1", "rayclusters", "RayCluster"), suspend="spec.suspend"),
+KNOWN: Mapping[str, WorkloadKind] = {
+    "Deployment": WorkloadKind(DEPLOYMENTS, replicas="spec.replicas", template="spec.template"),
+    "StatefulSet": WorkloadKind(STATEFUL_SETS, replicas="spec.replicas", template="spec.template"),
+    "DaemonSet": WorkloadKind(DAEMON_SETS, template="spec.template"),
+    "Job": WorkloadKind(JOBS, suspend="spec.suspend"),
+    "JobSet": WorkloadKind(Resource("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet"), suspend="spec.suspend"),
+    "TrainJob": WorkloadKind(
+        Resource("trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob"), suspend="spec.suspend"
+    ),
+    "RayJob": WorkloadKind(Resource("ray.io/v1", "rayjobs", "RayJob"), suspend="spec.suspend"),
+    "RayCluster": WorkloadKind(Resource("ray.io/v1", "rayclusters", "RayCluster"), suspend="spec.suspend"),
     **{
-        kind: Workload(Resource("kubeflow.org/v1", plural, kind), suspend="spec.runPolicy.suspend")
+        kind: WorkloadKind(Resource("kubeflow.org/v1", plural, kind), suspend="spec.runPolicy.suspend")
         for kind, plural in _KUBEFLOW.items()
     },
 }
@@ -69,11 +71,13 @@ class CustomKind(BaseModel):
     template: str | None = Field(None, pattern=_PATH, description="Where its pod template stands, `spec.template`.")
 
     @property
-    def workload(self) -> Workload:
-        return Workload(Resource(self.api_version, self.plural, self.kind), self.replicas, self.suspend, self.template)
+    def workload(self) -> WorkloadKind:
+        return WorkloadKind(
+            Resource(self.api_version, self.plural, self.kind), self.replicas, self.suspend, self.template
+        )
 
 
-class Named(BaseModel):
+class WorkloadParams(BaseModel):
     """Parameters that name one workload."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -93,11 +97,11 @@ class Named(BaseModel):
         return kind
 
     @property
-    def workload(self) -> Workload:
+    def workload(self) -> WorkloadKind:
         return KNOWN[self.kind] if isinstance(self.kind, str) else self.kind.workload
 
 
-def field_at(name: str, path: str) -> notes.Field:
+def field_at(name: str, path: str) -> notes.NotedField:
     """The value at `path`, as a field that can be set and put back."""
     parts = tuple(path.split("."))
 
@@ -112,4 +116,4 @@ def field_at(name: str, path: str) -> notes.Field:
             value = {part: value}
         return dict(value)
 
-    return notes.Field(name, read, write, parts)
+    return notes.NotedField(name, read, write, parts)

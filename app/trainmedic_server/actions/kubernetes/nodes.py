@@ -39,7 +39,7 @@ def _read_unschedulable(node: Object) -> bool:
     return bool((node.get("spec") or {}).get("unschedulable"))
 
 
-UNSCHEDULABLE = notes.Field(
+UNSCHEDULABLE = notes.NotedField(
     "unschedulable",
     _read_unschedulable,
     lambda node, value: {"spec": {"unschedulable": True if value else None}},
@@ -47,9 +47,9 @@ UNSCHEDULABLE = notes.Field(
 )
 
 
-def label_field(key: str) -> notes.Field:
+def label_field(key: str) -> notes.NotedField:
     """A label of an object; None where it has none of that name."""
-    return notes.Field(
+    return notes.NotedField(
         f"label/{key}",
         lambda found: (found["metadata"].get("labels") or {}).get(key),
         lambda found, value: {"metadata": {"labels": {key: value}}},
@@ -57,7 +57,7 @@ def label_field(key: str) -> notes.Field:
     )
 
 
-def taint_field(key: str, effect: str) -> notes.Field:
+def taint_field(key: str, effect: str) -> notes.NotedField:
     """A taint's value; None where the node has no such taint. A taint without a value counts as ``""``."""
 
     def read(node: Object) -> str | None:
@@ -77,7 +77,7 @@ def taint_field(key: str, effect: str) -> notes.Field:
             taints.append({"key": key, "effect": effect, **({"value": value} if value else {})})
         return {"spec": {"taints": taints or None}}
 
-    return notes.Field(f"taint/{key}:{effect}", read, write)
+    return notes.NotedField(f"taint/{key}:{effect}", read, write)
 
 
 class _NodeAction(ClusterAction):
@@ -99,7 +99,7 @@ class UncordonParams(ClusterParams):
     restore: Literal[True] | None = Field(None, description="As an undo: take this run's own cordon away.")
 
 
-class Cordon(_NodeAction):
+class CordonNode(_NodeAction):
     name: ClassVar[str] = "k8s.cordon"
     summary: ClassVar[str] = "Let no new pods onto the node; undo lets them, unless somebody else has cordoned it."
     Params: ClassVar[type[BaseModel]] = CordonParams
@@ -120,7 +120,7 @@ class Cordon(_NodeAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(Uncordon.name, {"restore": True})
+        return Inverse(UncordonNode.name, {"restore": True})
 
 
 async def cordon(action: ClusterAction, call: Call) -> dict[str, Any]:
@@ -133,7 +133,7 @@ async def cordon(action: ClusterAction, call: Call) -> dict[str, Any]:
     return output if is_held else {**output, "note": "somebody else had cordoned it: the undo leaves it cordoned"}
 
 
-class Uncordon(_NodeAction):
+class UncordonNode(_NodeAction):
     name: ClassVar[str] = "k8s.uncordon"
     summary: ClassVar[str] = "Let pods onto the node again, where it was Trainmedic that had cordoned it."
     Params: ClassVar[type[BaseModel]] = UncordonParams
@@ -187,7 +187,7 @@ class TaintParams(ClusterParams):
     restore: Literal[True] | None = Field(None, description="As an undo: what was there before this run.")
 
 
-class Taint(_NodeAction):
+class TaintNode(_NodeAction):
     name: ClassVar[str] = "k8s.taint"
     summary: ClassVar[str] = "Put a taint on the node, or take one away; undo restores what was."
     Params: ClassVar[type[BaseModel]] = TaintParams
@@ -215,7 +215,7 @@ class LabelParams(ClusterParams):
         return self
 
 
-class Label(_NodeAction):
+class LabelNode(_NodeAction):
     name: ClassVar[str] = "k8s.label"
     summary: ClassVar[str] = "Set a label of the node, or take one away; undo restores what was."
     Params: ClassVar[type[BaseModel]] = LabelParams
@@ -229,4 +229,4 @@ class Label(_NodeAction):
         return Inverse(cls.name, {"key": cast(LabelParams, params).key, "restore": True})
 
 
-ACTIONS: tuple[type[Action], ...] = (Cordon, Uncordon, Taint, Label)
+ACTIONS: tuple[type[Action], ...] = (CordonNode, UncordonNode, TaintNode, LabelNode)

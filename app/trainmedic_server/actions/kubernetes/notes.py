@@ -5,7 +5,7 @@ undoing needs nothing but the object. The annotation ``trainmedic.io/run-<run id
 object with a member a field: ``{"unschedulable": {"was": null, "set": true}}``.
 
 Several runs may hold one field. A later one takes over what the field was before the first, and
-the value goes back only when the last has gone. Pure functions; `Field` says where a value stands.
+the value goes back only when the last has gone. Pure functions; `NotedField` says where a value stands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Change = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class NotedField:
     """One value of an object that can be set and put back; None stands for "not there".
 
     ``read`` gives the present value, ``write`` the merge patch that makes it `value`. ``managed`` is
@@ -39,7 +39,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class RunNote:
     """What the field was before the first run that holds it, and what this run has set."""
 
     was: Any
@@ -47,25 +47,25 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class TakenBack:
     """What taking a run's change back comes to. ``change`` is None where there is nothing to write."""
 
     change: Change | None
     why: str
 
 
-def notes(found: Object, field: Field) -> dict[str, Note]:
+def notes(found: Object, field: NotedField) -> dict[str, RunNote]:
     """The notes on `field`, by run id. What cannot be read is nobody's."""
-    kept: dict[str, Note] = {}
+    kept: dict[str, RunNote] = {}
     for name, text in (found["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
             note = _read(text).get(field.name)
             if isinstance(note, Mapping) and {"was", "set"} <= note.keys():
-                kept[name.removeprefix(PREFIX)] = Note(note["was"], note["set"])
+                kept[name.removeprefix(PREFIX)] = RunNote(note["was"], note["set"])
     return kept
 
 
-def change(found: Object, field: Field, value: Any, run_id: str) -> Change | None:
+def change(found: Object, field: NotedField, value: Any, run_id: str) -> Change | None:
     """The patch that sets `field` and notes it for the run; None where somebody else has it so already,
     or where this run has."""
     held = notes(found, field)
@@ -78,48 +78,48 @@ def change(found: Object, field: Field, value: Any, run_id: str) -> Change | Non
     return _with_note(found, field, field.write(found, value), run_id, {"was": was, "set": value})
 
 
-def undo(found: Object, field: Field, run_id: str) -> Undone:
+def undo(found: Object, field: NotedField, run_id: str) -> TakenBack:
     """Take the run's note away, and put the value back where nobody else holds or has changed it."""
     held = notes(found, field)
     mine = held.pop(run_id, None)
     if mine is None:
-        return Undone(None, "nothing of this run's to take back")
+        return TakenBack(None, "nothing of this run's to take back")
     bare = _with_note(found, field, {}, run_id, None)
     if held:
-        return Undone(bare, f"held by {len(held)} other run{'s' if len(held) > 1 else ''} still")
+        return TakenBack(bare, f"held by {len(held)} other run{'s' if len(held) > 1 else ''} still")
     if field.read(found) != mine.set or not _is_ours(found, field):
-        return Undone(bare, "changed by somebody else meanwhile: left as it is")
-    return Undone(_merged(bare, field.write(found, mine.was)), "put back")
+        return TakenBack(bare, "changed by somebody else meanwhile: left as it is")
+    return TakenBack(_merged(bare, field.write(found, mine.was)), "put back")
 
 
-def release(found: Object, field: Field) -> Undone:
+def release(found: Object, field: NotedField) -> TakenBack:
     """Take all runs' notes away and put the value back, as `undo` for every run at once."""
     held = notes(found, field)
     if not held:
-        return Undone(None, "not set by Trainmedic")
+        return TakenBack(None, "not set by Trainmedic")
     bare: Change = {}
     for run_id in held:
         bare = _merged(bare, _with_note(found, field, {}, run_id, None))
     note = next(iter(held.values()))
     if field.read(found) not in [one.set for one in held.values()] or not _is_ours(found, field):
-        return Undone(bare, "changed by somebody else meanwhile: left as it is")
-    return Undone(_merged(bare, field.write(found, note.was)), "put back")
+        return TakenBack(bare, "changed by somebody else meanwhile: left as it is")
+    return TakenBack(_merged(bare, field.write(found, note.was)), "put back")
 
 
-def _is_ours(found: Object, field: Field) -> bool:
+def _is_ours(found: Object, field: NotedField) -> bool:
     """Whether nobody else has set the field since; where the API server does not tell, it is."""
     entries = found["metadata"].get("managedFields") or []
     setters = [entry.get("manager") for entry in entries if field.managed and _has(entry.get("fieldsV1"), field)]
     return not setters or FIELD_MANAGER in setters
 
 
-def _has(tree: Any, field: Field) -> bool:
+def _has(tree: Any, field: NotedField) -> bool:
     for part in field.managed:
         tree = tree.get(f"f:{part}") if isinstance(tree, Mapping) else None
     return tree is not None
 
 
-def _with_note(found: Object, field: Field, patch: Change, run_id: str, note: Mapping[str, Any] | None) -> Change:
+def _with_note(found: Object, field: NotedField, patch: Change, run_id: str, note: Mapping[str, Any] | None) -> Change:
     """`patch`, and the run's annotation with `note` in it (without it, where None); for this version alone."""
     name = PREFIX + run_id
     members = _read((found["metadata"].get("annotations") or {}).get(name, "{}"))

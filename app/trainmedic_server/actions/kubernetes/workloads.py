@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_server.actions.kubernetes.base import EVENTS, GONE, ClusterAction, ClusterParams, Permission, because
-from trainmedic_server.actions.kubernetes.kinds import KNOWN, Named, Workload, field_at
+from trainmedic_server.actions.kubernetes.kinds import KNOWN, WorkloadKind, WorkloadParams, field_at
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.errors import ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
@@ -32,23 +32,23 @@ def _permissions(has: str) -> tuple[Permission, ...]:
 
 class _WorkloadAction(ClusterAction):
     needs: ClassVar[str]
-    """Which path of `Workload` the action works on."""
+    """Which path of `WorkloadKind` the action works on."""
 
-    def _path(self, params: Named) -> str:
+    def _path(self, params: WorkloadParams) -> str:
         path = getattr(params.workload, self.needs)
         if path is None:
             kind = params.workload.resource.kind
             raise PermanentFailure(f"{self.name} does not work on a {kind}: it has no {self.needs} that could be set")
         return str(path)
 
-    async def _assign(self, call: Call, params: Named, value: Any, said: str) -> dict[str, Any]:
+    async def _assign(self, call: Call, params: WorkloadParams, value: Any, said: str) -> dict[str, Any]:
         ref, field = ref_of(params), field_at(self.needs, self._path(params))
         found, before, is_held = await self.set_field(call, ref, field, value)
         if is_held:
             await self.cluster.record(found, said, because(call, said))
         return {"object": str(ref), "before": {self.needs: before}, "after": {self.needs: field.read(found)}}
 
-    async def _restore(self, call: Call, params: Named, said: str) -> dict[str, Any]:
+    async def _restore(self, call: Call, params: WorkloadParams, said: str) -> dict[str, Any]:
         ref, field = ref_of(params), field_at(self.needs, self._path(params))
         try:
             found, why, is_back = await self.take_back(call, ref, field)
@@ -59,15 +59,15 @@ class _WorkloadAction(ClusterAction):
         return {"object": str(ref), "after": {self.needs: field.read(found)}, "note": why}
 
 
-class Restart(_WorkloadAction):
+class RestartWorkload(_WorkloadAction):
     name: ClassVar[str] = "k8s.restart"
     summary: ClassVar[str] = "Roll a Deployment, StatefulSet or DaemonSet out anew, as `kubectl rollout restart` does."
-    Params: ClassVar[type[BaseModel]] = Named
+    Params: ClassVar[type[BaseModel]] = WorkloadParams
     permissions: ClassVar[tuple[Permission, ...]] = _permissions("template")
     needs: ClassVar[str] = "template"
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params = cast(Named, call.params)
+        params = cast(WorkloadParams, call.params)
         ref, path = ref_of(params), self._path(params)
         # The moment of the command, so that a repeat of the same command rolls out nothing more.
         moment = call.issued_at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -92,7 +92,7 @@ class Restart(_WorkloadAction):
         """What was restarted is not restarted back."""
 
 
-class ScaleParams(Named):
+class ScaleParams(WorkloadParams):
     replicas: int | None = Field(None, ge=0, le=100_000, description="How many there shall be.")
     restore: Literal[True] | None = Field(None, description="As an undo: as many as there were before this run.")
 
@@ -103,7 +103,7 @@ class ScaleParams(Named):
         return self
 
 
-class Scale(_WorkloadAction):
+class ScaleWorkload(_WorkloadAction):
     name: ClassVar[str] = "k8s.scale"
     summary: ClassVar[str] = "Set the number of replicas; undo restores what it was, unless it was changed meanwhile."
     Params: ClassVar[type[BaseModel]] = ScaleParams
@@ -118,10 +118,10 @@ class Scale(_WorkloadAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(cls.name, _naming(cast(Named, params)))
+        return Inverse(cls.name, _naming(cast(WorkloadParams, params)))
 
 
-class SuspendParams(Named):
+class SuspendParams(WorkloadParams):
     restore: Literal[True] | None = Field(None, description="As an undo: as it was before this run.")
 
 
@@ -139,16 +139,16 @@ class _SetsSuspend(_WorkloadAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(cls.name, _naming(cast(Named, params)))
+        return Inverse(cls.name, _naming(cast(WorkloadParams, params)))
 
 
-class Suspend(_SetsSuspend):
+class SuspendWorkload(_SetsSuspend):
     name: ClassVar[str] = "k8s.suspend"
     summary: ClassVar[str] = "Suspend a Job, JobSet or training job: its pods end, and start again when it is resumed."
     value: ClassVar[bool] = True
 
 
-class Resume(_SetsSuspend):
+class ResumeWorkload(_SetsSuspend):
     name: ClassVar[str] = "k8s.resume"
     summary: ClassVar[str] = "Let a suspended Job, JobSet or training job go on."
     value: ClassVar[bool] = False
@@ -204,14 +204,14 @@ class DeletePod(ClusterAction):
         """A pod that was deleted is not made again by us."""
 
 
-def ref_of(params: Named) -> Ref:
-    workload: Workload = params.workload
+def ref_of(params: WorkloadParams) -> Ref:
+    workload: WorkloadKind = params.workload
     return Ref(workload.resource, params.name, params.namespace)
 
 
-def _naming(params: Named) -> dict[str, Any]:
+def _naming(params: WorkloadParams) -> dict[str, Any]:
     named = params.model_dump(mode="json", include={"kind", "namespace", "name"}, exclude_none=True)
     return {**named, "restore": True}
 
 
-ACTIONS: tuple[type[Action], ...] = (Restart, Scale, Suspend, Resume, DeletePod)
+ACTIONS: tuple[type[Action], ...] = (RestartWorkload, ScaleWorkload, SuspendWorkload, ResumeWorkload, DeletePod)
