@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.support.programs import PYTHON_PATH, Program, free_port, inherited, start_server
@@ -294,8 +295,11 @@ def test_bash_completes_commands_and_values(typed: str, offered: str) -> None:
 
 def test_the_filters_know_every_status_and_reason() -> None:
     """A wrong one ends with 2, and names those that there are."""
-    assert set(history.STATUSES) == set(Status)
-    assert set(history.DECISIONS) == set(Decision)
+    choices = {parameter.name: parameter.type for parameter in history.history.params}
+    for name, values in (("status", Status), ("decision", Decision)):
+        offered = choices[name]
+        assert isinstance(offered, click.Choice)
+        assert set(offered.choices) == set(values)
     refused = Desk("").run("history", "--status", "suceeded")
     assert refused.code == 2
     assert "'succeeded'" in refused.err

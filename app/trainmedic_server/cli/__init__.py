@@ -1,6 +1,6 @@
 """``trainmedic``, the command.
 
-Here is the group alone: which commands there are, and in which module each lives. A command's
+This module holds only the group: which commands there are, and which module each lives in. A command's
 module is imported when the command is run, so that ``trainmedic --help`` and the commands that
 only speak to a server do not wait for the server's libraries.
 """
@@ -27,30 +27,23 @@ Exit codes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """Where a command is, and what the list of commands says of it."""
+class _CommandEntry:
+    """The module of a command in this package, and its line in the list of commands."""
 
-    where: str
+    module: str
     help: str
 
 
-_COMMANDS: Mapping[str, _Entry] = {
-    "serve": _Entry("trainmedic_server.cli.serve:serve", "Start the server."),
-    "agent": _Entry(
-        "trainmedic_server.cli.agent:agent",
-        "Run the agent of a node, check what it would do, or give back what it holds.",
-    ),
-    "status": _Entry(
-        "trainmedic_server.cli.operations:status", "Show whether the server is well, and what it is doing."
-    ),
-    "history": _Entry("trainmedic_server.cli.history:history", "Show what was done, and why."),
-    "runs": _Entry("trainmedic_server.cli.runs:runs", "Approve, reject, cancel or undo a run."),
-    "pause": _Entry("trainmedic_server.cli.operations:pause", "Stop new repairs; undo still runs."),
-    "resume": _Entry("trainmedic_server.cli.operations:resume", "Allow new repairs again."),
-    "playbook": _Entry(
-        "trainmedic_server.cli.playbook:playbook", "Check, explain and test playbooks, without a server."
-    ),
-    "completion": _Entry("trainmedic_server.cli.completion:completion", "Print the completion script of a shell."),
+_COMMANDS: Mapping[str, _CommandEntry] = {
+    "serve": _CommandEntry("serve", "Start the server."),
+    "agent": _CommandEntry("agent", "Run the agent of a node, check what it would do, or give back what it holds."),
+    "status": _CommandEntry("operations", "Show whether the server is well, and what it is doing."),
+    "history": _CommandEntry("history", "Show what was done, and why."),
+    "runs": _CommandEntry("runs", "Approve, reject, cancel or undo a run."),
+    "pause": _CommandEntry("operations", "Stop new repairs; undo still runs."),
+    "resume": _CommandEntry("operations", "Allow new repairs again."),
+    "playbook": _CommandEntry("playbook", "Check, explain and test playbooks, without a server."),
+    "completion": _CommandEntry("completion", "Print the completion script of a shell."),
 }
 
 
@@ -64,8 +57,7 @@ class LazyGroup(click.Group):
         entry = _COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        module, _, attribute = entry.where.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(f"{__name__}.{entry.module}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -1,7 +1,7 @@
-"""Speaking to a running server, for the commands that do.
+"""The HTTP client of the commands that speak to a running server.
 
-Every failure becomes one of `exits`; a command sees JSON or nothing. The server's address and the
-token come from flags or the environment (`server_options`).
+Every failure becomes one of the exceptions in `exits`, so that a command sees only JSON. The server's
+address and the token come from flags or the environment (`server_options`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
-_MORE = {401: "Give a token with --token or TRAINMEDIC_TOKEN.", 403: "The token's role does not allow it."}
+_HINTS = {401: "Give a token with --token or TRAINMEDIC_TOKEN.", 403: "The token's role does not allow it."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ServerSentEvent:
 
 
 class Client:
-    """One server, as seen from the command line."""
+    """Sends requests to one server."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url.rstrip("/")
@@ -51,7 +51,7 @@ class Client:
             raise exits.InvalidInput(f"{url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
 
     def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
-        """The JSON that the server answers; a status in `accept` is no failure."""
+        """The JSON that the server answers. A status in `accept` is not a failure."""
         return self._ask("GET", path, params=params, accept=accept)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -62,14 +62,17 @@ class Client:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         # The server sends a comment when nothing else happens; a minute of silence is a lost connection.
         timeout = httpx.Timeout(60.0, connect=5.0)
-        with self._translated(), self._http.stream("GET", "events", headers=headers, timeout=timeout) as response:
+        with (
+            self._errors_translated(),
+            self._http.stream("GET", "events", headers=headers, timeout=timeout) as response,
+        ):
             if response.is_error:
                 response.read()
                 raise _failure(response)
             yield from _parse(response.iter_lines())
 
     def _ask(self, method: str, path: str, accept: tuple[int, ...] = (), **arguments: Any) -> Any:
-        with self._translated():
+        with self._errors_translated():
             response = self._http.request(method, path, **arguments)
             if response.status_code not in accept and not response.is_success:
                 raise _failure(response)
@@ -79,7 +82,7 @@ class Client:
                 raise exits.Unreachable(f"{response.url} did not answer with JSON; is it Trainmedic's?") from error
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _errors_translated(self) -> Iterator[None]:
         try:
             yield
         except httpx.ConnectError as error:
@@ -116,15 +119,15 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
     )
     @functools.wraps(command)
     def wrapped(server: str, token: str | None, **arguments: Any) -> R:
-        server = _said_before("server") or server
-        token = _said_before("token") or token or _token_from_file()
+        server = _flag_of_group("server") or server
+        token = _flag_of_group("token") or token or _token_from_file()
         return command(Client(server, token), **arguments)
 
     return wrapped
 
 
-def _said_before(option: str) -> str | None:
-    """What a group's flag says for its subcommand, as in ``history --server URL show RUN``."""
+def _flag_of_group(option: str) -> str | None:
+    """The group's flag where the subcommand has none, as in ``history --server URL show RUN``."""
     ctx = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     if ctx.get_parameter_source(option) is typed or ctx.parent is None:
@@ -143,16 +146,16 @@ def _token_from_file() -> str | None:
 
 
 def _failure(response: httpx.Response) -> click.ClickException:
-    text = _problem(response)
-    if more := _MORE.get(response.status_code):
-        return exits.NotAllowed(f"{text}\n{more}")
+    text = _detail(response)
+    if hint := _HINTS.get(response.status_code):
+        return exits.NotAllowed(f"{text}\n{hint}")
     if response.status_code == 404:
         return exits.UnknownName(text)
     return exits.Unreachable(text) if response.is_server_error else exits.Failure(text)
 
 
-def _problem(response: httpx.Response) -> str:
-    """What a problem document says, or the status where the answer is none."""
+def _detail(response: httpx.Response) -> str:
+    """The text of a problem document (RFC 9457), or the status where the response holds none."""
     fallback = f"{response.request.url} answered {response.status_code} {response.reason_phrase}".rstrip()
     try:
         problem = json.loads(response.text)

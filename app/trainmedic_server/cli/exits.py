@@ -1,4 +1,4 @@
-"""How a command ends where it does not end well: an exception for each exit code.
+"""The exceptions by which a command fails: one for each exit code.
 
 The codes are part of the command line's contract; `trainmedic_server.cli.EXIT_CODES` is their help text.
 """

@@ -1,4 +1,8 @@
-"""``trainmedic history``: what was done, as a table, JSON or CSV; one run's whole story; following."""
+"""``trainmedic history``: lists runs as a table, JSON or CSV, tells one run's story, and follows new events.
+
+How a run, a time or an event reads is in ``story``; how a table is laid out is in ``table``. The domain's
+enums are imported because ``domain.run`` loads neither pydantic nor any other library of the server.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,36 +21,12 @@ import click
 
 from trainmedic_server.cli import exits, story, table
 from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.domain.run import Decision, Status
 
-# The server's words, written out: to take them from the domain would load the server's libraries.
-STATUSES = (
-    "running",
-    "waiting",
-    "awaiting_approval",
-    "succeeded",
-    "failed",
-    "cancelled",
-    "rejected",
-    "observed",
-    "not_started",
-)
-DECISIONS = (
-    "started",
-    "joined",
-    "duplicate",
-    "cooldown",
-    "rate_limited",
-    "concurrency_limited",
-    "breaker_open",
-    "paused",
-    "observe_only",
-    "stale",
-    "target_unknown",
-    "target_ambiguous",
-    "target_busy",
-)
-_PAGE = 1000
-_AGO = re.compile(r"(\d+(ms|[ywdhms]))+")
+_PAGE = 1000  # items; the most that the server gives at once
+_DURATION = re.compile(r"(\d+(ms|[ywdhms]))+")
+# The members of an item, in the order of the server's own CSV. The model that names them is the server's
+# (`server.views.HistoryItem`), and importing it would load pydantic.
 _COLUMNS = (
     "run_id",
     "timestamp",
@@ -65,46 +45,44 @@ _COLUMNS = (
     "message",
     "duration_ms",
 )
-_WIDTHS = (36, 20, 24, 28, 26, 17)
 _HEADER = ("RUN", "TIME", "ALERT", "PLAYBOOK", "TARGET", "STATUS", "WHAT")
+# Fixed while following, where the rows to come are not known; the last column takes what is left.
+_WIDTHS = (36, 20, 24, 28, 26, 17, 0)
 _LONGEST_PAUSE_SECONDS = 30.0
 
+Item = Mapping[str, Any]
 
-class _Moment(click.ParamType[str]):
-    """A time, or how long ago it was as a Prometheus duration, which the server subtracts from its own clock."""
+
+class _TimeParam(click.ParamType[str]):
+    """A time, or a Prometheus duration, which the server subtracts from its own clock."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if _AGO.fullmatch(value):
+        if _DURATION.fullmatch(value):
             return str(value)
         try:
-            moment = datetime.fromisoformat(value)
+            time_given = datetime.fromisoformat(value)
         except ValueError:
             self.fail(f"{value!r} is neither a time (2026-01-31T12:00:00Z) nor how long ago it was (90m, 7d)")
-        return moment.astimezone(UTC).isoformat()  # one without a zone is in the zone of this machine
+        return time_given.astimezone(UTC).isoformat()  # a time without a zone is in the zone of this machine
+
+
+def _choice(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
+    """An option that takes one of `values`, which its help lists."""
+    return click.option(option, type=click.Choice(values), metavar=metavar, help=f"One of {', '.join(values)}.")
 
 
 _FILTERS = (
     click.option("--alert", "alertname", metavar="NAME", help="The alert's name."),
     click.option("--playbook", metavar="NAME"),
-    click.option(
-        "--status",
-        type=click.Choice(STATUSES),
-        metavar="STATUS",
-        help=f"One of {', '.join(STATUSES)}.",
-    ),
-    click.option(
-        "--decision",
-        type=click.Choice(DECISIONS),
-        metavar="REASON",
-        help=f"One of {', '.join(DECISIONS)}.",
-    ),
+    _choice("--status", "STATUS", [status.value for status in Status]),
+    _choice("--decision", "REASON", [decision.value for decision in Decision]),
     click.option("--node", metavar="NAME"),
     click.option("--gpu", metavar="ID"),
     click.option("--job", metavar="NAME"),
-    click.option("--since", type=_Moment(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d)."),
-    click.option("--until", type=_Moment(), metavar="TIME", help="Before then."),
+    click.option("--since", type=_TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d)."),
+    click.option("--until", type=_TimeParam(), metavar="TIME", help="Before then."),
 )
 
 
@@ -138,13 +116,13 @@ def history(
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    wanted = {name: value for name, value in filters.items() if value is not None}
+    conditions = {name: value for name, value in filters.items() if value is not None}
     if follow:
         if output == "csv":
             raise click.UsageError("--follow goes with --output table or json")
-        _follow(client, wanted, limit, as_json=output == "json")
+        _follow(client, conditions, limit, as_json=output == "json")
         return
-    items = _items(client, wanted, None if everything else limit)
+    items = _items(client, conditions, None if everything else limit)
     {"table": _print_table, "json": _print_json, "csv": _print_csv}[output](items)
 
 
@@ -158,22 +136,23 @@ def show(client: Client, run_id: str, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(run, indent=2, ensure_ascii=False))
         return
-    for line in story.tell(run):
+    for line in story.lines(run):
         click.echo(line)
 
 
 def run_path(run_id: str) -> str:
-    """A run's id as a part of a path; refused where it cannot be one."""
+    """The id as a part of a path. Raises UsageError where it cannot be a run's id."""
     if not run_id or not run_id.isascii() or not all(letter.isalnum() or letter in "-_" for letter in run_id):
         raise click.UsageError(f"{run_id!r} is not the id of a run")
     return run_id
 
 
-def _items(client: Client, wanted: Mapping[str, str], limit: int | None) -> Iterator[Mapping[str, Any]]:
+def _items(client: Client, conditions: Mapping[str, str], limit: int | None) -> Iterator[Item]:
+    """The newest items that meet the conditions, page by page; all of them where `limit` is None."""
     cursor, left = None, limit
     while left is None or left > 0:
         size = _PAGE if left is None else min(left, _PAGE)
-        page = client.get("history", {**wanted, "limit": size} | ({"cursor": cursor} if cursor else {}))
+        page = client.get("history", {**conditions, "limit": size} | ({"cursor": cursor} if cursor else {}))
         yield from page["items"]
         cursor = page["next"]
         left = None if left is None else left - len(page["items"])
@@ -181,7 +160,7 @@ def _items(client: Client, wanted: Mapping[str, str], limit: int | None) -> Iter
             return
 
 
-def _print_table(items: Iterator[Mapping[str, Any]]) -> None:
+def _print_table(items: Iterator[Item]) -> None:
     lines = [_cells(item) for item in items]
     if not lines:
         click.echo("No run matches.", err=True)
@@ -190,28 +169,15 @@ def _print_table(items: Iterator[Mapping[str, Any]]) -> None:
         click.echo(line)
 
 
-def _cells(item: Mapping[str, Any]) -> tuple[object, ...]:
-    return (
-        item["run_id"],
-        story.moment(item["timestamp"]),
-        item["alert_name"],
-        item["playbook"],
-        item["target"],
-        item["status"],
-        _what(item),
-    )
+def _cells(item: Item) -> tuple[object, ...]:
+    """An item's row. The last cell says why nothing began, or what was done and how it ended."""
+    reason = item["decision"] if item["status"] == Status.NOT_STARTED else item.get("action_taken")
+    summary = ": ".join(part for part in (reason, item.get("message")) if part) or "-"
+    columns = ("alert_name", "playbook", "target", "status")
+    return (item["run_id"], story.moment(item["timestamp"]), *(item[column] for column in columns), summary)
 
 
-def _what(item: Mapping[str, Any]) -> str:
-    """Why nothing began; else what was done and the closing message."""
-    if item["status"] == "not_started":
-        parts = [item["decision"], item.get("message")]
-    else:
-        parts = [item.get("action_taken"), item.get("message")]
-    return ": ".join(part for part in parts if part) or "-"
-
-
-def _print_json(items: Iterator[Mapping[str, Any]]) -> None:
+def _print_json(items: Iterator[Item]) -> None:
     """One JSON array, written as it arrives."""
     between = "[\n"
     for item in items:
@@ -220,7 +186,7 @@ def _print_json(items: Iterator[Mapping[str, Any]]) -> None:
     click.echo("[]" if between == "[\n" else "\n]")
 
 
-def _print_csv(items: Iterator[Mapping[str, Any]]) -> None:
+def _print_csv(items: Iterator[Item]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for item in items:
@@ -236,28 +202,25 @@ def _csv_cell(value: Any) -> str:
     return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
-def _follow(client: Client, wanted: Mapping[str, str], limit: int, as_json: bool) -> None:
+def _follow(client: Client, conditions: Mapping[str, str], limit: int, as_json: bool) -> None:
     """Print the newest runs, oldest first, and then every event of runs that match."""
-    recent = list(_items(client, wanted, limit))[::-1]
-    if as_json:
-        for item in recent:
-            click.echo(json.dumps(item, ensure_ascii=False))
-    else:
-        click.echo(table.fit(_HEADER, [*_WIDTHS, 0], _terminal_width()))
-        for item in recent:
-            click.echo(table.fit([table.plain(cell) for cell in _cells(item)], [*_WIDTHS, 0], _terminal_width()))
-    known: dict[str, Mapping[str, Any]] = {item["run_id"]: item for item in recent}
-    for event in _endless(client):
-        about = _item_of(client, event, known)
-        if wanted and (about is None or not _matches(about, wanted)):
+    items = {item["run_id"]: item for item in reversed(list(_items(client, conditions, limit)))}
+    if not as_json:
+        click.echo(table.fit(_HEADER, _WIDTHS, _terminal_width()))
+    for item in items.values():
+        row = [table.plain(cell) for cell in _cells(item)]
+        click.echo(json.dumps(item, ensure_ascii=False) if as_json else table.fit(row, _WIDTHS, _terminal_width()))
+    for event in _endless_events(client):
+        about = _item_of(client, event, items)
+        if conditions and (about is None or not _matches(about, conditions)):
             continue
         click.echo(json.dumps(event, ensure_ascii=False) if as_json else _event_line(event, about))
 
 
-def _endless(client: Client) -> Iterator[dict[str, Any]]:
-    """Events for ever: a lost connection is taken up again where it broke."""
+def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
+    """Events for ever: a lost connection is resumed at the event where it broke."""
     last_id: str | None = None
-    for lost in itertools.count():
+    for reconnections in itertools.count():
         try:
             for message in client.events(last_id):
                 last_id = message.id or last_id
@@ -265,37 +228,38 @@ def _endless(client: Client) -> Iterator[dict[str, Any]]:
                 if isinstance(event, dict):
                     yield event
         except exits.Unreachable as error:
-            if last_id is None and lost == 0:
+            if last_id is None and reconnections == 0:
                 raise
             click.echo(f"{error.message.splitlines()[0]} Trying again.", err=True)
-        time.sleep(min(2.0 ** min(lost, 5), _LONGEST_PAUSE_SECONDS))
+        time.sleep(min(2.0 ** min(reconnections, 5), _LONGEST_PAUSE_SECONDS))
 
 
-def _item_of(client: Client, event: Mapping[str, Any], known: dict[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -> Item | None:
+    """The item of the run that an event is about, from `items` or else from the server; None where there is none."""
     run_id = event.get("run_id")
     if not run_id:
         return None
-    if run_id not in known:
+    if run_id not in items:
         try:
-            known[run_id] = client.get(f"history/{run_path(run_id)}")
+            items[run_id] = client.get(f"history/{run_path(run_id)}")
         except exits.UnknownName:
             return None
-    return known[run_id]
+    return items[run_id]
 
 
-def _matches(item: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
-    """Whether a run is among those asked for; what changes while it runs (its status) is not looked at."""
+def _matches(item: Item, conditions: Mapping[str, str]) -> bool:
+    """Whether a run meets the conditions; those on what changes while it runs (its status) are not looked at."""
     members = {"alertname": "alert_name"}
-    steady = (name for name in wanted if name not in ("status", "since", "until"))
-    return all(item.get(members.get(name, name)) == wanted[name] for name in steady)
+    steady = (name for name in conditions if name not in ("status", "since", "until"))
+    return all(item.get(members.get(name, name)) == conditions[name] for name in steady)
 
 
-def _event_line(event: Mapping[str, Any], item: Mapping[str, Any] | None) -> str:
+def _event_line(event: Mapping[str, Any], item: Item | None) -> str:
     about = f"{table.plain(item['playbook'])} {table.plain(item['target'])}  " if item else ""
     run_id = table.plain(event.get("run_id")).ljust(36)
     return f"{run_id}  {story.moment(event.get('at'))}  {about}{story.describe(event)}"
 
 
 def _terminal_width() -> int:
-    """The terminal's; unlimited where the output goes to a file or another program."""
+    """The terminal's width; practically unlimited where the output goes to a file or another program."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000

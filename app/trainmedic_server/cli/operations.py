@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from trainmedic_server.cli import exits, story, table
 from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.domain.run import Status
 
-_OPEN = ("running", "waiting", "awaiting_approval")
-_COUNTED_UP_TO = 1000
+_COUNTED_UP_TO = 1000  # runs in each status; one page of the history
 
 
 @click.command()
@@ -26,19 +27,17 @@ def status(client: Client, output: str) -> None:
     ready = client.get("ready", {"any": "true"}, accept=(503,))
     if not isinstance(ready, dict) or "ready" not in ready:
         raise exits.Unreachable(f"{client.url} does not answer as Trainmedic does.")
-    found = {
+    report = {
         "server": client.url,
         "version": client.get("health").get("version"),
         "ready": ready,
-        "open_runs": _open_runs(client),
-        "playbooks": _or_reason(client, "playbooks"),
-        "agents": _or_reason(client, "agents"),
-        "jobs": _or_reason(client, "jobs"),
+        "open_runs": _or_reason(lambda: _open_runs(client)),
+        **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
     }
     if output == "json":
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        for line in _tell(found):
+        for line in _status_lines(report):
             click.echo(line)
     if not ready["ready"]:
         raise exits.Unreachable("The server is not ready.")
@@ -48,7 +47,7 @@ def status(client: Client, output: str) -> None:
 @server_options
 def pause(client: Client) -> None:
     """Stop new repairs until 'trainmedic resume'. Webhooks are recorded, and undo still runs."""
-    _show_controls(client.post("pause"))
+    click.echo(_controls(client.post("pause")))
 
 
 @click.command()
@@ -56,15 +55,11 @@ def pause(client: Client) -> None:
 @server_options
 def resume(client: Client, breaker: bool) -> None:
     """Allow new repairs again. What came in between is not made up for."""
-    _show_controls(client.post("resume", {"breaker": breaker}))
-
-
-def _show_controls(controls: Mapping[str, Any]) -> None:
-    click.echo(_controls(controls))
+    click.echo(_controls(client.post("resume", {"breaker": breaker})))
 
 
 def _controls(controls: Mapping[str, Any]) -> str:
-    """The switches in one line."""
+    """The pause and the breaker in one line."""
     paused = "paused" if controls.get("paused") else "not paused"
     if controls.get("paused_by"):
         paused += f" by {table.plain(controls['paused_by'])} since {story.moment(controls.get('paused_at'))}"
@@ -74,56 +69,50 @@ def _controls(controls: Mapping[str, Any]) -> str:
     return f"{paused}, breaker OPEN{reason}: close it with 'trainmedic resume --breaker'"
 
 
-def _open_runs(client: Client) -> dict[str, int] | str:
+def _open_runs(client: Client) -> dict[str, int]:
     """How many runs are in each open status; each count ends at a page's length."""
+    open_statuses = [status.value for status in Status if status.is_open]
+    return {
+        status: len(client.get("history", {"status": status, "limit": _COUNTED_UP_TO})["items"])
+        for status in open_statuses
+    }
+
+
+def _or_reason(ask: Callable[[], Any]) -> Any:
+    """What the server answers, or the reason why it cannot: one part that is away does not hide the others."""
     try:
-        return {name: len(client.get("history", {"status": name, "limit": _COUNTED_UP_TO})["items"]) for name in _OPEN}
+        return ask()
     except (exits.Unreachable, exits.NotAllowed) as error:
         return error.message.splitlines()[0]
 
 
-def _or_reason(client: Client, path: str) -> Any:
-    """What the server lists there, or why it cannot: one part that is away does not hide the others."""
-    try:
-        return client.get(path)
-    except (exits.Unreachable, exits.NotAllowed) as error:
-        return error.message.splitlines()[0]
-
-
-def _tell(found: Mapping[str, Any]) -> Iterable[str]:
-    ready = found["ready"]
-    yield f"{'server':<11}{found['server']}, version {table.plain(found['version'])}"
+def _status_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    ready = report["ready"]
+    yield f"{'server':<11}{report['server']}, version {table.plain(report['version'])}"
     yield f"{'ready':<11}{'yes' if ready['ready'] else 'NO'}"
     for part in ("store", "redis", "playbooks"):
         state = ready.get(part, {})
         yield f"  {part:<11}{'ok' if state.get('ok') else 'NOT OK'}: {table.plain(state.get('detail'))}"
-    if ready.get("mode"):
-        yield f"{'mode':<11}{table.plain(ready['mode'])}"
     yield f"{'switches':<11}{_controls(ready)}"
-    yield f"{'runs':<11}{_counts(found['open_runs'])}"
-    yield f"{'playbooks':<11}{_playbooks(found['playbooks'])}"
-    for part in ("agents", "jobs"):
-        yield f"{part:<11}{_present(found[part])}"
+    described_by = {"open_runs": _counts, "playbooks": _playbooks, "agents": _connected, "jobs": _connected}
+    for part, describe in described_by.items():
+        reply = report[part]
+        text = f"unknown: {table.plain(reply)}" if isinstance(reply, str) else describe(reply)
+        yield f"{part.removeprefix('open_'):<11}{text}"
 
 
-def _counts(counts: dict[str, int] | str) -> str:
-    if isinstance(counts, str):
-        return f"unknown: {table.plain(counts)}"
+def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(
         f"{count}{'+' if count == _COUNTED_UP_TO else ''} {name.replace('_', ' ')}" for name, count in counts.items()
     )
 
 
-def _playbooks(listed: Any) -> str:
-    if isinstance(listed, str):
-        return f"unknown: {table.plain(listed)}"
-    names = ", ".join(table.plain(item.get("name")) for item in listed.get("items", ())) or "none"
-    wrong = len(listed.get("errors", ()))
+def _playbooks(reply: Mapping[str, Any]) -> str:
+    names = ", ".join(table.plain(item.get("name")) for item in reply.get("items", ())) or "none"
+    wrong = len(reply.get("errors", ()))
     return names + (f"; {wrong} errors, which 'trainmedic playbook check' shows" if wrong else "")
 
 
-def _present(listed: Any) -> str:
-    if isinstance(listed, str):
-        return f"unknown: {table.plain(listed)}"
-    shown = [f"{table.plain(one.get('name'))} (seen {story.moment(one.get('last_seen'))})" for one in listed["items"]]
+def _connected(reply: Mapping[str, Any]) -> str:
+    shown = [f"{table.plain(item.get('name'))} (seen {story.moment(item.get('last_seen'))})" for item in reply["items"]]
     return ", ".join(shown) or "none connected"

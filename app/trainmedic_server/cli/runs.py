@@ -1,10 +1,10 @@
-"""``trainmedic runs``: what an operator can tell one run."""
+"""``trainmedic runs``: the orders that an operator can give to one run."""
 
 from __future__ import annotations
 
 import click
 
-from trainmedic_server.cli import table
+from trainmedic_server.cli import story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.history import run_path
 
@@ -21,15 +21,10 @@ def _order(kind: str, summary: str) -> click.Command:
     @server_options
     def order(client: Client, run_id: str, note: str) -> None:
         run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note})
-        click.echo(f"{table.plain(run.get('playbook'))} {table.plain(run.get('target'))}: {_state(run)}")
+        owed = ", owes an undo" if run.get("owes_undo") else ""
+        click.echo(f"{table.plain(run.get('playbook'))} {table.plain(run.get('target'))}: {story.status(run)}{owed}")
 
     return order
-
-
-def _state(run: dict[str, object]) -> str:
-    waiting = f", waiting for {table.plain(run['waiting_on'])}" if run.get("waiting_on") else ""
-    owed = ", owes an undo" if run.get("owes_undo") else ""
-    return table.plain(run.get("status")) + waiting + owed
 
 
 runs.add_command(_order("approve", "Let a run that waits for approval go on."))

@@ -1,4 +1,4 @@
-"""``trainmedic serve``: the server as a process. What it is made of is in ``wiring.server``."""
+"""``trainmedic serve``: runs the server as a process. ``wiring.server`` builds what it consists of."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     for name, option in reversed(list(settings.OPTIONS.items())):
         if option.flag is None:
             continue
-        what = settings.ServerSettings.model_fields[name].description
+        description = settings.ServerSettings.model_fields[name].description
         variable = option.variable + (", _FILE" if option.secret else "")
         command = click.option(
             option.flag,
@@ -38,7 +38,7 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
             multiple=option.repeatable,
             type=click.Path() if option.value in ("DIR", "FILE") else str,  # shells complete a path
             shell_complete=_completing(settings.choices_of(name)),
-            help=f"{what}  [{variable}; default: {settings.default_of(name)}]",
+            help=f"{description}  [{variable}; default: {settings.default_of(name)}]",
         )(command)
     return command
 
@@ -60,13 +60,13 @@ def serve(**flags: Any) -> None:
     open goes on at the next start. A second signal ends it at once, which loses nothing either.
     """
     try:
-        made = settings.load(flags, os.environ)
-        telemetry.configure_logging(made.log_level.upper())
+        loaded = settings.load(flags, os.environ)
+        telemetry.configure_logging(loaded.log_level.upper())
         for wrong, right in settings.misspelt(os.environ):
             log.warning("unknown variable; is it meant to be another?", variable=wrong, nearest=right)
         _tune_the_interpreter()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(made))
+            runner.run(_run(loaded))
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
@@ -74,12 +74,12 @@ def serve(**flags: Any) -> None:
 
 
 def _tune_the_interpreter() -> None:
-    """Let the store's thread have its turn sooner, and collect cyclic garbage less often.
+    """Let the store's thread run sooner, and collect cyclic garbage less often.
 
-    After each call into SQLite that thread waits for the interpreter, by default up to 5 ms; a tenth
-    of that makes the commits of a storm that much faster.
+    After each call into SQLite that thread waits for the interpreter's lock, by default up to 5 ms. A tenth
+    of that makes the commits of an alert storm that much faster.
 
-    A storm makes a hundred thousand objects that all live on for a while; at the usual thresholds
+    A storm makes a hundred thousand objects that all live on for a while. At the usual thresholds
     the collector goes through them again and again, which doubled the time of ``benchmarks.alert_storm``.
     """
     gc.freeze()
@@ -87,7 +87,7 @@ def _tune_the_interpreter() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-async def _run(made: settings.ServerSettings) -> None:
+async def _run(loaded: settings.ServerSettings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -101,11 +101,11 @@ async def _run(made: settings.ServerSettings) -> None:
 
     for number in signals:
         loop.add_signal_handler(number, stop_now)
-    await TrainmedicServer(made).run(stop, _announce)
+    await TrainmedicServer(loaded).run(stop, _announce)
 
 
 def _announce(host: str, port: int) -> None:
-    """Tell whoever watches the terminal; a log line tells it to everybody else."""
+    """Print the address where a person watches the terminal; elsewhere the log line says it."""
     if sys.stderr.isatty():
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Trainmedic listens on http://{shown}:{port} (API: /docs). Stop it with Ctrl-C.", err=True)

@@ -1,7 +1,7 @@
-"""One run told to a person: why it began, what each step did, what was taken back, in order.
+"""Describes one run to a person: why it began, what each step did, what was taken back, in order.
 
-It reads the document of ``GET /history/{run_id}``; members that a newer or older server has more or
-less of do no harm. Pure functions: `tell` returns lines, and the command prints them.
+The functions are pure and return text, which ``history`` and ``runs`` print. They read the document of
+``GET /history/{run_id}``, and do not mind members that a newer or older server has added or lacks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def moment(text: str | None, date: bool = True) -> str:
 
 
 def span(milliseconds: float | None) -> str:
-    """A length of time as a person says it: ``850 ms``, ``12.3 s``, ``4 min 05 s``, ``2 h 10 min``."""
+    """A length of time in a unit that suits it: ``850 ms``, ``12.3 s``, ``4 min 05 s``, ``2 h 10 min``."""
     if milliseconds is None:
         return "-"
     if milliseconds < 1000:
@@ -47,25 +47,34 @@ def data(values: Mapping[str, Any]) -> str:
     return " ".join(f"{plain(name)}={_value(value)}" for name, value in values.items() if value not in (None, {}, []))
 
 
-def tell(run: Document) -> Iterator[str]:
+def status(run: Document) -> str:
+    """The run's status, and what it waits for."""
+    waiting = f", waiting for {plain(run['waiting_on'])}" if run.get("waiting_on") else ""
+    return plain(run.get("status")) + waiting
+
+
+def describe(event: Document) -> str:
+    """What happened, by whom where it was a person, and the particulars."""
+    actor = event.get("actor")
+    by = "" if actor in (None, "trainmedic") else f" by {plain(actor)}"
+    return f"{plain(event.get('kind'))}{by}  {data(event.get('data', {}))}".rstrip()
+
+
+def lines(run: Document) -> Iterator[str]:
     """The whole story of a run, line by line."""
     yield f"Run {plain(run.get('run_id'))}"
     for name, value in _head(run):
         yield f"  {name:<10}{value}"
     for title, part in (("Alerts", _alerts(run)), ("Steps", _steps(run)), ("Timeline", _timeline(run))):
-        lines = list(part)
-        if lines:
-            yield ""
-            yield title
-            yield from lines
+        if content := list(part):
+            yield from ("", title, *content)
 
 
 def _head(run: Document) -> Iterator[tuple[str, str]]:
     version = str(run.get("version") or "")[:12]
     yield "playbook", plain(run.get("playbook")) + (f"  (version {plain(version)})" if version else "")
     yield "target", plain(run.get("target"))
-    waiting = f", waiting for {plain(run['waiting_on'])}" if run.get("waiting_on") else ""
-    yield "status", plain(run.get("status")) + waiting
+    yield "status", status(run)
     yield "decision", plain(run.get("decision"))
     yield "mode", plain(run.get("mode"))
     yield "began", moment(run.get("timestamp"))
@@ -97,44 +106,33 @@ def _alerts(run: Document) -> Iterator[str]:
 
 def _steps(run: Document) -> Iterator[str]:
     for step in run.get("steps", ()):
-        where = "on failure: " if step.get("phase") == "on_failure" else ""
-        what = plain(step.get("action") or step.get("kind"))
-        yield f"  {where}{plain(step.get('id'))}  {what}  {plain(step.get('status'))}{_took(step)}"
+        phase = "on failure: " if step.get("phase") == "on_failure" else ""
+        action = plain(step.get("action") or step.get("kind"))
+        yield f"  {phase}{plain(step.get('id'))}  {action}  {plain(step.get('status'))}{_took(step)}"
         if step.get("params"):
             yield f"    with     {data(step['params'])}"
         if step.get("message"):
             yield f"    {'asks' if step.get('kind') == 'approve' else 'note'}     {plain(step['message'])}"
-        attempts = step.get("attempts", ())
-        if len(attempts) > 1 or any(attempt.get("error") for attempt in attempts):
-            yield from _attempts(attempts, "    ")
-        if step.get("output"):
-            yield f"    output   {data(step['output'])}"
-        if step.get("error"):
-            yield f"    error    {plain(step['error'])}"
-        if step.get("undo"):
-            yield from _undo(step["undo"])
+        yield from _results(step, "    ")
+        if undo := step.get("undo"):
+            because = f" because {plain(undo['because'])}" if undo.get("because") else ""
+            call = f"{plain(undo.get('action'))} {data(undo.get('params', {}))}".rstrip()
+            yield f"    undo     {call}  {plain(undo.get('status'))}{because} ({plain(undo.get('trigger'))})"
+            yield from _results(undo, "      ")
 
 
-def _undo(undo: Document) -> Iterator[str]:
-    because = f" because {plain(undo['because'])}" if undo.get("because") else ""
-    yield (
-        f"    undo     {plain(undo.get('action'))} {data(undo.get('params', {}))}".rstrip()
-        + f"  {plain(undo.get('status'))}{because} ({plain(undo.get('trigger'))})"
-    )
-    attempts = undo.get("attempts", ())
+def _results(performed: Document, indent: str) -> Iterator[str]:
+    """What came of a step or an undo; its attempts only where more happened than one success."""
+    attempts = performed.get("attempts", ())
     if len(attempts) > 1 or any(attempt.get("error") for attempt in attempts):
-        yield from _attempts(attempts, "      ")
-    if undo.get("output"):
-        yield f"      output   {data(undo['output'])}"
-    if undo.get("error"):
-        yield f"      error    {plain(undo['error'])}"
-
-
-def _attempts(attempts: Any, indent: str) -> Iterator[str]:
-    for attempt in attempts:
-        error = f": {plain(attempt['error'])}" if attempt.get("error") else ""
-        began = moment(attempt.get("started_at"), date=False)
-        yield f"{indent}attempt {attempt.get('number')} at {began}  {plain(attempt.get('status'))}{error}"
+        for attempt in attempts:
+            error = f": {plain(attempt['error'])}" if attempt.get("error") else ""
+            began = moment(attempt.get("started_at"), date=False)
+            yield f"{indent}attempt {attempt.get('number')} at {began}  {plain(attempt.get('status'))}{error}"
+    if performed.get("output"):
+        yield f"{indent}output   {data(performed['output'])}"
+    if performed.get("error"):
+        yield f"{indent}error    {plain(performed['error'])}"
 
 
 def _timeline(run: Document) -> Iterator[str]:
@@ -145,13 +143,6 @@ def _timeline(run: Document) -> Iterator[str]:
             yield f"  {day}"
             previous_day = day
         yield f"  {moment(event.get('at'), date=False)}  {describe(event)}"
-
-
-def describe(event: Document) -> str:
-    """What happened, by whom where it was a person, and the particulars."""
-    actor = event.get("actor")
-    by = "" if actor in (None, "trainmedic") else f" by {plain(actor)}"
-    return f"{plain(event.get('kind'))}{by}  {data(event.get('data', {}))}".rstrip()
 
 
 def _took(step: Document) -> str:

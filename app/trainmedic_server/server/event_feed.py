@@ -1,10 +1,12 @@
-"""New events of the history, for all who listen: one poller, one short memory, no queue per client.
+"""The feed of new history events for all listeners: one poller, one ring buffer, no queue per client.
 
-The poller asks the history while there are listeners, and keeps the newest events in a ring. A
-listener says up to where it has read; what is still in the ring comes from there, what is older from
-the history itself. So a listener can be as slow as it likes without costing memory, and replay and
-live are one path with no seam at which an event could be missed or doubled. It relies on events
-becoming visible in the order of ``seq``, which `History.events_after` promises.
+The poller asks the history while there are listeners, and keeps the newest events in a ring buffer. A
+listener names the last event it has read; newer events come from the ring where it still holds them,
+and from the history otherwise. So a slow listener costs no memory, and replay and live events take one
+path with no seam at which an event could be missed or doubled. The feed relies on events becoming
+visible in the order of ``seq``, which `History.events_after` promises.
+
+Who calls it: ``events`` reads from it for each client; ``listener`` closes it when the server stops.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ log = telemetry.logger(__name__)
 
 
 class EventFeed:
-    """The events of `history`, as they are appended."""
+    """Delivers the events of `history` to up to `most_listeners` listeners as they are appended."""
 
     def __init__(self, history: History, poll_seconds: float, most_listeners: int, metrics: telemetry.Metrics) -> None:
         self._history = history
@@ -37,12 +39,13 @@ class EventFeed:
         self._ring: deque[Event] = deque()
         self._ring_begins_after: int | None = None
         """Every event with a larger seq, up to the newest polled, is in the ring; None before the first poll."""
-        self._news = asyncio.Event()
-        self._poke = asyncio.Event()
+        # One event per publication: `_publish` sets it and puts a fresh one in its place, so that nobody
+        # has to clear it and no waiter can miss it.
+        self._published = asyncio.Event()
         self.closed = False
 
     def join(self) -> None:
-        """Listen: the poller works until everyone has left. Raises Saturated."""
+        """Add a listener; the poller runs until the last one has left. Raises Saturated."""
         if self._listeners >= self._most_listeners:
             raise Saturated("as many clients as are allowed listen to the events", retry_after=30)
         self._listeners += 1
@@ -50,36 +53,33 @@ class EventFeed:
             self._poller = asyncio.create_task(self._poll(), name="events")
 
     async def leave(self) -> None:
-        """Listen no longer."""
+        """Remove a listener."""
         self._listeners -= 1
         if self._listeners == 0:
             await self._stop()
 
     async def start_of(self, after: int | None) -> int:
-        """Where a listener begins that has read up to `after`, or wants only what is new (None)."""
+        """The seq after which a listener begins: it has read up to `after`, or asks for new events only (None)."""
         newest = await self._history.last_seq()
-        # A number that was never given out comes from before the store was replaced.
+        # A seq larger than the newest dates from before the store was replaced. Without the bound its
+        # listener would wait until the new store's numbers had grown as large.
         return newest if after is None else min(after, newest)
 
     async def after(self, seq: int, wait_seconds: float) -> list[Event]:
-        """The next events with a larger seq, in order, at most `BATCH`; none if none came in time."""
-        news = self._news
+        """The next events with a larger seq, in order, at most `BATCH`; empty where none came in time."""
+        published = self._published  # taken before the read, so that an event published meanwhile ends the wait
         events = await self._read(seq)
         if not events and not self.closed:
             try:
                 async with asyncio.timeout(wait_seconds):
-                    await news.wait()
+                    await published.wait()
             except TimeoutError:
                 return []
             events = await self._read(seq)
         return events
 
-    def poke(self) -> None:
-        """Something was appended: look now."""
-        self._poke.set()
-
     async def close(self) -> None:
-        """Let every listener end."""
+        """Wake every listener, so that it ends, and stop the poller."""
         self.closed = True
         self._publish()
         await self._stop()
@@ -99,7 +99,6 @@ class EventFeed:
         newest: int | None = None
         while True:
             wait = self._poll_seconds
-            self._poke.clear()
             try:
                 if newest is None:
                     newest = self._ring_begins_after = await self._history.last_seq()
@@ -113,14 +112,7 @@ class EventFeed:
                 self._remember(events)
                 self._publish()
             if len(events) < BATCH:
-                await self._pause(wait)
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._poke.wait()
-        except TimeoutError:
-            pass
+                await asyncio.sleep(wait)
 
     def _remember(self, events: list[Event]) -> None:
         self._ring.extend(events)
@@ -128,8 +120,8 @@ class EventFeed:
             self._ring_begins_after = _seq(self._ring.popleft())
 
     def _publish(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        published, self._published = self._published, asyncio.Event()
+        published.set()
 
     async def _stop(self) -> None:
         poller, self._poller = self._poller, None

@@ -15,7 +15,7 @@ from trainmedic_server.telemetry import Metrics
 
 
 def make(history: MemoryHistory, listeners: int = 5) -> EventFeed:
-    return EventFeed(history, 3600.0, listeners, Metrics())
+    return EventFeed(history, 0.0, listeners, Metrics())  # it polls each time that the loop comes round
 
 
 async def read(feed: EventFeed, begin: int, count: int) -> list[int]:
@@ -30,10 +30,9 @@ async def read(feed: EventFeed, begin: int, count: int) -> list[int]:
     return seen
 
 
-async def append(history: MemoryHistory, feed: EventFeed, count: int) -> None:
+async def append(history: MemoryHistory, count: int) -> None:
     for _ in range(count):
         history.append("tick")
-        feed.poke()
         await asyncio.sleep(0)
 
 
@@ -48,7 +47,7 @@ async def test_replay_and_live_are_one_sequence(monkeypatch: pytest.MonkeyPatch)
     for _ in range(3):
         feed.join()
     readers = [asyncio.create_task(read(feed, begin, 60 - begin)) for begin in (0, 13, 20)]
-    await append(history, feed, 40)
+    await append(history, 40)
     for reader, begin in zip(readers, (0, 13, 20), strict=True):
         assert await reader == list(range(begin + 1, 61))
     await feed.close()
@@ -66,7 +65,6 @@ async def test_history_is_not_asked_while_nobody_listens() -> None:
 
     history.last_seq = counted  # type: ignore[method-assign]
     feed = make(history)
-    feed.poke()
     await asyncio.sleep(0)
     assert asked == 0
     feed.join()
