@@ -13,21 +13,15 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
+from tests.support.messages import make_command
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters import redis_bus
 from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.system_clock import SystemClock
 
 KEY = b"a signing key of the tests"
-
-
-class WallClock:
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    async def sleep_until(self, when: datetime) -> None:
-        await asyncio.sleep(max(0.0, (when - self.now()).total_seconds()))
 
 
 class Bench:
@@ -36,7 +30,7 @@ class Bench:
     def __init__(self, url: str, signing_key: bytes | None = None) -> None:
         self.metrics = telemetry.Metrics()
         self.late: list[Reply] = []
-        self.bus = RedisBus(url, WallClock(), self.metrics, signing_key, on_late_reply=self._note)
+        self.bus = RedisBus(url, SystemClock(), self.metrics, signing_key, on_late_reply=self._note)
         self.redis: Redis = Redis.from_url(url, protocol=2)
 
     async def _note(self, reply: Reply) -> None:
@@ -68,22 +62,6 @@ class Bench:
             return 0
 
 
-def command(job: str = "llm-1", seconds: float = 5.0, **changes: Any) -> Command:
-    now = datetime.now(UTC)
-    fields: dict[str, Any] = {
-        "id": envelope.new_id(),
-        "action": "job.scale_lr",
-        "target": {"kind": "job", "job": job},
-        "params": {"factor": 0.5},
-        "run_id": "run-1",
-        "playbook": "loss-spike",
-        "reason": "TrainingLossSpike",
-        "issued_at": now,
-        "expires_at": now + timedelta(seconds=seconds),
-    }
-    return Command(**{**fields, **changes})
-
-
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
         while not await holds():
@@ -112,7 +90,7 @@ async def another(url: str, **options: Any) -> AsyncIterator[Bench]:
 
 async def test_a_command_reaches_its_stream_and_its_reply_comes_back(bench: Bench) -> None:
     """The receiver finds the exact envelope on its own stream; the caller gets the reply."""
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await until(lambda: _true(bench.commands("llm-1")))
     (fields,) = await bench.commands("llm-1")
@@ -125,7 +103,7 @@ async def test_a_command_reaches_its_stream_and_its_reply_comes_back(bench: Benc
 
 async def test_a_node_command_goes_to_the_agent(bench: Bench) -> None:
     """A target without a job is its node's; one reply without a rank is the whole answer."""
-    sent = command(action="gpu.power_limit", target={"kind": "gpu", "node": "n1", "gpu": "0"})
+    sent = make_command(action="gpu.power_limit", target={"kind": "gpu", "node": "n1", "gpu": "0"})
     asked = asyncio.create_task(bench.bus.request(sent))
     await until(lambda: _true(bench.redis.exists(envelope.node_commands("n1"))))
     await bench.answer(sent.id, rank=None)
@@ -135,7 +113,7 @@ async def test_a_node_command_goes_to_the_agent(bench: Bench) -> None:
 async def test_commands_are_signed_where_a_key_is_in_use(redis_server: Any) -> None:
     """The signature is that of the very bytes that are on the stream."""
     async with another(redis_server.url, signing_key=KEY) as bench:
-        sent = command(seconds=0.2)
+        sent = make_command(seconds=0.2)
         await bench.bus.request(sent)
         (fields,) = await bench.commands("llm-1")
         envelope.verify(fields[b"command"], fields[b"signature"], KEY)
@@ -146,7 +124,7 @@ async def test_commands_are_signed_where_a_key_is_in_use(redis_server: Any) -> N
 async def test_every_rank_that_the_job_names_must_answer(bench: Bench) -> None:
     """The caller waits for all ranks of the presence, and gets the reply of each."""
     await bench.present("llm-1", ranks=[0, 1, 2])
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     for rank in (2, 0):
         await bench.answer(sent.id, rank=rank)
@@ -158,7 +136,7 @@ async def test_every_rank_that_the_job_names_must_answer(bench: Bench) -> None:
 
 async def test_a_job_that_connects_after_the_command_was_sent_says_who_must_answer(bench: Bench) -> None:
     """One rank's reply is not taken for all where the job has said in between that there are more."""
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await until(lambda: _true(bench.commands("llm-1")))
     await bench.present("llm-1", ranks=[0, 1])
@@ -172,7 +150,7 @@ async def test_a_job_that_connects_after_the_command_was_sent_says_who_must_answ
 async def test_what_came_by_the_expiry_is_returned(bench: Bench) -> None:
     """Silence ends a second after the expiry; who took the command up and did not finish is named."""
     await bench.present("llm-1", ranks=[0, 1])
-    sent = command(seconds=0.2)
+    sent = make_command(seconds=0.2)
     began = datetime.now(UTC)
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id, rank=0)
@@ -184,7 +162,7 @@ async def test_what_came_by_the_expiry_is_returned(bench: Bench) -> None:
 
 async def test_a_reply_is_delivered_again_until_it_is_settled(bench: Bench) -> None:
     """Only `settle` takes a reply off the stream; then nothing of it is left in Redis."""
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id)
     await asked
@@ -196,7 +174,7 @@ async def test_a_reply_is_delivered_again_until_it_is_settled(bench: Bench) -> N
 
 async def test_a_reply_that_was_not_settled_reaches_who_asks_again_after_a_restart(redis_server: Any) -> None:
     """A server killed between reply and commit gets the reply again, and does not send the command again."""
-    sent = command()
+    sent = make_command()
     async with another(redis_server.url) as bench:
         await bench.present("llm-1", ranks=[0])
         asked = asyncio.create_task(bench.bus.request(sent))
@@ -214,7 +192,7 @@ async def test_a_reply_that_was_not_settled_reaches_who_asks_again_after_a_resta
 
 async def test_a_reply_that_came_while_no_server_ran_reaches_who_asks_again(redis_server: Any) -> None:
     """It waits on the stream for the server that recovers the run."""
-    sent = command()
+    sent = make_command()
     async with another(redis_server.url) as bench:
         asked = asyncio.create_task(bench.bus.request(sent))
         await until(lambda: _true(bench.commands("llm-1")))
@@ -226,7 +204,7 @@ async def test_a_reply_that_came_while_no_server_ran_reaches_who_asks_again(redi
 
 async def test_sending_again_is_safe_while_the_first_is_awaited(bench: Bench) -> None:
     """Two callers with one command id both get the reply."""
-    sent = command()
+    sent = make_command()
     both = [asyncio.create_task(bench.bus.request(sent)) for _ in range(2)]
     await until(lambda: _true(bench.commands("llm-1")))
     await bench.answer(sent.id)
@@ -236,7 +214,7 @@ async def test_sending_again_is_safe_while_the_first_is_awaited(bench: Bench) ->
 async def test_the_first_reply_of_a_rank_counts(bench: Bench) -> None:
     """Replies are delivered at least once; repeats change nothing and do not pile up."""
     await bench.present("llm-1", ranks=[0, 1])
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id, rank=0)
     await bench.answer(sent.id, envelope.FAILED, rank=0)
@@ -250,7 +228,7 @@ async def test_the_first_reply_of_a_rank_counts(bench: Bench) -> None:
 
 async def test_a_reply_after_the_caller_gave_up_is_handed_on_and_counted(bench: Bench) -> None:
     """It is not lost silently: the history can still tell that the command was applied after all."""
-    sent = command(seconds=0.05)
+    sent = make_command(seconds=0.05)
     assert await bench.bus.request(sent) == ()
     bench.bus.acknowledge(sent.id)
     await bench.answer(sent.id)
@@ -280,7 +258,7 @@ async def test_unreadable_replies_are_counted_and_taken_off(bench: Bench, raw: b
     await bench.redis.xadd(envelope.REPLIES, {"other": "field"})
     await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
     assert bench.refused("unreadable") == 2
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id)
     assert len(await asked) == 1
@@ -289,7 +267,7 @@ async def test_unreadable_replies_are_counted_and_taken_off(bench: Bench, raw: b
 @pytest.mark.parametrize("name", ["data", "payload", "message"])
 async def test_a_reply_is_taken_whatever_its_field_is_called(bench: Bench, name: str) -> None:
     """A receiver that knows the members of a reply need not know the name of its field."""
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.redis.xadd(envelope.REPLIES, {"source": "job", name: Reply(sent.id, "test", "applied", 0).encode()})
     assert [(reply.status, reply.rank) for reply in await asked] == [("applied", 0)]
@@ -297,7 +275,7 @@ async def test_a_reply_is_taken_whatever_its_field_is_called(bench: Bench, name:
 
 async def test_a_reply_is_taken_member_by_member(bench: Bench) -> None:
     """Each member in a field of its own: numbers are text then, and the output is JSON."""
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     members: Any = {"command_id": sent.id, "from": "job", "rank": "3", "status": "applied", "output": '{"lr": 0.1}'}
     await bench.redis.xadd(envelope.REPLIES, {**members, "at": "2026-01-31T12:00:00Z"})
@@ -314,7 +292,7 @@ async def test_a_slip_that_leaves_the_outcome_clear_does_not_lose_the_reply(
     bench: Bench, changes: dict[str, Any]
 ) -> None:
     """A reply that is refused leaves the outcome unknown, so only what is needed to know it is insisted on."""
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     said = {"command_id": sent.id, "from": "job", "rank": 0, "status": "applied", "output": {}, **changes}
     await bench.write(json.dumps(said).encode())
@@ -334,7 +312,7 @@ async def test_a_slip_that_leaves_the_outcome_clear_does_not_lose_the_reply(
 )
 async def test_the_reason_is_found_where_the_receiver_put_it(bench: Bench, said: dict[str, Any]) -> None:
     """What went wrong reaches the history."""
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.write(json.dumps({"command_id": sent.id, "rank": 0, "status": "failed", **said}).encode())
     (reply,) = await asked
@@ -356,19 +334,19 @@ async def test_who_is_unheard_of_is_told_once_and_may_end_the_wait(
         return unheard
 
     began = datetime.now(UTC)
-    assert await bench.bus.request(command(job="gone"), answering(True)) == ()
+    assert await bench.bus.request(make_command(job="gone"), answering(True)) == ()
     assert datetime.now(UTC) - began < timedelta(seconds=1)
     await bench.present("there")
     await asyncio.gather(
-        bench.bus.request(command(job="waited-for", seconds=0.3), answering(False)),
-        bench.bus.request(command(job="there", seconds=0.3), answering(False)),
+        bench.bus.request(make_command(job="waited-for", seconds=0.3), answering(False)),
+        bench.bus.request(make_command(job="there", seconds=0.3), answering(False)),
     )
     assert asked == [True, False]
 
 
 async def test_many_commands_go_out_at_once(bench: Bench) -> None:
     """A thousand commands are on their streams, each once, before any is answered; each gets its own reply."""
-    sent = [command(job=f"job-{number}", seconds=60) for number in range(1000)]
+    sent = [make_command(job=f"job-{number}", seconds=60) for number in range(1000)]
     asked = [asyncio.create_task(bench.bus.request(one)) for one in sent]
     await until(lambda: _is(bench.redis.dbsize(), 1001), seconds=30)
     for one in sent:
@@ -382,18 +360,18 @@ async def test_many_commands_go_out_at_once(bench: Bench) -> None:
 
 async def test_the_streams_of_dead_jobs_vanish(bench: Bench) -> None:
     """A command stream expires, and it never grows without limit."""
-    await bench.bus.request(command(seconds=0.05))
+    await bench.bus.request(make_command(seconds=0.05))
     left = await bench.redis.ttl(envelope.job_commands("llm-1"))
     assert 0 < left <= 24 * 3600
     for _ in range(3):
-        await asyncio.gather(*(bench.bus.request(command(seconds=0.3)) for _ in range(600)))
+        await asyncio.gather(*(bench.bus.request(make_command(seconds=0.3)) for _ in range(600)))
     assert await bench.redis.xlen(envelope.job_commands("llm-1")) < 1500
 
 
 async def test_commands_wait_while_redis_is_away(redis_server: Any, bench: Bench) -> None:
     """A command asked for during an outage is sent when Redis is back, and the outage is counted and told."""
     redis_server.kill()
-    sent = command(seconds=10)
+    sent = make_command(seconds=10)
     asked = asyncio.create_task(bench.bus.request(sent))
     with pytest.raises(errors.BusUnavailable):
         await bench.bus.check()
@@ -409,7 +387,7 @@ async def test_commands_wait_while_redis_is_away(redis_server: Any, bench: Bench
 async def test_commands_expire_while_redis_is_away(redis_server: Any, bench: Bench) -> None:
     """Nobody answers, nothing raises, and the command is not sent once it is worthless."""
     redis_server.kill()
-    assert await bench.bus.request(command(seconds=0.1)) == ()
+    assert await bench.bus.request(make_command(seconds=0.1)) == ()
     redis_server.start()
     await until(lambda: _answers(bench.bus))
     assert await bench.commands("llm-1") == []
@@ -417,7 +395,7 @@ async def test_commands_expire_while_redis_is_away(redis_server: Any, bench: Ben
 
 async def test_replies_survive_the_death_of_redis(redis_server: Any, bench: Bench) -> None:
     """Not settled when Redis was killed, they are still there, once, when it is back."""
-    sent = command(seconds=10)
+    sent = make_command(seconds=10)
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id)
     await asked
@@ -433,7 +411,7 @@ async def test_replies_survive_the_death_of_redis(redis_server: Any, bench: Benc
 async def test_the_reader_recovers_where_redis_lost_everything(bench: Bench) -> None:
     """The consumer group is made again."""
     await bench.redis.flushall()
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await until(lambda: _true(bench.commands("llm-1")))
     await until(lambda: _is_not(bench.redis.exists(envelope.REPLIES), 0))
@@ -444,7 +422,7 @@ async def test_the_reader_recovers_where_redis_lost_everything(bench: Bench) -> 
 async def test_one_spoilt_stream_does_not_hold_up_the_others(bench: Bench) -> None:
     """A key of the wrong type costs its own job's commands only."""
     await bench.redis.set(envelope.job_commands("spoilt"), "x")
-    spoilt, sound = command(job="spoilt", seconds=1.0), command(job="sound")
+    spoilt, sound = make_command(job="spoilt", seconds=1.0), make_command(job="sound")
     asked = [asyncio.create_task(bench.bus.request(one)) for one in (spoilt, sound)]
     await bench.answer(sound.id)
     assert [len(replies) for replies in await asyncio.gather(*asked)] == [0, 1]
@@ -495,7 +473,7 @@ async def _answers(bus: RedisBus) -> bool:
 
 async def test_a_command_that_redis_lost_is_sent_again(bench: Bench) -> None:
     """A Redis that comes back empty has forgotten what was on its way; whoever asked still gets an answer."""
-    sent = command(seconds=20)
+    sent = make_command(seconds=20)
     asked = asyncio.create_task(bench.bus.request(sent))
     await until(lambda: _true(bench.commands("llm-1")))
     await bench.redis.flushall()
@@ -506,9 +484,9 @@ async def test_a_command_that_redis_lost_is_sent_again(bench: Bench) -> None:
 
 async def test_an_expired_of_an_earlier_sending_is_no_answer(bench: Bench) -> None:
     """The receiver finds both sendings at once, refuses the first and applies the second: it was applied."""
-    first = command(seconds=0.2)
+    first = make_command(seconds=0.2)
     assert await bench.bus.request(first) == ()
-    second = command(id=first.id, seconds=5)
+    second = make_command(id=first.id, seconds=5)
     asked = asyncio.create_task(bench.bus.request(second))
     await until(lambda: _is(bench.redis.xlen(envelope.job_commands("llm-1")), 2))
     await bench.answer(first.id, envelope.EXPIRED, reason="it came after it had expired")
@@ -532,7 +510,7 @@ async def test_a_connection_that_dies_oddly_does_not_end_the_sending(
         return await execute(self, *args, **kwargs)
 
     monkeypatch.setattr(Pipeline, "execute", fails_once)
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await until(lambda: _true(bench.commands("llm-1")))
     await bench.answer(sent.id)
@@ -541,7 +519,7 @@ async def test_a_connection_that_dies_oddly_does_not_end_the_sending(
 
 async def test_a_reply_that_is_no_text_is_made_text(bench: Bench) -> None:
     """A file name that is not UTF-8 reaches us as half a surrogate pair, which nothing could store or send."""
-    sent = command()
+    sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id, checkpoint="/ckpt/\udcff")
     (reply,) = await asked
@@ -554,7 +532,7 @@ async def test_a_reply_that_comes_before_the_command_went_out_again_is_the_answe
     async def unheard() -> bool:
         raise AssertionError("it was answered")
 
-    sent = command(seconds=30)
+    sent = make_command(seconds=30)
     asked = asyncio.create_task(bench.bus.request(sent, unheard))
     await asyncio.sleep(0)
     bench.bus._replies.take(b"1-1", Reply(sent.id, "test", envelope.APPLIED, 0), datetime.now(UTC))

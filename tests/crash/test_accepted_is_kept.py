@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live import Server, delivery
+from tests.support.live import Server
+from tests.support.messages import delivery
 
 PLAYBOOK = """
 playbook: watch

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.kubernetes.api_server import ApiServer, Fault
 from tests.kubernetes.living_node import LivingNode, evicted, is_cordoned
-from tests.support.live import Server, delivery, resolved
+from tests.support.live import Server
+from tests.support.messages import delivery, resolved
 
 PODS = 8
 PLAYBOOK = """

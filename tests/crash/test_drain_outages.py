@@ -15,7 +15,8 @@ from typing import Any
 
 from tests.kubernetes.api_server import ApiServer, Fault
 from tests.kubernetes.living_node import LivingNode, evicted, is_cordoned
-from tests.support.live import Server, delivery, resolved
+from tests.support.live import Server
+from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
 
 SECONDS = float(os.environ.get("TRAINMEDIC_TEST_OUTAGE_SECONDS", "1"))

@@ -11,24 +11,18 @@ parts; ``BOUNDARIES=all`` in the environment takes every one.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
-import sys
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import trainmedic
-from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
+from tests.support.live import Answer, Job, Server
+from tests.support.messages import delivery, resolved
+from tests.support.programs import eventually
 
 PLAYBOOK = """
 playbook: three-steps
@@ -43,125 +37,39 @@ steps:
 WANTED = os.environ.get("BOUNDARIES", "16")
 
 REPEATS = ("step_resumed", "undo_resumed", "alert_repeated")
-EFFECTS = ["job.scale_lr 0.5", "job.checkpoint", "job.accumulate 2", "job.scale_lr 2.0"]
+EFFECTS = ["job.scale_lr 0.5", "job.checkpoint", "job.accumulate 2", "job.scale_lr 2"]
 
 
-@dataclass
-class Job:
-    """A training job that is always there, and what was done to it."""
-
-    name: str
-    redis_url: str
-    effects: list[str] = field(default_factory=list)
-    _over: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> Job:
-        self._medic = trainmedic.connect(job=self.name, redis_url=self.redis_url)
-        for action in ("job.scale_lr", "job.checkpoint", "job.accumulate"):
-            self._medic.on(action)(self._note)
-        self._thread = threading.Thread(target=self._train)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._medic.close()
-
-    def _note(self, command: Any) -> dict[str, Any]:
-        factor = command.params.get("factor")
-        self.effects.append(f"{command.action} {factor}" if factor is not None else command.action)
-        return {}
-
-    def _train(self) -> None:
-        for step in itertools.count():
-            self._medic.commands(step)
-            if self._over.wait(0.002):
-                return
-
-
-class Server:
-    """A server that may die at a boundary, and is started again whenever it has."""
+class DoomedServer(Server):
+    """A server that dies at a boundary, if it comes to that, and is started again when it is asked the next time."""
 
     def __init__(self, directory: Path, redis_url: str, fatal: int) -> None:
-        directory.mkdir()
-        playbooks = directory / "playbooks"
-        playbooks.mkdir()
-        (playbooks / "three-steps.yaml").write_text(PLAYBOOK)
-        self._directory = directory
-        self._redis_url = redis_url
-        self._fatal = fatal
-        self._port = free_port()
         self.log = directory / "boundaries.log"
         self.deaths = 0
-        self._program = self._start(fatal)
+        self._fatal = f"{fatal:d}"
+        program = (Path(__file__).with_name("doomed_server.py"), self._fatal, self.log)
+        super().__init__(directory, PLAYBOOK, "--redis", redis_url, program=program)
 
-    def _start(self, fatal: int) -> Program:
-        return Program(
-            [
-                *(sys.executable, Path(__file__).with_name("doomed_server.py"), str(fatal), self.log),
-                *("serve", "--port", str(self._port), "--mode", "enforce", "--redis", self._redis_url),
-                *("--state-dir", self._directory / "state", "--playbooks", self._directory / "playbooks"),
-            ],
-            self._directory / f"server-{self.deaths}.log",
-            {"PYTHONPATH": PYTHON_PATH},
-        )
+    def start(self, wait: bool = False, **environment: str) -> None:
+        super().start(wait, **environment)  # it may die before it answers
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The answer to a request, or None where there was none; starts the server again if it has died."""
-        if self._program.process.poll() is not None:
-            assert self._program.process.returncode == -9, self._program.tail()
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 10) -> Answer:
+        assert self.program is not None
+        if self.program.process.poll() is not None:
+            assert self.program.process.returncode == -9, self.program.tail()
             self.deaths += 1
-            self._program = self._start(0)
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}",
-            data=json.dumps(body).encode() if body is not None else None,
-            headers={"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=10) as reply:
-                return json.load(reply)
-        except (urllib.error.URLError, OSError, ValueError):
-            return None
-
-    def end(self) -> None:
-        self._program.end()
+            self.argv[self.argv.index(self._fatal)] = "0"
+            self.start()
+        return super().ask(path, body, timeout)
 
 
-def delivery(job: str, status: str, starts_at: str) -> dict[str, Any]:
-    labels = {"alertname": "Spike", "job_name": job}
-    ends_at = datetime.now(UTC).isoformat() if status == "resolved" else "0001-01-01T00:00:00Z"
-    alert = {
-        "status": status,
-        "labels": labels,
-        "annotations": {},
-        "startsAt": starts_at,
-        "endsAt": ends_at,
-        "generatorURL": "",
-        "fingerprint": f"{job}-1",
-    }
-    return {
-        "version": "4",
-        "groupKey": "{}",
-        "status": status,
-        "receiver": "trainmedic",
-        "groupLabels": {},
-        "commonLabels": labels,
-        "commonAnnotations": {},
-        "externalURL": "",
-        "alerts": [alert],
-    }
-
-
-def live_through(server: Server, job: Job) -> dict[str, Any]:
+def live_through(server: DoomedServer, job: Job) -> dict[str, Any]:
     """Fire, wait for the run to close, resolve, wait for the undo; the run as the history shows it."""
 
     def run() -> dict[str, Any] | None:
-        page = server.ask("/history")
-        if not page or not page["items"]:
-            return None
-        assert len(page["items"]) == 1, page
-        whole: dict[str, Any] | None = server.ask(f"/history/{page['items'][0]['run_id']}")
+        items = server.runs()
+        assert len(items) <= 1, items
+        whole: dict[str, Any] | None = server.ask(f"/history/{items[0]['run_id']}").body if items else None
         return whole
 
     def closed() -> bool:
@@ -173,10 +81,10 @@ def live_through(server: Server, job: Job) -> dict[str, Any]:
         undo = found["steps"][0]["undo"] if found else None
         return found if undo and undo["status"] in ("done", "failed") else None
 
-    starts_at = datetime.now(UTC).isoformat()
-    eventually(lambda: server.ask("/webhook", delivery(job.name, "firing", starts_at)), 30, "firing accepted", 0.02)
+    fired = delivery("Spike", job.name)
+    eventually(lambda: server.ask("/webhook", fired).status == 200, 30, "firing accepted", 0.02)
     eventually(closed, 60, "run closed", 0.02)
-    eventually(lambda: server.ask("/webhook", delivery(job.name, "resolved", starts_at)), 30, "resolved accepted", 0.02)
+    eventually(lambda: server.ask("/webhook", resolved(fired)).status == 200, 30, "resolved accepted", 0.02)
     return eventually(undone, 60, "undo carried out", 0.02)
 
 
@@ -207,26 +115,25 @@ def chosen(known: int) -> Iterator[int]:
 
 
 @pytest.fixture
-def scenario(tmp_path: Path, redis_url: str) -> Callable[[int], tuple[dict[str, Any], Server, Job]]:
-    def live(fatal: int) -> tuple[dict[str, Any], Server, Job]:
-        with Job(f"llm-{fatal}-{time.monotonic_ns()}", redis_url) as job:
-            server = Server(tmp_path / f"killed-at-{fatal}", redis_url, fatal)
-            try:
-                run = live_through(server, job)
-            finally:
-                server.end()
+def scenario(tmp_path: Path, redis_url: str) -> Callable[[int], tuple[dict[str, Any], DoomedServer, Job]]:
+    def live(fatal: int) -> tuple[dict[str, Any], DoomedServer, Job]:
+        with (
+            Job(f"llm-{fatal}-{time.monotonic_ns()}", redis_url) as job,
+            DoomedServer(tmp_path / f"killed-at-{fatal}", redis_url, fatal) as server,
+        ):
+            run = live_through(server, job)
         return run, server, job
 
     return live
 
 
 def test_a_kill_at_any_write_boundary_changes_nothing_of_the_outcome(
-    scenario: Callable[[int], tuple[dict[str, Any], Server, Job]],
+    scenario: Callable[[int], tuple[dict[str, Any], DoomedServer, Job]],
 ) -> None:
     """Each effect once, each undo once, nothing lost: before and after each commit and each send."""
     whole, server, job = scenario(0)
     expected = outcome(whole)
-    assert job.effects == EFFECTS
+    assert job.done == EFFECTS
     assert expected["status"] == "succeeded"
     boundaries = server.log.read_text().splitlines()
     assert {"before commit", "after commit"} <= set(boundaries)
@@ -238,7 +145,7 @@ def test_a_kill_at_any_write_boundary_changes_nothing_of_the_outcome(
         if server.deaths == 0:
             break
         name = server.log.read_text().splitlines()[fatal - 1]
-        assert job.effects == EFFECTS, f"killed at {fatal}, {name}"
+        assert job.done == EFFECTS, f"killed at {fatal}, {name}"
         assert outcome(whole) == expected, f"killed at {fatal}, {name}"
         survived.append(fatal)
     print(f"killed at {len(survived)} boundaries of {len(boundaries)}, the same outcome each time: {survived}")

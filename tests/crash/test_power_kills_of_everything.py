@@ -24,7 +24,8 @@ from tests.driver.driver import SET_LIMIT, Driver, SetCall
 from tests.integration.hasty_server import LEASE
 from tests.support.agent_node import KEY
 from tests.support.gpu_node import GpuNode
-from tests.support.live import OPEN, Server, delivery, resolved
+from tests.support.live import OPEN, Server
+from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
 
 TRIALS = int(os.environ.get("TRIALS", "3"))

@@ -13,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.support.live import OPEN, Job, Server, delivery, resolved
+from tests.support.live import OPEN, Job, Server
+from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
 
 KILLS = int(os.environ.get("KILLS", "5"))

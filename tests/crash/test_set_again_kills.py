@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.test_leases import KEY, Agent
-from tests.support.live import Server, delivery, resolved
+from tests.support.live import Server
+from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
 
 WANTED = os.environ.get("BOUNDARIES", "2")

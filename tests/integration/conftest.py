@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from tests.support.command_sender import Commander
-from tests.support.rank_processes import KEY, Job
+from tests.support.messages import KEY
+from tests.support.rank_processes import RankProcesses
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
 
 
 @pytest.fixture
-def job(tmp_path: Path, redis_server: Any) -> Iterator[Job]:
-    made = Job(tmp_path, redis_server.url)
+def job(tmp_path: Path, redis_server: Any) -> Iterator[RankProcesses]:
+    made = RankProcesses(tmp_path, redis_server.url)
     yield made
     made.end()
 

@@ -19,6 +19,7 @@ import pytest
 from redis.asyncio import Redis
 
 import trainmedic
+from tests.support.messages import KEY, make_command
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server import telemetry
@@ -26,10 +27,9 @@ from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
 
 ROOT = Path(__file__).parents[2]
-KEY = "a signing key of the tests"
 
 
-class Job:
+class TrainingLoop:
     """A training loop in a thread: it steps every few milliseconds and carries out what `act` says."""
 
     def __init__(self, url: str, act: Callable[[trainmedic.JobCommand], None] | None = None, **options: Any) -> None:
@@ -66,11 +66,11 @@ class Job:
 
 
 @pytest.fixture
-def start_job() -> Iterator[Callable[..., Job]]:
-    jobs: list[Job] = []
+def start_job() -> Iterator[Callable[..., TrainingLoop]]:
+    jobs: list[TrainingLoop] = []
 
-    def start(url: str, act: Callable[[trainmedic.JobCommand], None] | None = None, **options: Any) -> Job:
-        jobs.append(Job(url, act, **options))
+    def start(url: str, act: Callable[[trainmedic.JobCommand], None] | None = None, **options: Any) -> TrainingLoop:
+        jobs.append(TrainingLoop(url, act, **options))
         return jobs[-1]
 
     yield start
@@ -79,34 +79,10 @@ def start_job() -> Iterator[Callable[..., Job]]:
 
 
 @pytest.fixture
-async def bus(redis_server: Any) -> AsyncIterator[RedisBus]:
-    made = RedisBus(redis_server.url, SystemClock(), telemetry.Metrics(), KEY.encode())
-    await made.start()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
 async def client(redis_server: Any) -> AsyncIterator[Redis]:
     made: Redis = Redis.from_url(redis_server.url, protocol=2)
     yield made
     await made.aclose()
-
-
-def command(seconds: float = 5.0, **changes: Any) -> Command:
-    now = datetime.now(UTC)
-    fields: dict[str, Any] = {
-        "id": envelope.new_id(),
-        "action": "job.scale_lr",
-        "target": {"kind": "job", "job": "llm-1"},
-        "params": {"factor": 0.5},
-        "run_id": "run-1",
-        "playbook": "loss-spike",
-        "reason": "TrainingLossSpike",
-        "issued_at": now,
-        "expires_at": now + timedelta(seconds=seconds),
-    }
-    return Command(**{**fields, **changes})
 
 
 def again(sent: Command, seconds: float = 5.0) -> Command:
@@ -165,7 +141,7 @@ async def test_a_command_reaches_the_loop_and_its_answer_the_server(
         given.applied({"before": 0.1}, after=0.05)
 
     start_job(redis_server.url, act, signing_key=KEY)
-    reply = await ask(bus, command())
+    reply = await ask(bus, make_command())
     assert (reply.status, reply.rank) == (envelope.APPLIED, 0)
     assert reply.output["before"] == 0.1
     assert reply.output["after"] == 0.05
@@ -184,7 +160,7 @@ async def test_nothing_is_left_in_redis_but_the_memory(
 ) -> None:
     """Answered and settled, a command is on no stream and pending nowhere."""
     job = start_job(redis_server.url, signing_key=KEY)
-    sent = command()
+    sent = make_command()
     await ask(bus, sent)
     stream = envelope.job_commands("llm-1")
     await eventually(lambda: _empty(client, stream))
@@ -217,7 +193,7 @@ async def test_handlers_answer_for_the_loop(redis_server: Any, bus: RedisBus, st
         raise OSError("no space left")
 
     async def said(action: str, **params: Any) -> tuple[str, Any]:
-        reply = await ask(bus, command(action=action, params=params))
+        reply = await ask(bus, make_command(action=action, params=params))
         return reply.status, reply.output.get("reason", reply.output.get("factor"))
 
     assert await said("job.scale_lr", factor=0.5) == ("applied", 0.5)
@@ -245,7 +221,7 @@ async def test_a_handler_may_answer_when_its_work_is_done(redis_server: Any, bus
         given.later()
         begun.append(given)
 
-    asked = asyncio.create_task(ask(bus, command(action="job.rollback", params={})))
+    asked = asyncio.create_task(ask(bus, make_command(action="job.rollback", params={})))
     await eventually(lambda: begun)
     await asyncio.sleep(0.05)  # many steps
     assert not asked.done()
@@ -258,7 +234,7 @@ async def test_what_a_job_cannot_do_it_says_beforehand(redis_server: Any, bus: R
     job = start_job(redis_server.url, act=lambda _: None, signing_key=KEY)
     job.medic.cannot("job.rollback", "the loop is not restarted here")
     job.hold()
-    reply = await ask(bus, command(action="job.rollback", params={}))
+    reply = await ask(bus, make_command(action="job.rollback", params={}))
     assert (reply.status, reply.output["reason"]) == ("unsupported", "the loop is not restarted here")
 
     async def announced() -> bool:
@@ -283,7 +259,7 @@ async def test_presence_says_who_is_there_and_goes_with_the_job(
     assert present.name == "llm-1"
     assert (present.details["world_size"], present.details["pid"]) == (8, os.getpid())
     assert abs((datetime.now(UTC) - present.last_seen).total_seconds()) < 10
-    reply = await ask(bus, command(action="job.stop", params={}))
+    reply = await ask(bus, make_command(action="job.stop", params={}))
     assert (reply.status, job.done) == (envelope.UNSUPPORTED, [])
     job.end()
     assert await bus.jobs() == []
@@ -303,7 +279,7 @@ async def test_a_burst_of_a_thousand_commands_is_applied_once_each(
 ) -> None:
     """In order of sending, all answered."""
     job = start_job(redis_server.url, signing_key=KEY)
-    sent = [command(seconds=30) for _ in range(1000)]
+    sent = [make_command(seconds=30) for _ in range(1000)]
     replies = await asyncio.gather(*(ask(bus, one) for one in sent))
     assert {reply.status for reply in replies} == {envelope.APPLIED}
     assert job.done == [one.id for one in sent]
@@ -317,7 +293,7 @@ async def test_a_repeated_command_is_answered_again_and_not_applied_again(
 ) -> None:
     """From the memory of the process; also past its expiry, because it was applied in time."""
     job = start_job(redis_server.url, signing_key=KEY)
-    sent = command(seconds=0.5)
+    sent = make_command(seconds=0.5)
     await put(client, sent)
     first = await finals(client, sent.id)
     await asyncio.sleep(0.5)
@@ -330,7 +306,7 @@ async def test_a_repeated_command_is_answered_again_and_not_applied_again(
 
 async def test_a_restarted_job_remembers_what_was_applied(redis_server: Any, client: Redis, start_job: Any) -> None:
     """The memory is in Redis too: the new process answers and does not apply."""
-    sent = command()
+    sent = make_command()
     first = start_job(redis_server.url, lambda given: given.applied(after=0.05), signing_key=KEY)
     await put(client, sent)
     await finals(client, sent.id)
@@ -348,7 +324,7 @@ async def test_asking_again_while_it_is_carried_out_gives_it_more_time(
     """The server timed out, and asks with the same id: one effect, one answer, no expiry in between."""
     job = start_job(redis_server.url, signing_key=KEY)
     job.hold()
-    sent = command(seconds=0.3)
+    sent = make_command(seconds=0.3)
     asked = [asyncio.create_task(bus.request(sent)), asyncio.create_task(bus.request(again(sent)))]
     await asyncio.sleep(0.6)
     job.go_on()
@@ -363,7 +339,7 @@ async def test_a_killed_job_applies_nothing_twice(
 ) -> None:
     """Killed before it answers: the next process says so, and does not apply it. Killed after: it says what was."""
     log = tmp_path / "effects"
-    sent = command(seconds=20)
+    sent = make_command(seconds=20)
     with _process(redis_server.url, log, moment) as first:
         asked = asyncio.create_task(bus.request(sent))
         if moment == "after":
@@ -379,7 +355,7 @@ async def test_a_killed_job_applies_nothing_twice(
             (reply,) = await asked
             assert reply.status == envelope.FAILED
             assert "interrupted" in reply.output["reason"]
-        fresh = command()
+        fresh = make_command()
         assert (await ask(bus, fresh)).status == envelope.APPLIED
     assert log.read_text().split().count(f"applied:{sent.id}") == (0 if moment == "before" else 1)
 
@@ -436,7 +412,7 @@ async def test_what_comes_too_late_is_answered_expired_and_may_come_again(
 ) -> None:
     """A command that was never applied is not remembered as if it had been."""
     job = start_job(redis_server.url, signing_key=KEY)
-    late = command(seconds=-1)
+    late = make_command(seconds=-1)
     await put(client, late)
     assert [reply.status for reply in await finals(client, late.id)] == [envelope.EXPIRED]
     await put(client, again(late))
@@ -450,7 +426,7 @@ async def test_what_waits_too_long_for_the_loop_expires_and_may_come_again(
     """It was taken up, but the step took longer than the command was good for."""
     job = start_job(redis_server.url, signing_key=KEY)
     job.hold()
-    sent = command(seconds=0.3)
+    sent = make_command(seconds=0.3)
     await put(client, sent)
     await asyncio.sleep(0.6)
     job.go_on()
@@ -466,7 +442,7 @@ async def test_what_the_loop_lets_fall_is_answered_failed(
     """Once it has expired; a later answer is logged and changes nothing."""
     fallen: list[trainmedic.JobCommand] = []
     start_job(redis_server.url, fallen.append, signing_key=KEY)
-    sent = command(seconds=0.3)
+    sent = make_command(seconds=0.3)
     await put(client, sent)
     (reply,) = await finals(client, sent.id)
     assert (reply.status, reply.output["reason"]) == (
@@ -481,7 +457,7 @@ async def test_what_the_loop_lets_fall_is_answered_failed(
 async def test_a_job_that_ends_answers_what_it_leaves(redis_server: Any, client: Redis, start_job: Any) -> None:
     """Both what the loop has and what it did not come to."""
     job = start_job(redis_server.url, lambda _: None, signing_key=KEY)
-    taken, waiting = command(), command()
+    taken, waiting = make_command(), make_command()
     await put(client, taken)
     await eventually(lambda: job.done == [taken.id])
     job.hold()
@@ -500,11 +476,11 @@ async def test_a_job_that_ends_answers_what_it_leaves(redis_server: Any, client:
 async def test_an_undo_of_what_was_applied_is_applied(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
     """Like any command; also by the next process."""
     job = start_job(redis_server.url, signing_key=KEY)
-    done = command()
+    done = make_command()
     await ask(bus, done)
     job.end()
     second = start_job(redis_server.url, signing_key=KEY)
-    undo = command(params={"factor": 2.0}, undo_of=done.id)
+    undo = make_command(params={"factor": 2.0}, undo_of=done.id)
     assert "nothing_to_undo" not in (await ask(bus, undo)).output
     assert second.done == [undo.id]
 
@@ -518,12 +494,12 @@ async def test_an_undo_of_what_was_not_applied_changes_nothing(
         given.rejected("no")
 
     job = start_job(redis_server.url, act, signing_key=KEY)
-    refused, unseen, expired = command(), command(), command(seconds=-1)
+    refused, unseen, expired = make_command(), make_command(), make_command(seconds=-1)
     await ask(bus, refused)
     await put(client, expired)
     await eventually(lambda: _empty(client, envelope.job_commands("llm-1")))
     for original in (refused, unseen, expired):
-        reply = await ask(bus, command(undo_of=original.id))
+        reply = await ask(bus, make_command(undo_of=original.id))
         assert (reply.status, reply.output) == (envelope.APPLIED, {"nothing_to_undo": True})
     assert (await ask(bus, unseen)).status == envelope.REJECTED
     assert job.done == [refused.id]
@@ -535,8 +511,8 @@ async def test_an_undo_waits_for_the_answer_to_what_it_takes_back(
     """Both came in one step: whether there is something to undo is known after the first was answered."""
     job = start_job(redis_server.url, lambda given: given.failed("out of memory"), signing_key=KEY)
     job.hold()
-    first = command()
-    undo = command(undo_of=first.id)
+    first = make_command()
+    undo = make_command(undo_of=first.id)
     asked = [asyncio.create_task(ask(bus, first)), asyncio.create_task(ask(bus, undo))]
     await eventually(lambda: len(job.medic._desk.arrived) == 2)
     job.go_on()
@@ -554,9 +530,9 @@ async def test_training_goes_on_while_redis_is_dead_and_all_resumes_when_it_is_b
 ) -> None:
     """A command taken before the kill is answered after it, once; a new one waits and arrives; two log lines."""
     job = start_job(redis_server.url, signing_key=KEY)
-    await ask(bus, command())
+    await ask(bus, make_command())
     job.hold()
-    sent = command(seconds=20)
+    sent = make_command(seconds=20)
     asked = asyncio.create_task(ask(bus, sent))
     await eventually(lambda: len(job.medic._desk.arrived) == 1)
     with caplog.at_level(logging.INFO, "trainmedic"):
@@ -566,7 +542,7 @@ async def test_training_goes_on_while_redis_is_dead_and_all_resumes_when_it_is_b
         step = job.medic.step
         await asyncio.sleep(0.3)
         assert job.medic.step > step + 10
-        later = asyncio.create_task(ask(bus, command(seconds=20)))
+        later = asyncio.create_task(ask(bus, make_command(seconds=20)))
         redis_server.start()
         assert (await asked).status == envelope.APPLIED
         assert (await later).status == envelope.APPLIED
@@ -598,7 +574,7 @@ async def test_a_job_may_start_before_its_server(redis_server: Any, bus: RedisBu
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         (tmp_path / "redis.url").write_text(redis_server.url + "\n")
-        assert (await ask(bus, command(seconds=10))).status == envelope.APPLIED
+        assert (await ask(bus, make_command(seconds=10))).status == envelope.APPLIED
     finally:
         process.kill()
         process.wait()
@@ -614,7 +590,7 @@ async def test_unsigned_and_wrongly_signed_commands_are_refused(
 ) -> None:
     """And leave no trace: the same command, signed rightly, is applied afterwards."""
     job = start_job(redis_server.url, signing_key=KEY)
-    sent = command()
+    sent = make_command()
     await put(client, sent, key)
     (reply,) = await finals(client, sent.id)
     assert reply.status == envelope.REJECTED
@@ -628,7 +604,7 @@ async def test_unsigned_and_wrongly_signed_commands_are_refused(
 async def test_a_genuine_command_of_another_job_is_refused(redis_server: Any, client: Redis, start_job: Any) -> None:
     """A signature does not help who copies a command from one stream to another."""
     job = start_job(redis_server.url, signing_key=KEY)
-    sent = command(target={"kind": "job", "job": "llm-2"})
+    sent = make_command(target={"kind": "job", "job": "llm-2"})
     await put(client, sent)
     (reply,) = await finals(client, sent.id)
     assert (reply.status, job.done) == (envelope.REJECTED, [])
@@ -644,7 +620,7 @@ async def test_bad_parameters_never_reach_the_loop(
 ) -> None:
     """They are answered by name."""
     job = start_job(redis_server.url, signing_key=KEY)
-    reply = await ask(bus, command(params=params))
+    reply = await ask(bus, make_command(params=params))
     assert reply.status == envelope.REJECTED
     assert reply.output["reason"]
     assert job.done == []
@@ -660,14 +636,14 @@ async def test_bad_parameters_never_reach_the_loop(
         {"command": b'{"v": 2}'},
         {"command": b"x" * 1_000_000},
         {"other": b"field"},
-        {"command": command().encode().replace(b'"id":"', b'"id":"\\ud800')},
-        {"command": command().encode().replace(b'"id":"', b'"id":"' + b"x" * 1000)},
+        {"command": make_command().encode().replace(b'"id":"', b'"id":"\\ud800')},
+        {"command": make_command().encode().replace(b'"id":"', b'"id":"' + b"x" * 1000)},
         {
-            "command": command()
+            "command": make_command()
             .encode()
             .replace(b'"expires_at":"2', b'"expires_at":"0001-01-01T00:00:00+23:59", "x":"2')
         },
-        {"command": command().encode().replace(b'{"factor":0.5}', b"7")},
+        {"command": make_command().encode().replace(b'{"factor":0.5}', b"7")},
     ],
     ids=["empty", "cut", "not utf-8", "deep", "version", "large", "other", "surrogate", "long id", "time", "params"],
 )
@@ -678,7 +654,7 @@ async def test_what_an_attacker_writes_does_not_stop_the_reader(
     job = start_job(redis_server.url, signing_key=KEY)
     await client.xadd(envelope.job_commands("llm-1"), fields)
     await client.xadd(envelope.REPLIES, {"reply": fields.get("command", b"")})
-    assert (await ask(bus, command())).status == envelope.APPLIED
+    assert (await ask(bus, make_command())).status == envelope.APPLIED
     assert len(job.done) == 1
     await eventually(lambda: _empty(client, envelope.job_commands("llm-1")))
 
@@ -688,7 +664,7 @@ async def test_a_forged_mark_cannot_make_a_command_apply_twice(
 ) -> None:
     """What cannot be read in the memory counts as begun by somebody else."""
     job = start_job(redis_server.url, signing_key=KEY)
-    sent = command()
+    sent = make_command()
     await client.set(f"trainmedic:memory:job:llm-1:{sent.id}", b"\xff{")
     assert (await ask(bus, sent)).status == envelope.FAILED
     assert job.done == []
@@ -707,9 +683,9 @@ async def test_a_password_is_used_and_never_told(
     await bus.start()
     with caplog.at_level(logging.DEBUG):
         start_job(server.url)
-        assert (await ask(bus, command())).status == envelope.APPLIED
+        assert (await ask(bus, make_command())).status == envelope.APPLIED
         server.kill()
-        await bus.request(command(seconds=0.1))
+        await bus.request(make_command(seconds=0.1))
     await bus.close()
     captured = capsys.readouterr()
     assert "correct-horse" not in caplog.text + captured.out + captured.err
@@ -733,7 +709,7 @@ async def test_tls_is_verified_on_both_sides(own_redis: Any, tmp_path: Path, sta
     for address, answers in ((trusted, 1), (url, 0)):
         bus = RedisBus(address, SystemClock(), telemetry.Metrics())
         await bus.start()
-        assert len(await bus.request(command(seconds=1.0))) == answers
+        assert len(await bus.request(make_command(seconds=1.0))) == answers
         await bus.close()
 
 

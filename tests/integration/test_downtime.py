@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.live import Job, Server, delivery
+from tests.support.live import Job, Server
+from tests.support.messages import delivery
 from tests.support.programs import Program, alertmanagers, eventually, free_port
 
 PLAYBOOK = """

@@ -21,7 +21,8 @@ from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
 from tests.support.agent_node import KEY
 from tests.support.gpu_node import GpuNode
-from tests.support.live import Server, delivery, resolved
+from tests.support.live import Server
+from tests.support.messages import delivery, resolved
 from tests.support.programs import PYTHON_PATH, ROOT, Program, eventually
 from trainmedic.wire import envelope
 from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster

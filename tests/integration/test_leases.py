@@ -15,7 +15,8 @@ from typing import Any, Self
 import redis
 
 from tests.integration.hasty_server import LEASE
-from tests.support.live import Server, delivery, resolved
+from tests.support.live import Server
+from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
 from trainmedic.wire import envelope
 

@@ -14,7 +14,8 @@ from typing import Any
 from tests.driver.driver import Driver
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.living_node import LivingNode, is_cordoned
-from tests.support.live import Server, delivery, resolved
+from tests.support.live import Server
+from tests.support.messages import delivery, resolved
 from tests.support.programs import PYTHON_PATH, ROOT, eventually, inherited
 
 JOBS = ("batch/v1", "jobs")

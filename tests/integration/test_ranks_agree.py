@@ -20,7 +20,8 @@ from redis.asyncio import Redis
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 import trainmedic.distributed
-from tests.support.rank_processes import KEY, Job, ask, command, until_present
+from tests.support.messages import KEY, make_command
+from tests.support.rank_processes import RankProcesses, ask, until_present
 from trainmedic.wire import envelope
 from trainmedic.wire.memory import Memory
 from trainmedic_server.adapters.redis_bus import RedisBus
@@ -32,7 +33,7 @@ PROGRAM = Path(__file__).with_name("ranks_job.py")
 
 
 async def test_ranks_apply_the_same_at_the_same_step_and_a_killed_reader_loses_nothing(
-    job: Job, bus: RedisBus, redis_server: Any
+    job: RankProcesses, bus: RedisBus, redis_server: Any
 ) -> None:
     """At random times, with ranks late at random, over DDP and gloo: no two ranks differ. Then the reading rank is
     killed, and torchrun starts the ranks again: what was under way is answered for every rank, and applied at most
@@ -48,7 +49,7 @@ async def test_ranks_apply_the_same_at_the_same_step_and_a_killed_reader_loses_n
         await kill_the_reader(bus, job)
     await until_present(redis_server.url, job, RANKS, KILLS + 1)
     await trial(bus, 0)
-    stopped = await ask(bus, command("job.stop", checkpoint=False))
+    stopped = await ask(bus, make_command("job.stop", params={"checkpoint": False}))
     assert [reply.status for reply in stopped.values()] == [envelope.APPLIED] * RANKS
     assert await asyncio.to_thread(torchrun.wait, 30) == 0, job.log()
     async with Redis.from_url(redis_server.url) as client:
@@ -58,7 +59,7 @@ async def test_ranks_apply_the_same_at_the_same_step_and_a_killed_reader_loses_n
 async def trial(bus: RedisBus, number: int) -> str:
     """A command in its turn, at a random moment, that all ranks apply alike; its id."""
     await asyncio.sleep(number * 0.12 + random.random() * 0.3)
-    sent = command("job.scale_lr", factor=0.999)
+    sent = make_command("job.scale_lr", params={"factor": 0.999})
     replies = await ask(bus, sent)
     assert sorted(replies, key=str) == list(range(RANKS)), replies
     assert {reply.status for reply in replies.values()} == {envelope.APPLIED}
@@ -66,9 +67,9 @@ async def trial(bus: RedisBus, number: int) -> str:
     return sent.id
 
 
-async def kill_the_reader(bus: RedisBus, job: Job) -> None:
+async def kill_the_reader(bus: RedisBus, job: RankProcesses) -> None:
     """At a random moment after a command was sent."""
-    sent = command("job.scale_lr", seconds=90, factor=0.999)
+    sent = make_command("job.scale_lr", seconds=90, params={"factor": 0.999})
     asked = asyncio.create_task(ask(bus, sent))
     await asyncio.sleep(random.random() * 1.5)
     os.kill(job.pids(0)[-1], signal.SIGKILL)
@@ -79,7 +80,9 @@ async def kill_the_reader(bus: RedisBus, job: Job) -> None:
         assert [line["id"] for line in job.applied(rank)].count(sent.id) <= 1
 
 
-async def test_a_rank_that_outlives_the_reading_rank_goes_on(job: Job, bus: RedisBus, redis_server: Any) -> None:
+async def test_a_rank_that_outlives_the_reading_rank_goes_on(
+    job: RankProcesses, bus: RedisBus, redis_server: Any
+) -> None:
     """Where nothing ties them together, it waits for it once, and trains on without commands."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     alone = {"LONE": f"127.0.0.1:{store.port}", "WORLD_SIZE": "2", "PATIENCE": "0.5", "TRAINMEDIC_JOB": "llm-1"}
@@ -99,7 +102,7 @@ async def test_a_rank_that_outlives_the_reading_rank_goes_on(job: Job, bus: Redi
 
 async def test_a_restarted_job_answers_for_all_of_its_ranks(bus: RedisBus, redis_server: Any) -> None:
     """What its former life had begun: not before the ranks have found each other, however long that takes."""
-    sent = command("job.scale_lr", factor=0.999)
+    sent = make_command("job.scale_lr", params={"factor": 0.999})
     with redis.Redis.from_url(redis_server.url) as direct:
         assert Memory("job:llm-1", envelope.new_id()).claim(direct, sent.id) is None
     asked = asyncio.create_task(ask(bus, sent))

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.live import Job, Server, delivery, resolved
+from tests.support.live import Job, Server
+from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
 
 PLAYBOOK = """

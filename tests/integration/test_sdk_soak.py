@@ -18,7 +18,8 @@ import redis
 
 import trainmedic
 from tests.support.command_sender import Commander
-from tests.support.rank_threads import Crew, Member, command
+from tests.support.messages import make_command
+from tests.support.rank_threads import Crew, Member
 from trainmedic.wire import envelope
 
 STEPS = int(os.environ.get("TRAINMEDIC_SOAK_STEPS", "100000"))
@@ -91,7 +92,7 @@ def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) 
     def run(member: Member) -> None:
         for step in range(until):
             if member.rank == 0 and step % (EVERY * 2) == 0 and len(sent) - len(member.done) < 10:
-                sent.append(crew.send(command()))
+                sent.append(crew.send(make_command()))
                 keys.append(crew.store.num_keys())
             member.call(step)
             if member.rank == 0 and step in (until // 4, until - 1):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from tests.support.rank_threads import Crew, Member, command
+from tests.support.messages import make_command
+from tests.support.rank_threads import Crew, Member
 from trainmedic import Rejected
 from trainmedic.errors import NotAgreed
 from trainmedic.wire import envelope
@@ -35,7 +36,7 @@ def test_all_ranks_carry_out_the_same_commands_at_the_same_step_in_the_same_orde
     def loop(member: Member, step: int) -> None:
         time.sleep(chance.random() * 0.004)
         if member.rank == 0 and step % 7 == 0 and len(sent) < 30:
-            sent.extend(crew.send(command()) for _ in range(chance.randrange(3)))
+            sent.extend(crew.send(make_command()) for _ in range(chance.randrange(3)))
         member.call(step)
 
     with Crew(3, every=2) as crew:
@@ -64,7 +65,7 @@ def test_a_rank_whose_handler_fails_is_told_by_name() -> None:
             raise RuntimeError("out of memory")
 
         crew.members[2].hands.handlers["job.scale_lr"] = break_down
-        sent = crew.send(command())
+        sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert statuses(crew, sent) == {0: "applied", 1: "applied", 2: "failed"}
     assert crew.finals(sent)[2].output["reason"] == "RuntimeError: out of memory"
@@ -82,7 +83,7 @@ def test_a_value_is_chosen_once_and_each_hears_from_all() -> None:
                 heard[rank].append(dict(taken.group.poll(rank * 10)))
 
             member.hands.handlers["job.scale_lr"] = act
-        sent = crew.send(command())
+        sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert heard[0] == heard[1] == heard[2] == ["chosen by 0", {0: 0, 1: 10, 2: 20}]
 
@@ -96,7 +97,7 @@ def test_a_refusal_of_rank_0_is_everybodys() -> None:
     with Crew(2, every=1) as crew:
         for member in crew.members:
             member.hands.handlers["job.scale_lr"] = lambda taken: taken.group.choose(refuse)
-        sent = crew.send(command())
+        sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert statuses(crew, sent) == {0: "rejected", 1: "rejected"}
     assert crew.finals(sent)[1].output["reason"] == "there is no complete checkpoint"
@@ -115,7 +116,7 @@ def test_a_rank_that_left_a_command_is_missed_at_once() -> None:
                 heard[rank] = dict(taken.group.poll("written"))
 
             member.hands.handlers["job.scale_lr"] = act
-        sent = crew.send(command())
+        sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent), within=10)
     assert heard == {rank: {0: "written", 1: "written"} for rank in (0, 1)}
 
@@ -144,7 +145,7 @@ def test_ranks_at_different_steps_apply_nothing_and_say_so() -> None:
         member.call(step + (member.rank == 1))
 
     with Crew(3, every=1) as crew:
-        sent = crew.send(command())
+        sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent), loop=loop)
     assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.FAILED)
     assert "rank 1 at step" in crew.finals(sent)[0].output["reason"]
@@ -156,7 +157,7 @@ def test_what_one_rank_cannot_do_none_does() -> None:
     """A rank without the handler is named, and nothing is half done."""
     with Crew(3, every=1) as crew:
         crew.members[1].hands.handlers = {"job.stop": lambda _: None}
-        sent = crew.send(command())
+        sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.UNSUPPORTED)
     assert "rank 1: there is no handler of job.scale_lr" in crew.finals(sent)[0].output["reason"]
@@ -167,7 +168,7 @@ def test_a_command_waits_for_ranks_that_have_not_started_yet() -> None:
     """Nothing is called up before all are there; if they never come, that is the reason given."""
     with Crew(3, every=1, stores={2: HashStore()}) as crew:
         crew.members[2].share.close(0)
-        sent = crew.send(command(seconds=0.5))
+        sent = crew.send(make_command(seconds=0.5))
         crew.train(lambda: is_answered(crew, sent), absent=(2,))
     assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.EXPIRED)
     assert crew.finals(sent)[0].output["reason"] == "rank 2 did not join the others in time"
@@ -178,7 +179,7 @@ def test_a_rank_that_does_not_come_is_waited_for_once(caplog: pytest.LogCaptureF
     with Crew(3, every=1, call_patience=0.3) as crew:
         crew.train(lambda: all(member.step >= 5 for member in crew.members))
         crew.train(lambda: len(crew.members[0].share._chair._seen) == 2)
-        sent = crew.send(command(seconds=1.5))
+        sent = crew.send(make_command(seconds=1.5))
         crew.train(lambda: is_answered(crew, sent), absent=(2,))
         assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.EXPIRED)
         assert "rank 2 did not come" in crew.finals(sent)[0].output["reason"]
@@ -199,7 +200,7 @@ def test_a_rank_that_was_late_carries_out_what_came_after() -> None:
     sent: list[envelope.Command] = []
     with Crew(2, every=1, call_patience=0.3) as crew:
         crew.train(lambda: len(crew.members[0].share._chair._seen) == 1)
-        sent.append(crew.send(command()))
+        sent.append(crew.send(make_command()))
         crew.train(lambda: is_answered(crew, sent[0]), loop=loop)
     assert statuses(crew, sent[0]) == {0: "applied", 1: "applied"}
     assert crew.members[0].done == crew.members[1].done
@@ -210,7 +211,7 @@ def test_what_has_expired_when_the_ranks_meet_is_not_applied() -> None:
 
     def loop(member: Member, step: int) -> None:
         if member.rank == 0 and step == 3:
-            sent.append(crew.send(command(seconds=0.2)))
+            sent.append(crew.send(make_command(seconds=0.2)))
         if step in (4, 5):
             time.sleep(0.3)
         member.call(step)
@@ -224,9 +225,9 @@ def test_what_has_expired_when_the_ranks_meet_is_not_applied() -> None:
 def test_an_undo_waits_until_every_rank_has_answered() -> None:
     """And is carried out by all; one of a command that was never applied has nothing to undo."""
     with Crew(2, every=1) as crew:
-        sent = crew.send(command())
-        undo = crew.send(command(undo_of=sent.id))
-        idle = crew.send(command(undo_of=envelope.new_id()))
+        sent = crew.send(make_command())
+        undo = crew.send(make_command(undo_of=sent.id))
+        idle = crew.send(make_command(undo_of=envelope.new_id()))
         crew.train(lambda: all(is_answered(crew, one) for one in (sent, undo, idle)))
     assert crew.members[0].done == crew.members[1].done
     assert [identifier for _, identifier in crew.members[0].done] == [sent.id, undo.id]
@@ -258,7 +259,7 @@ def test_a_rank_0_that_was_only_slow_is_followed_again() -> None:
             crew.members[1].call(crew.members[1].step + 1)
         for _ in range(5):
             crew.members[0].call(crew.members[0].step + 1)
-        sent = crew.send(command())
+        sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert statuses(crew, sent) == {0: "applied", 1: "applied"}
 
@@ -297,7 +298,7 @@ def test_a_store_that_never_answers_holds_the_loop_up_once(monkeypatch: pytest.M
         crew.train(lambda: crew.members[0].step >= 5)
         stuck.is_stuck.set()
         crew.members[1].waited = 0.0
-        sent = crew.send(command(seconds=1.0))
+        sent = crew.send(make_command(seconds=1.0))
         crew.train(lambda: crew.members[1].step > 200 and is_answered(crew, sent))
         stuck.over.set()
         assert crew.members[1].waited < 2.0
@@ -315,7 +316,7 @@ def test_a_store_that_is_gone_ends_sharing_and_not_the_loop(caplog: pytest.LogCa
             store.over.set()
             store.is_stuck.set()
         crew.train(lambda: crew.members[0].step >= 500)
-        sent = crew.send(command())
+        sent = crew.send(make_command())
         assert statuses(crew, sent) == dict.fromkeys(range(2), envelope.FAILED)
     assert "the store that the ranks share is gone" in crew.finals(sent)[0].output["reason"]
     assert [member.share.state != "on" for member in crew.members] == [True, True]
@@ -327,7 +328,7 @@ def test_a_restarted_job_does_not_read_what_its_former_life_wrote() -> None:
     former = Crew(2, store=shared, every=1)
     former.train(lambda: former.members[0].step >= 20)
     with Crew(2, store=shared, every=1) as crew:
-        sent = crew.send(command())
+        sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert statuses(crew, sent) == {0: "applied", 1: "applied"}
     with former:
@@ -338,7 +339,7 @@ def test_at_the_end_every_rank_leaves_at_once_and_what_waits_is_answered() -> No
     """With a reply of each rank, and no key left to wait for."""
     crew = Crew(2, every=1000)
     crew.train(lambda: crew.members[0].step >= 3)
-    sent = crew.send(command())
+    sent = crew.send(make_command())
     began = time.monotonic()
     with crew:
         pass
@@ -385,7 +386,7 @@ def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pyt
 
         crew.members[0].hands.handlers["job.scale_lr"] = die
         crew.members[1].hands.handlers["job.scale_lr"] = act
-        crew.send(command())
+        crew.send(make_command())
         crew.train(lambda: bool(caught), absent=())
         crew.train(lambda: crew.members[1].step > 50, absent=(0,))
     assert "rank 0 did not answer" in str(caught[0])

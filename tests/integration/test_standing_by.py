@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.support.live import Job, Server, delivery, resolved
+from tests.support.live import Job, Server
+from tests.support.messages import delivery, resolved
 from tests.support.postgres import PostgresServer
 from tests.support.programs import eventually
 from tests.support.server_group import QUICK, member, works

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.test_store_outages import PLAYBOOK, locked
-from tests.support.live import Job, Server, delivery
+from tests.support.live import Job, Server
+from tests.support.messages import delivery
 from tests.support.programs import eventually
 
 

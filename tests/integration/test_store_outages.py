@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RedisServer
-from tests.support.live import Job, Server, delivery
+from tests.support.live import Job, Server
+from tests.support.messages import delivery
 from tests.support.programs import eventually
 
 PLAYBOOK = """

@@ -12,12 +12,13 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
 
+from tests.support.clocks import START, StoppedClock
 from trainmedic.wire.envelope import new_id
 from trainmedic_server import errors
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
@@ -32,18 +33,6 @@ from trainmedic_server.server.factory import create_app
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.listener import serve
 from trainmedic_server.telemetry import Metrics, configure_logging
-
-START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
-
-
-class Clock:
-    """Stands still."""
-
-    def now(self) -> datetime:
-        return START
-
-    async def sleep_until(self, when: datetime) -> None:
-        raise AssertionError("the API waits for no moment")
 
 
 @dataclass
@@ -250,7 +239,7 @@ class World:
             store=self.store,  # type: ignore[arg-type]
             metrics=self.metrics,
             auth=self.auth,
-            clock=Clock(),
+            clock=StoppedClock(),
             limits=self.limits,
         )
 

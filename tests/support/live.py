@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,7 +51,7 @@ class Server:
         self.state = directory / "state"
         self.port = free_port()
         self.starts = 0
-        self._argv = [
+        self.argv = [
             *(sys.executable, *program, "serve", "--port", str(self.port), "--mode", "enforce"),
             *("--state-dir", self.state, "--playbooks", playbooks, *options),
         ]
@@ -69,7 +68,7 @@ class Server:
     def start(self, wait: bool = True, **environment: str) -> None:
         self.starts += 1
         self.program = Program(
-            self._argv,
+            self.argv,
             self.directory / f"server-{self.starts}.log",
             {"PYTHONPATH": PYTHON_PATH, **environment},
         )
@@ -176,38 +175,3 @@ class Job:
                 self._medic.commands(step)
             if self._over.wait(0.005):
                 return
-
-
-def delivery(name: str, *jobs: str, status: str = "firing", starts_at: str | None = None) -> dict[str, Any]:
-    """What Alertmanager posts when the alert `name` fires or resolves for each of `jobs`."""
-    now = datetime.now(UTC).isoformat()
-    alerts = [
-        {
-            "status": status,
-            "labels": {"alertname": name, "job_name": job},
-            "annotations": {},
-            "startsAt": starts_at or now,
-            "endsAt": now if status == "resolved" else "0001-01-01T00:00:00Z",
-            "generatorURL": "",
-            "fingerprint": f"{name}-{job}",
-        }
-        for job in jobs
-    ]
-    return {
-        "version": "4",
-        "groupKey": "{}",
-        "status": status,
-        "receiver": "trainmedic",
-        "groupLabels": {},
-        "commonLabels": {"alertname": name},
-        "commonAnnotations": {},
-        "externalURL": "",
-        "alerts": alerts,
-    }
-
-
-def resolved(fired: Mapping[str, Any]) -> dict[str, Any]:
-    """The delivery that says that the alerts of `fired` have resolved."""
-    now = datetime.now(UTC).isoformat()
-    alerts = [{**alert, "status": "resolved", "endsAt": now} for alert in fired["alerts"]]
-    return {**fired, "status": "resolved", "alerts": alerts}

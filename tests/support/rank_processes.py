@@ -9,20 +9,18 @@ import asyncio
 import json
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
 
+from tests.support.messages import KEY
 from tests.support.programs import PYTHON_PATH, inherited
 from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_bus import RedisBus
 
-KEY = "the key of these tests"
 
-
-class Job:
+class RankProcesses:
     """The processes of the job, in `directory`."""
 
     def __init__(self, directory: Path, redis_url: str) -> None:
@@ -79,28 +77,13 @@ class Job:
                     process.wait()
 
 
-def command(action: str, seconds: float = 30.0, **params: Any) -> envelope.Command:
-    now = datetime.now(UTC)
-    return envelope.Command(
-        id=envelope.new_id(),
-        action=action,
-        target={"kind": "job", "job": "llm-1"},
-        params=params,
-        run_id="run-1",
-        playbook="loss-spike",
-        reason="TrainingLossSpike",
-        issued_at=now,
-        expires_at=now + timedelta(seconds=seconds),
-    )
-
-
 async def ask(bus: RedisBus, sent: envelope.Command) -> dict[int | None, envelope.Reply]:
     replies = await bus.request(sent)
     bus.acknowledge(sent.id)
     return {reply.rank: reply for reply in replies if reply.is_final}
 
 
-async def until_present(url: str, job: Job, ranks: int, pids: int = 1, seconds: float = 90.0) -> None:
+async def until_present(url: str, job: RankProcesses, ranks: int, pids: int = 1, seconds: float = 90.0) -> None:
     """Until the job shows itself with all its ranks, in its `pids`-th life."""
     async with asyncio.timeout(seconds), Redis.from_url(url) as client:
         while True:

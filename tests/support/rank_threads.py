@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -23,22 +22,6 @@ from trainmedic.ranks.share import Share
 from trainmedic.wire import envelope
 from trainmedic.wire.memory import Memory
 from trainmedic.wire.writer import Outgoing
-
-
-def command(action: str = "job.scale_lr", seconds: float = 20.0, **changes: Any) -> envelope.Command:
-    now = datetime.now(UTC)
-    fields: dict[str, Any] = {
-        "id": envelope.new_id(),
-        "action": action,
-        "target": {"kind": "job", "job": "llm-1"},
-        "params": {"factor": 0.5} if action == "job.scale_lr" else {},
-        "run_id": "run-1",
-        "playbook": "loss-spike",
-        "reason": "TrainingLossSpike",
-        "issued_at": now,
-        "expires_at": now + timedelta(seconds=seconds),
-    }
-    return envelope.Command(**{**fields, **changes})
 
 
 class Member:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.support.programs import free_port
+from trainmedic_server.adapters.system_clock import SystemClock
 
 
 @dataclass
@@ -98,25 +99,9 @@ async def peer() -> AsyncIterator[Peer]:
     await server.wait_closed()
 
 
-class WallClock:
-    """The time of day: a real Alertmanager goes by it."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    async def sleep_until(self, when: datetime) -> None:
-        await asyncio.sleep(max(0.0, (when - self.now()).total_seconds()))
-
-
 @pytest.fixture(scope="session")
-def clock() -> WallClock:
-    return WallClock()
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
+def clock() -> SystemClock:
+    return SystemClock()
 
 
 @pytest.fixture

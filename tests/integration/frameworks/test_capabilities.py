@@ -7,7 +7,8 @@ from pathlib import Path
 
 import trainmedic
 from tests.integration.frameworks.hf import Script, make_trainer
-from tests.support.live import Server, delivery
+from tests.support.live import Server
+from tests.support.messages import delivery
 from tests.support.programs import eventually
 from trainmedic import huggingface
 

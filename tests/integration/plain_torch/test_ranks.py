@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.rank_processes import Job, ask, command, until_present
+from tests.support.messages import make_command
+from tests.support.rank_processes import RankProcesses, ask, until_present
 from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_bus import RedisBus
 
@@ -21,12 +22,12 @@ RANKS = 2
 
 async def order(bus: RedisBus, action: str, expected: str = envelope.APPLIED, **params: Any) -> dict[Any, Any]:
     """What each rank has answered."""
-    replies = await ask(bus, command(action, **params))
+    replies = await ask(bus, make_command(action, params=params))
     assert [replies[rank].status for rank in range(RANKS)] == [expected] * RANKS, replies
     return {rank: replies[rank].output for rank in range(RANKS)}
 
 
-async def until(job: Job, file: str, step: int = 0) -> None:
+async def until(job: RankProcesses, file: str, step: int = 0) -> None:
     """Until every rank has written that file; with a step number of at least that in it, where one is given."""
     async with asyncio.timeout(60):
         for rank in range(RANKS):
@@ -36,7 +37,7 @@ async def until(job: Job, file: str, step: int = 0) -> None:
                 await asyncio.sleep(0.02)
 
 
-def written(job: Job, name: str) -> list[dict[str, Any]]:
+def written(job: RankProcesses, name: str) -> list[dict[str, Any]]:
     return [torch.load(job.directory / f"{name}-{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 
@@ -52,7 +53,9 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-async def test_ranks_go_back_together_to_the_bit(kind: str, job: Job, bus: RedisBus, redis_server: Any) -> None:
+async def test_ranks_go_back_together_to_the_bit(
+    kind: str, job: RankProcesses, bus: RedisBus, redis_server: Any
+) -> None:
     """To the beginning and to later checkpoints, at the same rate; a damaged part is passed over by all; a rank that
     cannot load ends the job on all ranks with the reason, instead of training on with the ranks apart. A sharded
     checkpoint of two ranks is resumed by one, too."""
@@ -64,10 +67,10 @@ async def test_ranks_go_back_together_to_the_bit(kind: str, job: Job, bus: Redis
     await until(job, "ordered/step-00000030/.trainmedic-complete")  # of now: those from before were put aside
     saved = await order(bus, "job.checkpoint")
     assert saved[0]["checkpoint"] == saved[1]["checkpoint"]
-    slower = command("job.scale_lr", factor=0.5)
+    slower = make_command("job.scale_lr", params={"factor": 0.5})
     replies = await ask(bus, slower)
     assert [replies[rank].output["after"] for rank in range(RANKS)] == [replies[0].output["after"]] * RANKS
-    undone = await ask(bus, replace(command("job.scale_lr", factor=2.0), undo_of=slower.id))
+    undone = await ask(bus, replace(make_command("job.scale_lr", params={"factor": 2.0}), undo_of=slower.id))
     assert [undone[rank].output["scale"] for rank in range(RANKS)] == [1.0] * RANKS
     # One part of the newest checkpoint up to step 30 is damaged: all go to the one before.
     part = job.directory / "ordered" / "step-00000030" / "rank-00001.pt"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.support.clocks import ManualClock
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.actions import jobs, nodes
@@ -24,21 +25,10 @@ JOB = Target(TargetKind.JOB, job="llm-1")
 GPU = Target(TargetKind.GPU, node="n1", gpu="GPU-5f3a")
 
 
-class FixedClock:
-    def __init__(self) -> None:
-        self.time = NOW
-
-    def now(self) -> datetime:
-        return self.time
-
-    async def sleep_until(self, when: datetime) -> None:
-        self.time = max(self.time, when)
-
-
 class ScriptedBus:
     """A command bus whose receivers answer what the test says; silence lasts until a second after the expiry."""
 
-    def __init__(self, clock: FixedClock) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.answers: tuple[Reply, ...] = ()
         self.in_time = True
@@ -79,7 +69,7 @@ class NoHttp:
 
 @pytest.fixture
 def bus() -> ScriptedBus:
-    return ScriptedBus(FixedClock())
+    return ScriptedBus(ManualClock())
 
 
 async def perform(

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.actions.test_commands import FixedClock, NoHttp
+from tests.support.clocks import ManualClock
+from tests.unit.actions.test_commands import NoHttp
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.actions import nodes, placement, registry
@@ -40,7 +41,7 @@ class AgentsBus:
     """A command bus with agents that answer by a rule of the test's; None is silence."""
 
     def __init__(self) -> None:
-        self.clock = FixedClock()
+        self.clock = ManualClock()
         self.answer: Answer = lambda command: reply(command, limit_watts=300.0)
         self.present: list[Presence] = []
         self.agents_present: list[Presence] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.messages import make_command
 from trainmedic.wire import envelope
 from trainmedic_server.agent import journal as journals
 from trainmedic_server.agent.journal import Journal, JournalEntry
@@ -18,15 +19,13 @@ from trainmedic_server.errors import ConfigurationError, JournalUnavailable
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
 
-def command(command_id: str) -> envelope.Command:
-    return envelope.Command(
+def cap_command(command_id: str) -> envelope.Command:
+    """A command of which the journal keeps every field."""
+    return make_command(
+        "gpu.power_limit",
         id=command_id,
-        action="gpu.power_limit",
         target={"kind": "gpu", "node": "n1", "gpu": "GPU-1"},
         params={"percent": 80},
-        run_id="run",
-        playbook="hot",
-        reason="GPUTemperatureHigh",
         issued_at=NOW,
         expires_at=NOW + timedelta(seconds=30),
         undo_of="earlier",
@@ -47,26 +46,26 @@ def reopened(journal: Journal, directory: Path) -> Journal:
 
 def test_a_command_is_taken_once(journal: Journal) -> None:
     """The second taking of an id says what became of the first."""
-    assert journal.take(command("c1"), NOW) is None
-    assert journal.take(command("c1"), NOW) == JournalEntry("c1", envelope.ACCEPTED, NOW)
+    assert journal.take(cap_command("c1"), NOW) is None
+    assert journal.take(cap_command("c1"), NOW) == JournalEntry("c1", envelope.ACCEPTED, NOW)
     journal.conclude(JournalEntry("c1", envelope.APPLIED, NOW, {"watts": 320}))
-    assert journal.take(command("c1"), NOW) == JournalEntry("c1", envelope.APPLIED, NOW, {"watts": 320})
+    assert journal.take(cap_command("c1"), NOW) == JournalEntry("c1", envelope.APPLIED, NOW, {"watts": 320})
 
 
 def test_what_was_taken_is_found_again_after_a_restart(journal: Journal, tmp_path: Path) -> None:
     """Unfinished commands come back whole, oldest first."""
-    journal.take(command("c2"), NOW + timedelta(seconds=1))
-    journal.take(command("c1"), NOW + timedelta(seconds=2))
-    journal.take(command("c0"), NOW)
+    journal.take(cap_command("c2"), NOW + timedelta(seconds=1))
+    journal.take(cap_command("c1"), NOW + timedelta(seconds=2))
+    journal.take(cap_command("c0"), NOW)
     journal.conclude(JournalEntry("c0", envelope.APPLIED, NOW))
     again = reopened(journal, tmp_path)
-    assert again.open_commands() == [command("c2"), command("c1")]
+    assert again.open_commands() == [cap_command("c2"), cap_command("c1")]
     again.close()
 
 
 def test_a_reply_waits_until_it_was_sent(journal: Journal, tmp_path: Path) -> None:
     """Outcomes are unsent, over a restart too, until somebody says that they were sent."""
-    journal.take(command("c1"), NOW)
+    journal.take(cap_command("c1"), NOW)
     assert journal.unsent(10) == []
     journal.conclude(JournalEntry("c1", envelope.FAILED, NOW, {"reason": "lost"}))
     again = reopened(journal, tmp_path)
@@ -79,7 +78,7 @@ def test_a_reply_waits_until_it_was_sent(journal: Journal, tmp_path: Path) -> No
 def test_a_revoked_command_is_never_taken(journal: Journal) -> None:
     """An undo that came first bars the way for what it undoes, and nobody is told of that unasked."""
     journal.revoke("c1", NOW)
-    known = journal.take(command("c1"), NOW)
+    known = journal.take(cap_command("c1"), NOW)
     assert known is not None
     assert known.status == envelope.REJECTED
     assert journal.unsent(10) == []
@@ -87,17 +86,17 @@ def test_a_revoked_command_is_never_taken(journal: Journal) -> None:
 
 def test_a_command_that_expired_can_come_again(journal: Journal) -> None:
     """It was never applied, and the server may send it once more with more time; the old answer is void then."""
-    journal.take(command("c1"), NOW)
+    journal.take(cap_command("c1"), NOW)
     journal.conclude(JournalEntry("c1", envelope.EXPIRED, NOW))
-    assert journal.take(command("c1"), NOW) is None
+    assert journal.take(cap_command("c1"), NOW) is None
     assert journal.unsent(10) == []
 
 
 def test_old_outcomes_are_pruned_and_nothing_else(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither what is open nor what waits to be sent is ever forgotten."""
-    journal.take(command("open"), NOW)
+    journal.take(cap_command("open"), NOW)
     for name in ("unsent", "old", "new"):
-        journal.take(command(name), NOW)
+        journal.take(cap_command(name), NOW)
         journal.conclude(JournalEntry(name, envelope.APPLIED, NOW + timedelta(days=20 if name == "new" else 0)))
     journal.sent(["old", "new"])
     assert journal.prune(NOW + timedelta(days=31)) == 1
@@ -139,7 +138,7 @@ def test_a_part_is_brought_up_to_date_once(journal: Journal, tmp_path: Path) -> 
 def test_the_log_stays_within_a_part_of_the_reserve(journal: Journal, tmp_path: Path) -> None:
     """On a full disk the reserve is all that it may grow by, so it is used again from its beginning."""
     for number in range(200):
-        journal.take(command(f"c{number}"), NOW)
+        journal.take(cap_command(f"c{number}"), NOW)
         journal.conclude(JournalEntry(f"c{number}", envelope.APPLIED, NOW))
     assert (tmp_path / "agent.db-wal").stat().st_size < PIECES * PIECE / 2
 
@@ -169,7 +168,7 @@ def test_a_journal_that_cannot_be_written_says_so(journal: Journal) -> None:
     """Every error of SQLite is one error of ours."""
     journal._connection.execute("PRAGMA query_only = ON")
     with pytest.raises(JournalUnavailable, match="read-only") as caught:
-        journal.take(command("c1"), NOW)
+        journal.take(cap_command("c1"), NOW)
     assert isinstance(caught.value.__cause__, sqlite3.Error)
 
 

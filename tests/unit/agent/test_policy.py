@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.agent.test_journal import command
+from tests.unit.agent.test_journal import cap_command
 from trainmedic_server.agent.policy import Policy, load, parse
 from trainmedic_server.errors import ConfigurationError
 
@@ -57,7 +57,7 @@ def test_renewing_a_lease_belongs_to_the_limit() -> None:
 def test_taking_back_is_always_allowed() -> None:
     """A policy bounds harm, never undo."""
     policy = parse("allow: [disk.clean]", "/etc/policy.yaml")
-    undo = command("c2")
+    undo = cap_command("c2")
     cap = replace(undo, undo_of=None)
     assert policy.refusal(undo) is None
     assert policy.refusal(cap) == (
@@ -69,7 +69,7 @@ def test_taking_back_is_always_allowed() -> None:
 def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
     """Only a power limit is given back; what else says that it takes something back is bounded like any command."""
     policy = parse("allow: []", "/etc/policy.yaml")
-    refusal = policy.refusal(replace(command("c2"), action=action))
+    refusal = policy.refusal(replace(cap_command("c2"), action=action))
     assert refusal is not None
     assert f"{action} is not allowed" in refusal
 

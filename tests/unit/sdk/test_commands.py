@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.messages import make_job_command
 from trainmedic.job.command import JobCommand, plain
 from trainmedic.wire import envelope
 from trainmedic.wire.memory import Known
@@ -26,8 +27,7 @@ def answers() -> list[tuple[str, Mapping[str, Any]]]:
 
 @pytest.fixture
 def command(answers: list[tuple[str, Mapping[str, Any]]]) -> JobCommand:
-    sent = envelope.Command("c1", "job.stop", {"job": "llm-1"}, {}, "r1", "p", "Alert", NOW, NOW)
-    return JobCommand(sent, None, b"1-0", lambda _, status, output: answers.append((status, output)))
+    return make_job_command("job.stop", answers, NOW)
 
 
 def test_each_answer_has_its_status_and_reason(command: JobCommand, answers: list[Any]) -> None:

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trainmedic
+from tests.support.clocks import START, ManualClock
+from tests.support.messages import make_job_command
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Alone
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, agree_on_checkpoint
-from trainmedic.wire import envelope
 
-START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 NEWEST = Path("checkpoint-10")
 LIMITS = RestartLimits(retries=2, delay=10.0)
 
 
-class Clock:
-    """Time passes only where somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def sleep(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -53,14 +43,14 @@ def answers() -> list[tuple[str, Mapping[str, Any]]]:
 
 
 @pytest.fixture
-def restarts(medic: trainmedic.Medic, clock: Clock) -> LoopRestarter:
+def restarts(medic: trainmedic.Medic, clock: ManualClock) -> LoopRestarter:
     return make(medic, clock)
 
 
 def make(
-    medic: trainmedic.Medic, clock: Clock, newest: Path | None = NEWEST, limits: RestartLimits = LIMITS
+    medic: trainmedic.Medic, clock: ManualClock, newest: Path | None = NEWEST, limits: RestartLimits = LIMITS
 ) -> LoopRestarter:
-    return LoopRestarter(medic, lambda: newest, nothing, limits, clock.sleep, lambda: clock.now)
+    return LoopRestarter(medic, lambda: newest, nothing, limits, clock.sleep, clock.now)
 
 
 def nothing(_: Any) -> SavedCheckpoint:
@@ -69,9 +59,7 @@ def nothing(_: Any) -> SavedCheckpoint:
 
 @pytest.fixture
 def command(answers: list[tuple[str, Mapping[str, Any]]]) -> JobCommand:
-    expires = START + timedelta(seconds=25)
-    sent = envelope.Command("c1", "job.rollback", {"job": "llm-1"}, {}, "r1", "p", "Alert", START, expires)
-    return JobCommand(sent, None, b"1-0", lambda _, status, output: answers.append((status, output)))
+    return make_job_command("job.rollback", answers, START, seconds=25)
 
 
 class Loop:
@@ -92,7 +80,7 @@ def crash() -> None:
 
 
 def test_a_crashed_loop_is_tried_again_after_the_delay_and_no_more_often_than_allowed(
-    restarts: LoopRestarter, clock: Clock
+    restarts: LoopRestarter, clock: ManualClock
 ) -> None:
     """Then the error is the caller's."""
 
@@ -104,7 +92,7 @@ def test_a_crashed_loop_is_tried_again_after_the_delay_and_no_more_often_than_al
     with pytest.raises(RuntimeError, match="out of memory"):
         restarts.run(loop)
     assert loop.started == [None, NEWEST, NEWEST]
-    assert clock.now == START + timedelta(seconds=20)
+    assert clock.time == START + timedelta(seconds=20)
 
 
 def test_progress_makes_the_tries_anew(restarts: LoopRestarter) -> None:
@@ -129,7 +117,7 @@ def test_a_loop_that_never_did_a_step_is_not_tried_again(restarts: LoopRestarter
     assert loop.started == [None]
 
 
-def test_without_a_checkpoint_the_crash_is_the_callers(medic: trainmedic.Medic, clock: Clock) -> None:
+def test_without_a_checkpoint_the_crash_is_the_callers(medic: trainmedic.Medic, clock: ManualClock) -> None:
     """There is nothing to go on from."""
     restarts = make(medic, clock, newest=None)
 
@@ -141,7 +129,7 @@ def test_without_a_checkpoint_the_crash_is_the_callers(medic: trainmedic.Medic, 
         restarts.run(Loop(step_and_crash))
 
 
-def test_with_several_ranks_a_crash_is_left_to_the_launcher(medic: trainmedic.Medic, clock: Clock) -> None:
+def test_with_several_ranks_a_crash_is_left_to_the_launcher(medic: trainmedic.Medic, clock: ManualClock) -> None:
     """The other ranks wait in a collective."""
     medic.world_size = 2
     restarts = make(medic, clock)
@@ -152,7 +140,7 @@ def test_with_several_ranks_a_crash_is_left_to_the_launcher(medic: trainmedic.Me
 
     with pytest.raises(RuntimeError):
         restarts.run(Loop(step_and_crash))
-    assert clock.now == START
+    assert clock.time == START
 
 
 def test_a_command_is_answered_when_the_loop_has_come_up(
@@ -172,7 +160,7 @@ def test_a_command_is_answered_when_the_loop_has_come_up(
 
 
 def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
-    medic: trainmedic.Medic, clock: Clock, command: JobCommand, answers: list[Any]
+    medic: trainmedic.Medic, clock: ManualClock, command: JobCommand, answers: list[Any]
 ) -> None:
     """The server learns of it in time; the loop is tried on."""
     restarts = make(medic, clock, limits=RestartLimits(retries=5, delay=10.0))
@@ -184,7 +172,7 @@ def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
     restarts.run(Loop(ask, crash, crash, crash, lambda: restarts.stepped(6, finish)))
     assert [status for status, _ in answers] == ["failed"]
     assert "expired while the training loop did not come up" in answers[0][1]["reason"]
-    assert clock.now == START + timedelta(seconds=30)
+    assert clock.time == START + timedelta(seconds=30)
 
 
 def test_settings_that_the_loop_does_not_come_up_with_are_taken_back(
