@@ -20,7 +20,7 @@ from trainmedic_server.actions import registry
 from trainmedic_server.actions.kubernetes.base import ClusterAction
 from trainmedic_server.actions.kubernetes.kinds import KNOWN, field_at
 from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
-from trainmedic_server.adapters.kubernetes_whereabouts import Whereabouts
+from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.errors import ClusterRefused
 from trainmedic_server.ports.cluster import JOBS, Ref, Resource
 
@@ -28,7 +28,7 @@ TABLE = charts.CHART / "files" / "permissions.yaml"
 GUIDE = charts.ROOT / "docs" / "how-to" / "kubernetes.md"
 ACTIONS = {one.name: one for one in registry.BUILT_IN if isinstance(one, type) and issubclass(one, ClusterAction)}
 IDENTITY = [("", "nodes", ("list", "watch")), ("", "pods", ("list", "watch"))]
-"""What `Whereabouts` needs."""
+"""What `KubernetesTopology` needs."""
 
 
 def written() -> str:
@@ -205,7 +205,7 @@ async def test_identity_uses_all_that_it_is_granted_and_nothing_else(
     rules = charts.rules({"kubernetes": {"identity": True}})
     node = await world.node()
     async with client(stand_in, "identity", rules, tmp_path) as cluster:
-        whereabouts = Whereabouts(cluster, telemetry.Metrics())
+        whereabouts = KubernetesTopology(cluster, telemetry.Metrics())
         watching = asyncio.create_task(whereabouts.watch())
         async with asyncio.timeout(10):
             while used(stand_in, "identity") != granted(rules):

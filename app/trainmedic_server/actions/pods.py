@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainmedic_server.domain.whereabouts import Gpu, Pod, gpus_in
+from trainmedic_server.domain.topology import Gpu, Pod, gpus_in
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.outside import Presence
 

@@ -1,7 +1,7 @@
 """The static inventory: a YAML file that maps addresses to node names.
 
 Who calls it: ``wiring``, once when the server starts. What the mapping is used for is said in
-``domain.whereabouts`` (`Known`).
+``domain.topology`` (`Known`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind, Unresolved
-from trainmedic_server.domain.whereabouts import Known
+from trainmedic_server.domain.topology import Known
 from trainmedic_server.ports.playbooks import Match, Scope
 
 _BUILT_IN_CHAIN = IdentityLabels()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from trainmedic_server.domain import gpu_names, target
 from trainmedic_server.domain.target import IdentityLabels, Unresolved
-from trainmedic_server.domain.whereabouts import Known
+from trainmedic_server.domain.topology import Known
 
 OF_THE_ALERT = "alert"
 """``gpu:alert`` is the GPU that the labels of the alert name."""

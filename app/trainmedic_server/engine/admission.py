@@ -1,7 +1,7 @@
 """What becomes of alerts: which are new, repeated or resolved, and which playbooks start, join or
-do not start, each with its reason. Pure, given the `Facts` that were read for them.
+do not start, each with its reason. Pure, given the `AdmissionFacts` that were read for them.
 
-`Admitting` takes the deliveries of one transaction one after the other; every decision sees those
+`Admitter` takes the deliveries of one transaction one after the other; every decision sees those
 before it, as if each delivery had been committed alone.
 """
 
@@ -39,7 +39,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedDelivery:
     """A delivery with the playbooks that react to each of its alerts, and the conditions that failed."""
 
     delivery: Delivery
@@ -48,7 +48,7 @@ class Prepared:
 
 
 @dataclass(slots=True)
-class Facts:
+class AdmissionFacts:
     """What the store knows that bears on these deliveries; changed by each decision."""
 
     records: dict[Identity, AlertRecord]
@@ -62,7 +62,7 @@ class Facts:
 
 
 @dataclass(slots=True)
-class Changes:
+class AdmissionChanges:
     """What is to be written, and who is to be told once it is."""
 
     records: dict[Identity, AlertRecord] = field(default_factory=dict)
@@ -75,19 +75,19 @@ class Changes:
     touched: set[str] = field(default_factory=set)
 
 
-class Admitting:
-    """Decides on deliveries, one after the other, into one set of `Changes`."""
+class Admitter:
+    """Decides on deliveries, one after the other, into one set of `AdmissionChanges`."""
 
-    def __init__(self, facts: Facts, limits: EngineLimits, new_id: Callable[[], str], now: datetime) -> None:
+    def __init__(self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime) -> None:
         self._facts = facts
         self._limits = limits
         self._new_id = new_id
         self._now = now
         self._started: Counter[str] = Counter()
         self._opened: Counter[str] = Counter()
-        self.changes = Changes()
+        self.changes = AdmissionChanges()
 
-    def admit(self, prepared: Prepared) -> Admission:
+    def admit(self, prepared: PreparedDelivery) -> Admission:
         """Decide on one delivery."""
         admitted: list[PlaybookDecision] = []
         duplicates = unmatched = 0
@@ -159,7 +159,7 @@ class Admitting:
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
             return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, Decision.DUPLICATE)
-        late = guards.Verdict(Decision.STALE, "the alert had resolved before it was reported as firing")
+        late = guards.GuardDecision(Decision.STALE, "the alert had resolved before it was reported as firing")
         return PlaybookDecision(self._add_run(record, candidate, late).id, name, target_key, Decision.STALE)
 
     def _candidate(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> PlaybookDecision:
@@ -182,12 +182,12 @@ class Admitting:
         run = self._add_run(record, candidate, verdict)
         return PlaybookDecision(run.id, name, target_key, verdict.decision)
 
-    def _verdict(self, alert: Alert, candidate: Candidate) -> guards.Verdict:
+    def _verdict(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
         target = candidate.target
         if isinstance(target, Unresolved):
-            return guards.Verdict(Decision(target.reason), target.why)
+            return guards.GuardDecision(Decision(target.reason), target.why)
         if candidate.key in self._facts.open_runs:
-            return guards.Verdict(Decision.JOINED)
+            return guards.GuardDecision(Decision.JOINED)
         spec = candidate.book.spec
         mode = Mode.stricter(spec.mode, self._limits.mode)
         facts = self._guard_facts(candidate.key)
@@ -198,7 +198,7 @@ class Admitting:
             why = guards.trips_breaker(target.node, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits)
             if why is not None:
                 self._open_breaker(why)
-                return guards.Verdict(Decision.BREAKER_OPEN, why)
+                return guards.GuardDecision(Decision.BREAKER_OPEN, why)
         return verdict
 
     def _guard_facts(self, key: Key) -> GuardFacts:
@@ -214,7 +214,7 @@ class Admitting:
         self.changes.controls = self._facts.controls
         self.changes.events.append(Event("breaker_opened", self._now, data={"why": why}))
 
-    def _add_run(self, record: AlertRecord, candidate: Candidate, verdict: guards.Verdict) -> Run:
+    def _add_run(self, record: AlertRecord, candidate: Candidate, verdict: guards.GuardDecision) -> Run:
         run = self._new_run(record, candidate, verdict)
         self.changes.runs.append(run)
         self._link(run.id, record, LinkedRun(run.id, *candidate.key, str(run.status), run.decision))
@@ -232,7 +232,7 @@ class Admitting:
             self.changes.started.append((run, candidate.book, record))
         return run
 
-    def _new_run(self, record: AlertRecord, candidate: Candidate, verdict: guards.Verdict) -> Run:
+    def _new_run(self, record: AlertRecord, candidate: Candidate, verdict: guards.GuardDecision) -> Run:
         book, decision = candidate.book, verdict.decision
         mode = Mode.stricter(book.spec.mode, self._limits.mode)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
@@ -291,7 +291,7 @@ class Admitting:
         self.changes.events.append(Event(kind, self._now, run_id, data=data))
 
 
-def nodes_named(prepared: Iterable[Prepared]) -> set[str]:
+def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
     """The nodes that the targets of these deliveries name."""
     return {
         candidate.target.node

@@ -14,7 +14,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Attempt, Run
 from trainmedic_server.domain.target import Target
-from trainmedic_server.engine.moves import Act, Outcome
+from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt
 from trainmedic_server.ports.actions import Actions, Call, Clearance, HasPlaces
 
 GRACE = timedelta(seconds=5)
@@ -25,7 +25,7 @@ Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
 log = telemetry.logger(__name__)
 
 
-def made(run: Run, act: Act) -> tuple[Attempt, ...]:
+def made(run: Run, act: PerformAttempt) -> tuple[Attempt, ...]:
     """The attempts of the step, or of its undo; the last is the one to be made."""
     state = run.step(act.key)
     return state.undo_attempts if act.undo else state.attempts
@@ -33,7 +33,7 @@ def made(run: Run, act: Act) -> tuple[Attempt, ...]:
 
 def call_of(
     run: Run,
-    act: Act,
+    act: PerformAttempt,
     actions: Actions,
     alert: Alert,
     tell: Callable[[str], Awaitable[None]],
@@ -76,7 +76,7 @@ def placed(actions: Actions, name: str) -> HasPlaces | None:
     return action if isinstance(action, HasPlaces) else None
 
 
-def targets_of(run: Run, act: Act, actions: Actions) -> Sequence[Target]:
+def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
     """What the attempt works on. One that only reads disturbs nobody on a job's nodes."""
     assert run.target is not None
     state = run.step(act.key)
@@ -91,21 +91,23 @@ def targets_of(run: Run, act: Act, actions: Actions) -> Sequence[Target]:
     return (run.target, *spec.places(params))
 
 
-async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> Outcome:
-    """What becomes of the call, every way it can end made an `Outcome`."""
+async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
+    """What becomes of the call, every way it can end made an `AttemptOutcome`."""
     limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
     try:
         async with asyncio.timeout(limit):
-            return Outcome("applied", await work(call))
+            return AttemptOutcome("applied", await work(call))
     except errors.TemporaryFailure as failure:
-        return Outcome("failed", failure.output, str(failure), failure.is_begun)
+        return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun)
     except errors.PermanentFailure as failure:
-        return Outcome("rejected", failure.output, str(failure), failure.is_begun)
+        return AttemptOutcome("rejected", failure.output, str(failure), failure.is_begun)
     except errors.OutcomeUnknown as failure:
-        return Outcome("unknown", failure.output, str(failure))
+        return AttemptOutcome("unknown", failure.output, str(failure))
     except TimeoutError:
-        return Outcome("unknown", error="the action did not end in time")
+        return AttemptOutcome("unknown", error="the action did not end in time")
     except Exception as failure:  # an action's bug ends its attempt, not the server
         metrics.loop_errors.labels("action").inc()
         log.exception("an action failed in a way that it does not declare", action=name)
-        return Outcome("unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log")
+        return AttemptOutcome(
+            "unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log"
+        )

@@ -20,7 +20,16 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Controls, Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.engine import attempts, plan, steps
 from trainmedic_server.engine.locks import TargetLocks
-from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Idle, Outcome, Plan, Signals
+from trainmedic_server.engine.plan_values import (
+    AttemptOutcome,
+    Idle,
+    OutsideState,
+    PerformAttempt,
+    PlanningContext,
+    RunDraft,
+    RunPlan,
+    Wait,
+)
 from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.ports.actions import Actions, Call, Clearance
 from trainmedic_server.ports.limits import EngineLimits
@@ -31,7 +40,7 @@ log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class DriverServices:
     """What every driver works with."""
 
     recorder: Recorder
@@ -44,6 +53,9 @@ class Surroundings:
     controls: Callable[[], Controls]
     fence: Callable[[], object] = lambda: None
     """Does not return where this server is not the one any more that may act."""
+
+    def planning_context(self, book: CompiledPlaybook | None) -> PlanningContext:
+        return PlanningContext(book, self.actions, self.new_id, self.limits.max_age)
 
     def count_closed(self, run: Run) -> None:
         """Let the metrics and the log tell that a run has closed."""
@@ -59,14 +71,14 @@ class Driver:
         self,
         run: Run,
         book: CompiledPlaybook | None,
-        signals: Signals,
-        around: Surroundings,
+        outside: OutsideState,
+        services: DriverServices,
         received_at: datetime | None,
     ) -> None:
         self.run = run
-        self._signals = signals
-        self._around = around
-        self._context = Context(book, around.actions, around.new_id, around.limits.max_age)
+        self._outside = outside
+        self._services = services
+        self._context = services.planning_context(book)
         self._received_at = received_at
         self._touched = asyncio.Event()
         self._turns = asyncio.Condition()
@@ -82,10 +94,10 @@ class Driver:
 
     async def start_over(self) -> None:
         """Take the run as the store has it, after an error left this one in doubt."""
-        snapshot = await self._around.recorder.snapshot(self.run.id)
+        snapshot = await self._services.recorder.snapshot(self.run.id)
         if snapshot is not None:
             self.run = snapshot.run
-            self._signals = Signals(snapshot.alerts, snapshot.orders)
+            self._outside = OutsideState(snapshot.alerts, snapshot.orders)
 
     async def turned(self) -> None:
         """Return after the driver has next taken in what it was touched for."""
@@ -98,13 +110,13 @@ class Driver:
                 if not self.run.is_open or await self._take_target():
                     await self._carry_through()
             finally:
-                self._around.locks.release(self.run.id)
+                self._services.locks.release(self.run.id)
                 await self._tell_turn()
 
     async def _carry_through(self) -> None:
-        ended: tuple[Act, Outcome] | None = None
+        ended: tuple[PerformAttempt, AttemptOutcome] | None = None
         while True:
-            await self._take_in_signals()
+            await self._take_in_outside()
             move = self._plan(ended)
             if not await self._commit(move):
                 continue
@@ -113,57 +125,57 @@ class Driver:
                 case Idle():
                     if not self._touched.is_set():
                         return
-                case Hold(until):
+                case Wait(until):
                     self._release_if_closed()
                     await self._rest(until)
-                case Act() as act:
+                case PerformAttempt() as act:
                     outcome = await self._perform(act)
                     ended = (act, outcome) if outcome is not None else None
 
-    def _plan(self, ended: tuple[Act, Outcome] | None) -> Plan:
+    def _plan(self, ended: tuple[PerformAttempt, AttemptOutcome] | None) -> RunPlan:
         if ended is None:
-            return plan.advance(self.run, self._signals, self._context, self._now())
-        return plan.conclude_and_advance(self.run, *ended, self._signals, self._context, self._now())
+            return plan.advance(self.run, self._outside, self._context, self._now())
+        return plan.conclude_and_advance(self.run, *ended, self._outside, self._context, self._now())
 
     async def _take_target(self) -> bool:
         """Hold the target, waiting in the queue if need be; False where the run closed instead."""
         target = self.run.target
         assert target is not None
-        if self._around.locks.try_acquire(self.run.id, target):
+        if self._services.locks.try_acquire(self.run.id, target):
             return True
-        granted = self._around.locks.wait(self.run.id, target)
-        holder = self._around.locks.holder(target)
+        granted = self._services.locks.wait(self.run.id, target)
+        holder = self._services.locks.holder(target)
         waiting = replace(self.run, status=Status.WAITING, waiting_on="target")
-        await self._commit(Plan(waiting, (self._event("waiting_for_target", holder=holder),), Hold()))
+        await self._commit(RunPlan(waiting, (self._event("waiting_for_target", holder=holder),), Wait()))
         while True:
-            await self._take_in_signals()
-            if self._signals.last(OrderKind.CANCEL, OrderKind.UNDO):
+            await self._take_in_outside()
+            if self._outside.last(OrderKind.CANCEL, OrderKind.UNDO):
                 return True  # planning closes it, and closing needs no target
             refused = self._refused_in_queue()
             if refused is not None:
                 why, decision = refused
-                move = plan.call_off(self.run, self._signals, self._context, self._now(), why, decision)
+                move = plan.call_off(self.run, self._outside, self._context, self._now(), why, decision)
                 if await self._commit(move):
                     return False
                 continue
             if granted.done():
                 return True
-            newest = plan.newest_beginning(self.run, self._signals)
+            newest = plan.newest_beginning(self.run, self._outside)
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
         """Why the run must not act any more when its turn comes; None where it may."""
         if plan.has_begun(self.run):
             return None  # it had acted before a restart, and goes on
-        if self._signals.breaker is not None:
+        if self._outside.breaker is not None:
             return (
-                f"the target was busy, and meanwhile the breaker opened: {self._signals.breaker}",
+                f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}",
                 Decision.BREAKER_OPEN,
             )
-        why = plan.stale(self.run, self._signals, self._context.max_age, self._now())
+        why = plan.stale(self.run, self._outside, self._context.max_age, self._now())
         return (f"the target was busy, and {why}", Decision.TARGET_BUSY) if why is not None else None
 
-    async def _perform(self, act: Act) -> Outcome | None:
+    async def _perform(self, act: PerformAttempt) -> AttemptOutcome | None:
         """Make the attempt that is recorded, and say how it ended; None where it was not made after all."""
         state = self.run.step(act.key)
         name = (state.undo.action if act.undo and state.undo else state.action) or ""
@@ -171,10 +183,10 @@ class Driver:
         refused = await self._locate(act, name)
         if refused is not None:
             return refused
-        async with self._around.locks.acting(
-            claim, *attempts.targets_of(self.run, act, self._around.actions)
+        async with self._services.locks.acting(
+            claim, *attempts.targets_of(self.run, act, self._services.actions)
         ) as waited:
-            if not act.undo and self._around.controls().paused and self._is_harmful(name):
+            if not act.undo and self._services.controls().paused and self._is_harmful(name):
                 return None  # paused since it was recorded; planning holds it back
             if waited:
                 await self._renew_deadline(act)
@@ -183,20 +195,22 @@ class Driver:
             except (errors.ConfigurationError, ValueError) as problem:
                 return self._impossible(act, str(problem))
             if self._received_at is not None and not act.undo:
-                self._around.metrics.alert_to_action_seconds.observe((self._now() - self._received_at).total_seconds())
+                self._services.metrics.alert_to_action_seconds.observe(
+                    (self._now() - self._received_at).total_seconds()
+                )
                 self._received_at = None
-            self._around.fence()
+            self._services.fence()
             began = self._now()
-            outcome = await self._outcome(name, call, lambda call: self._around.actions.get(name).perform(call))
+            outcome = await self._outcome(name, call, lambda call: self._services.actions.get(name).perform(call))
         seconds = (self._now() - began).total_seconds()
-        self._around.metrics.step_seconds.labels(name, outcome.status).observe(seconds)
+        self._services.metrics.step_seconds.labels(name, outcome.status).observe(seconds)
         number = attempts.made(self.run, act)[-1].number
         log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
 
-    async def _locate(self, act: Act, name: str) -> Outcome | None:
+    async def _locate(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
         """Have it on record where an action works that finds this out itself; how the attempt ended if it cannot."""
-        action = attempts.placed(self._around.actions, name) if not act.undo else None
+        action = attempts.placed(self._services.actions, name) if not act.undo else None
         if action is None:
             return None
         found: list[BaseModel] = []
@@ -213,12 +227,12 @@ class Driver:
         if outcome.status != "applied":
             return outcome
         if found[0] is not call.params:
-            draft = Draft(self.run, self._signals, self._context, self._now())
+            draft = RunDraft(self.run, self._outside, self._context, self._now())
             steps.located(draft, act.key, found[0].model_dump(mode="json", by_alias=True, exclude_none=True))
-            await self._commit(Plan(draft.run, tuple(draft.events), act))
+            await self._commit(RunPlan(draft.run, tuple(draft.events), act))
         return None
 
-    async def _renew_deadline(self, act: Act) -> None:
+    async def _renew_deadline(self, act: PerformAttempt) -> None:
         """Give an attempt that had to wait for another one's end the time that it lost, on record."""
         tried = attempts.made(self.run, act)
         last = tried[-1]
@@ -228,42 +242,42 @@ class Driver:
             state = replace(state, undo=replace(state.undo, attempts=later))
         else:
             state = replace(state, attempts=later)
-        await self._commit(Plan(self.run.with_step(state), (), act))
+        await self._commit(RunPlan(self.run.with_step(state), (), act))
 
-    def _impossible(self, act: Act, why: str) -> Outcome:
+    def _impossible(self, act: PerformAttempt, why: str) -> AttemptOutcome:
         """The attempt cannot be made by this server. An undo is tried again, for another version may be able to."""
         if act.undo:
-            return Outcome("failed", error=why)
-        return Outcome("unknown" if act.resumed else "rejected", error=why)
+            return AttemptOutcome("failed", error=why)
+        return AttemptOutcome("unknown" if act.resumed else "rejected", error=why)
 
     def _is_harmful(self, name: str) -> bool:
-        action = self._around.actions.spec(name)
+        action = self._services.actions.spec(name)
         return action is not None and action.harmful
 
-    async def _outcome(self, name: str, call: Call, work: attempts.Work) -> Outcome:
-        return await attempts.outcome_of(name, call, work, self._now(), self._around.metrics)
+    async def _outcome(self, name: str, call: Call, work: attempts.Work) -> AttemptOutcome:
+        return await attempts.outcome_of(name, call, work, self._now(), self._services.metrics)
 
-    def _call(self, act: Act) -> Call:
+    def _call(self, act: PerformAttempt) -> Call:
         state = self.run.step(act.key)
-        alert = self._signals.alerts[0].alert
+        alert = self._outside.alerts[0].alert
         return attempts.call_of(
-            self.run, act, self._around.actions, alert, lambda what: self._tell(state, what), self._word
+            self.run, act, self._services.actions, alert, lambda what: self._tell(state, what), self._word
         )
 
     async def _word(self) -> Clearance:
         """What operators have said since the attempt began. It stays to be taken in: an attempt plans nothing."""
         if self._touched.is_set():
-            snapshot = await self._around.recorder.snapshot(self.run.id)
-            if snapshot is not None and Signals(snapshot.alerts, snapshot.orders).last(OrderKind.CANCEL):
+            snapshot = await self._services.recorder.snapshot(self.run.id)
+            if snapshot is not None and OutsideState(snapshot.alerts, snapshot.orders).last(OrderKind.CANCEL):
                 return "stop"
-        return "hold" if self._around.controls().paused else "go_on"
+        return "hold" if self._services.controls().paused else "go_on"
 
     async def _tell(self, state: StepState, what: str) -> None:
         """Note what an attempt waits for, so that nobody has to guess why nothing happens."""
         run = replace(self.run, message=what) if self.run.is_open else self.run
-        await self._commit(Plan(run, (self._event("attempt_waits", step=state.id, why=what),), Hold()))
+        await self._commit(RunPlan(run, (self._event("attempt_waits", step=state.id, why=what),), Wait()))
 
-    async def _commit(self, move: Plan) -> bool:
+    async def _commit(self, move: RunPlan) -> bool:
         """Make a plan durable; then tell the action of outcomes that are, and count what closed.
 
         False where nothing was kept, because an alert joined that a run which closes, or begins to
@@ -273,18 +287,18 @@ class Driver:
         closes = before.is_open and not move.run.is_open
         takes_back = before.is_open and any(event.kind == "undo_started" for event in move.events)
         if move.run is not before or move.events:
-            seen = len(self._signals.alerts) if closes or takes_back else None
-            if not await self._around.recorder.record(move.run, before, move.events, seen):
+            seen = len(self._outside.alerts) if closes or takes_back else None
+            if not await self._services.recorder.record(move.run, before, move.events, seen):
                 self.touch()
                 return False
         self.run = move.run
         self._settle(before, move.run)
-        self._around.metrics.undos_owed.inc(move.run.owes_undo - before.owes_undo)
+        self._services.metrics.undos_owed.inc(move.run.owes_undo - before.owes_undo)
         if closes:
-            self._around.count_closed(move.run)
+            self._services.count_closed(move.run)
         for event in move.events:
             if event.kind in ("undo_done", "undo_failed"):
-                self._around.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()
+                self._services.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()
         if not self._touched.is_set():
             await self._tell_turn()
         return True
@@ -299,22 +313,22 @@ class Driver:
             for name, was, is_ in pairs:
                 if not (name and was and was[-1].status == "running" and is_[len(was) - 1].status != "running"):
                     continue
-                if self._around.actions.spec(name) is not None:
-                    self._around.actions.get(name).outcome_saved(was[-1].command_id)
+                if self._services.actions.spec(name) is not None:
+                    self._services.actions.get(name).outcome_saved(was[-1].command_id)
 
-    async def _take_in_signals(self) -> None:
+    async def _take_in_outside(self) -> None:
         if self._touched.is_set():
             self._touched.clear()
-            snapshot = await self._around.recorder.snapshot(self.run.id)
+            snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is not None:
-                self._signals = Signals(snapshot.alerts, snapshot.orders)
-        self._signals = self._signals.under(self._around.controls())
+                self._outside = OutsideState(snapshot.alerts, snapshot.orders)
+        self._outside = self._outside.under(self._services.controls())
 
     async def _rest(self, until: datetime | None, *others: asyncio.Future[None]) -> None:
         """Wait until touched, until the moment has come, or until one of `others` is done."""
         waits: set[asyncio.Future[None]] = {asyncio.ensure_future(self._wait_for_touch()), *others}
         if until is not None:
-            waits.add(asyncio.ensure_future(self._around.clock.sleep_until(until)))
+            waits.add(asyncio.ensure_future(self._services.clock.sleep_until(until)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -326,7 +340,7 @@ class Driver:
 
     def _release_if_closed(self) -> None:
         if not self.run.is_open:
-            self._around.locks.release(self.run.id)
+            self._services.locks.release(self.run.id)
 
     async def _tell_turn(self) -> None:
         async with self._turns:
@@ -336,4 +350,4 @@ class Driver:
         return Event(kind, self._now(), self.run.id, data=data)
 
     def _now(self) -> datetime:
-        return self._around.clock.now()
+        return self._services.clock.now()

@@ -17,7 +17,7 @@ from trainmedic_server.ports.store import GuardFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GuardDecision:
     """A decision and, for a person, why."""
 
     decision: Decision
@@ -32,31 +32,31 @@ def decide(
     limits: EngineLimits,
     starts_at: datetime,
     now: datetime,
-) -> Verdict:
+) -> GuardDecision:
     """Whether a run may start now, apart from the breaker's count (see `trips_breaker`)."""
     if controls.paused:
-        return Verdict(Decision.PAUSED, f"paused by {controls.paused_by}")
+        return GuardDecision(Decision.PAUSED, f"paused by {controls.paused_by}")
     age = now - starts_at
     if age > limits.max_age:
-        return Verdict(
+        return GuardDecision(
             Decision.STALE,
             f"the alert began {duration.write(age)} ago, over the maximum age of {duration.write(limits.max_age)}",
         )
     if controls.breaker_open and mode is not Mode.OBSERVE:
-        return Verdict(Decision.BREAKER_OPEN, controls.breaker_reason or "the breaker is open")
+        return GuardDecision(Decision.BREAKER_OPEN, controls.breaker_reason or "the breaker is open")
     if guards.cooldown and facts.last_ended_at and now < facts.last_ended_at + guards.cooldown:
         left = duration.write(facts.last_ended_at + guards.cooldown - now)
-        return Verdict(Decision.COOLDOWN, f"the last run for this target has ended; cooldown for another {left}")
+        return GuardDecision(Decision.COOLDOWN, f"the last run for this target has ended; cooldown for another {left}")
     if guards.max_runs and facts.started >= guards.max_runs.count:
-        return Verdict(
+        return GuardDecision(
             Decision.RATE_LIMITED,
             f"{facts.started} runs in the last {duration.write(guards.max_runs.per)}, at most {guards.max_runs.count}",
         )
     if guards.max_concurrent and facts.open_runs >= guards.max_concurrent:
-        return Verdict(
+        return GuardDecision(
             Decision.CONCURRENCY_LIMITED, f"{facts.open_runs} runs are open, at most {guards.max_concurrent}"
         )
-    return Verdict(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
+    return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
 
 
 def trips_breaker(node: str, acted_on: set[str], known: set[str], limits: EngineLimits) -> str | None:

@@ -15,9 +15,9 @@ from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.target import Target
-from trainmedic_server.domain.whereabouts import Known
+from trainmedic_server.domain.topology import Known
 from trainmedic_server.engine import admission
-from trainmedic_server.engine.admission import Admitting, Candidate, Changes, Facts, Prepared
+from trainmedic_server.engine.admission import AdmissionChanges, AdmissionFacts, Admitter, Candidate, PreparedDelivery
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
@@ -31,14 +31,14 @@ log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedBatch:
     """The outcome of one transaction: a reply for each delivery, and what changed."""
 
     replies: tuple[Admission, ...]
-    changes: Changes
+    changes: AdmissionChanges
 
 
-class Intake:
+class DeliveryIntake:
     """Admits deliveries. `on_admitted` is told, after the commit, what each transaction changed."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Intake:
         metrics: telemetry.Metrics,
         inventory: Callable[[], Known],
         new_id: Callable[[], str],
-        on_admitted: Callable[[Changes], None],
+        on_admitted: Callable[[AdmissionChanges], None],
     ) -> None:
         self._store = store
         self._catalog = catalog
@@ -78,12 +78,12 @@ class Intake:
     async def stop(self) -> None:
         await self._queue.stop()
 
-    def prepare(self, delivery: Delivery) -> Prepared:
+    def prepare(self, delivery: Delivery) -> PreparedDelivery:
         """Find the playbooks that react to each alert, and their targets. Reads nothing from the store."""
         inventory = self._inventory()
         failures: list[Event] = []
         found = tuple(self._candidates(alert, inventory, failures) for alert in delivery.alerts)
-        return Prepared(delivery, found, tuple(failures))
+        return PreparedDelivery(delivery, found, tuple(failures))
 
     def _candidates(self, alert: Alert, inventory: Known, failures: list[Event]) -> tuple[Candidate, ...]:
         found: list[Candidate] = []
@@ -105,10 +105,10 @@ class Intake:
         self._on_admitted(admitted.changes)
         return admitted.replies
 
-    def _decide_and_write(self, tx: Transaction, prepared: Sequence[Prepared]) -> Admitted:
+    def _decide_and_write(self, tx: Transaction, prepared: Sequence[PreparedDelivery]) -> AdmittedBatch:
         now = self._clock.now()
         facts = _read_facts(tx, prepared, self._limits, now)
-        admitting = Admitting(facts, self._limits, self._new_id, now)
+        admitting = Admitter(facts, self._limits, self._new_id, now)
         replies = tuple(admitting.admit(entry) for entry in prepared)
         changes = admitting.changes
         self._keep_playbooks(tx, prepared, changes)
@@ -120,9 +120,9 @@ class Intake:
             tx.note_nodes(changes.nodes, now)
         if changes.controls is not None:
             tx.save_controls(changes.controls)
-        return Admitted(replies, changes)
+        return AdmittedBatch(replies, changes)
 
-    def _keep_playbooks(self, tx: Transaction, prepared: Sequence[Prepared], changes: Changes) -> None:
+    def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
         books: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.book.spec.name, candidate.book.version): candidate.book
@@ -133,7 +133,7 @@ class Intake:
         for name, version in needed:
             tx.keep_playbook(name, version, books[name, version].text, self._clock.now())
 
-    def _count(self, deliveries: Sequence[Delivery], admitted: Admitted) -> None:
+    def _count(self, deliveries: Sequence[Delivery], admitted: AdmittedBatch) -> None:
         for delivery in deliveries:
             self._metrics.truncated.inc(delivery.truncated)
             for alert in delivery.alerts:
@@ -143,7 +143,9 @@ class Intake:
                 self._metrics.decisions.labels(run.playbook, str(run.decision)).inc()
 
 
-def _read_facts(tx: Transaction, prepared: Sequence[Prepared], limits: EngineLimits, now: datetime) -> Facts:
+def _read_facts(
+    tx: Transaction, prepared: Sequence[PreparedDelivery], limits: EngineLimits, now: datetime
+) -> AdmissionFacts:
     """Everything that the decisions on these deliveries look at, in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
     candidates = [candidate for entry in prepared for found in entry.candidates for candidate in found]
@@ -156,7 +158,7 @@ def _read_facts(tx: Transaction, prepared: Sequence[Prepared], limits: EngineLim
         firing.setdefault(record.alert.fingerprint, {})[record.identity] = record
     identities = {alert.identity for alert in alerts} | {key for records in firing.values() for key in records}
     nodes = admission.nodes_named(prepared)
-    return Facts(
+    return AdmissionFacts(
         records=tx.alerts(identities),
         firing=firing,
         linked=tx.linked_runs(identities),

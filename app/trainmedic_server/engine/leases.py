@@ -6,7 +6,7 @@ is left to win, and a lease that runs out helps it. Neither pause nor the breake
 it is no new harm, and without it a pause would give a hot GPU its full power again.
 
 Not here: how a renewal reaches whoever granted the lease (`ports.LeasedAction`), or what becomes of an effect whose
-lease has run out (``lapses``). Who calls it: ``service``.
+lease has run out (``expired_leases``). Who calls it: ``service``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
-from trainmedic_server.engine.lapses import Lapses
+from trainmedic_server.engine.expired_leases import ExpiredLeases
 from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
@@ -33,7 +33,7 @@ _SHOWN = 8
 log = telemetry.logger(__name__)
 
 
-class Leases:
+class LeaseRenewer:
     """Renews what is held. One object per server; what it remembers it can do without after a restart."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Leases:
         clock: Clock,
         limits: EngineLimits,
         metrics: telemetry.Metrics,
-        lapses: Lapses,
+        expired_leases: ExpiredLeases,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -52,12 +52,12 @@ class Leases:
         self._actions = actions
         self._leased: Mapping[str, LeasedAction] = {}
         self._asked: dict[str, int] = {}
-        self._lapses = lapses
+        self._expired_leases = expired_leases
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Until cancelled; the first look is at once, for a server may have been away for long."""
-        self._lapses.begin()
+        self._expired_leases.begin()
         self._leased = _leased(self._actions)
         if not self._leased:
             return
@@ -94,7 +94,7 @@ class Leases:
                 due.setdefault(name, []).append(hold)
             asked[hold.command_id] = turn
         self._asked = asked
-        self._lapses.keep_only(asked)
+        self._expired_leases.keep_only(asked)
         for name, holds in due.items():
             task = asyncio.create_task(self._renew(self._leased[name], holds, now))
             self._renewals.add(task)
@@ -128,7 +128,7 @@ class Leases:
             if missed:
                 places = sorted({renewal.place for renewal in missed})
                 log.warning("leases were not renewed", places=places[:_SHOWN], of=len(places), why=missed[0].why)
-            await self._lapses.take_in(action, renewals)
+            await self._expired_leases.take_in(action, renewals)
         except errors.StoreUnavailable as error:
             log.warning("could not record what became of leases", error=str(error))
         except Exception:  # the boundary of a renewal, which is one of a loop

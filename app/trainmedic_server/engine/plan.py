@@ -14,53 +14,69 @@ from trainmedic_server import errors
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
 from trainmedic_server.engine import steps, undoing
-from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Next, Outcome, Plan, Signals
+from trainmedic_server.engine.plan_values import (
+    AttemptOutcome,
+    Instruction,
+    OutsideState,
+    PerformAttempt,
+    PlanningContext,
+    RunDraft,
+    RunPlan,
+    Wait,
+)
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
-def advance(run: Run, signals: Signals, context: Context, now: datetime) -> Plan:
+def advance(run: Run, outside: OutsideState, context: PlanningContext, now: datetime) -> RunPlan:
     """What `run` does next."""
-    return _advance(Draft(run, signals, context, now))
+    return _advance(RunDraft(run, outside, context, now))
 
 
 def conclude_and_advance(
-    run: Run, act: Act, outcome: Outcome, signals: Signals, context: Context, now: datetime
-) -> Plan:
+    run: Run,
+    act: PerformAttempt,
+    outcome: AttemptOutcome,
+    outside: OutsideState,
+    context: PlanningContext,
+    now: datetime,
+) -> RunPlan:
     """Take in how an attempt ended, and go on: one plan, so that both are committed at once."""
-    draft = Draft(run, signals, context, now)
+    draft = RunDraft(run, outside, context, now)
     (undoing if act.undo else steps).conclude(draft, act.key, outcome)
     return _advance(draft)
 
 
-def call_off(run: Run, signals: Signals, context: Context, now: datetime, why: str, decision: Decision) -> Plan:
+def call_off(
+    run: Run, outside: OutsideState, context: PlanningContext, now: datetime, why: str, decision: Decision
+) -> RunPlan:
     """Close a run that must not act any more: not started where it never acted, else cancelled."""
-    draft = Draft(run, signals, context, now)
+    draft = RunDraft(run, outside, context, now)
     _lose_flight(draft, f"nobody asked again, because {why}")
     _call_off(draft, why, decision)
-    return Plan(draft.run, tuple(draft.events), undoing.due(draft))
+    return RunPlan(draft.run, tuple(draft.events), undoing.due(draft))
 
 
-def give_up(run: Run, signals: Signals, context: Context, now: datetime, why: str) -> Plan:
+def give_up(run: Run, outside: OutsideState, context: PlanningContext, now: datetime, why: str) -> RunPlan:
     """Close a run whose playbook cannot be read any more, so that nobody knows how it would go on."""
-    draft = Draft(run, signals, context, now)
+    draft = RunDraft(run, outside, context, now)
     _lose_flight(draft, f"the run could not go on: {why}")
     _close(draft, Status.FAILED, why)
-    return Plan(draft.run, tuple(draft.events), undoing.due(draft))
+    return RunPlan(draft.run, tuple(draft.events), undoing.due(draft))
 
 
-def stale(run: Run, signals: Signals, max_age: timedelta, now: datetime) -> str | None:
+def stale(run: Run, outside: OutsideState, max_age: timedelta, now: datetime) -> str | None:
     """Why a run that was held up, and has not acted, must not act any more; None where it may."""
-    if signals.resolved:
+    if outside.resolved:
         return "the alert resolved before the run could act"
-    age = now - newest_beginning(run, signals)
+    age = now - newest_beginning(run, outside)
     if age > max_age:
         return f"the alert began {duration.write(age)} ago, over the maximum age of {duration.write(max_age)}"
     return None
 
 
-def newest_beginning(run: Run, signals: Signals) -> datetime:
+def newest_beginning(run: Run, outside: OutsideState) -> datetime:
     """When the newest of the run's alerts that still fire began."""
-    return max((record.alert.starts_at for record in signals.alerts if not record.is_resolved), default=run.created_at)
+    return max((record.alert.starts_at for record in outside.alerts if not record.is_resolved), default=run.created_at)
 
 
 def has_begun(run: Run) -> bool:
@@ -98,29 +114,29 @@ def _observed(state: StepState, book: CompiledPlaybook, names: Scope) -> StepSta
     return replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
-def _advance(draft: Draft) -> Plan:
-    then: Next | None = _go_on(draft) if draft.run.is_open else None
+def _advance(draft: RunDraft) -> RunPlan:
+    then: Instruction | None = _go_on(draft) if draft.run.is_open else None
     if then is None:
         then = undoing.due(draft)
-    elif isinstance(then, Hold) and draft.run.waiting_on == "resume":
+    elif isinstance(then, Wait) and draft.run.waiting_on == "resume":
         then = undoing.due_while_held(draft, then)
-    return Plan(draft.run, tuple(draft.events), then)
+    return RunPlan(draft.run, tuple(draft.events), then)
 
 
-def _go_on(draft: Draft) -> Act | Hold | None:
+def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
     """What an open run does next; None once it has closed."""
     flight = steps.interrupted(draft.run)
     if flight is not None:
         then = _resume(draft, flight)
         if then is not None:
             return then
-    told = draft.signals.last(OrderKind.CANCEL, OrderKind.UNDO)
+    told = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
     if told is not None:
         _close(draft, Status.CANCELLED, f"cancelled by {told.actor}")
         return None
-    was_held = draft.run.waiting_on == "resume" and not draft.signals.paused and draft.run.acted_at is None
+    was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
     if was_held or not has_begun(draft.run):
-        why = stale(draft.run, draft.signals, draft.context.max_age, draft.now)
+        why = stale(draft.run, draft.outside, draft.context.max_age, draft.now)
         if why:
             _call_off(draft, why, Decision.STALE)
             return None
@@ -131,7 +147,7 @@ def _go_on(draft: Draft) -> Act | Hold | None:
     return None
 
 
-def _next_step(draft: Draft) -> Act | Hold | None:
+def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
     """Proceed with the first step that is not final, or close the run where there is none."""
     broken = steps.broken(draft.run, draft.book)
     if broken is not None and broken.status is StepStatus.REJECTED:
@@ -155,7 +171,7 @@ def _next_step(draft: Draft) -> Act | Hold | None:
     return None
 
 
-def _resume(draft: Draft, flight: StepState) -> Act | Hold | None:
+def _resume(draft: RunDraft, flight: StepState) -> PerformAttempt | Wait | None:
     """Go on with an attempt that a killed server may have made, under the same command id.
 
     While the server is paused it waits, unless there is nothing left to wait for: to ask again is to
@@ -163,9 +179,9 @@ def _resume(draft: Draft, flight: StepState) -> Act | Hold | None:
     returned.
     """
     attempt = flight.attempts[-1]
-    told = draft.signals.last(OrderKind.CANCEL, OrderKind.UNDO)
+    told = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
     if steps.held_by_pause(draft, flight):
-        if told is None and not draft.signals.resolved:
+        if told is None and not draft.outside.resolved:
             return draft.hold_for_resume()
         over = f"{told.actor} ended the run" if told is not None else "the alert resolved"
         _lose_flight(draft, f"nobody asked again, because the server was paused and {over}")
@@ -178,22 +194,22 @@ def _resume(draft: Draft, flight: StepState) -> Act | Hold | None:
         draft.put(replace(flight, attempts=(*flight.attempts[:-1], later)))
     draft.stand(Status.RUNNING)
     draft.note("step_resumed", step=flight.id, action=flight.action, command_id=attempt.command_id)
-    return Act(flight.key, resumed=True)
+    return PerformAttempt(flight.key, resumed=True)
 
 
-def _lose_flight(draft: Draft, why: str) -> None:
+def _lose_flight(draft: RunDraft, why: str) -> None:
     flight = steps.interrupted(draft.run)
     if flight is not None:
         steps.lose(draft, flight, f"it may have been applied; {why}")
 
 
-def _call_off(draft: Draft, why: str, decision: Decision) -> None:
+def _call_off(draft: RunDraft, why: str, decision: Decision) -> None:
     status = Status.NOT_STARTED if draft.run.acted_at is None else Status.CANCELLED
     draft.run = replace(draft.run, decision=decision)
     _close(draft, status, why, decision=str(decision))
 
 
-def _close(draft: Draft, status: Status, message: str, **data: str) -> None:
+def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:
     unused = StepStatus.CANCELLED if status is Status.CANCELLED else StepStatus.SKIPPED
     for state in draft.run.steps:
         if not state.status.is_final:

@@ -25,7 +25,7 @@ log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RunSnapshot:
     """A run as the store has it, with its alerts and orders."""
 
     run: Run
@@ -47,7 +47,7 @@ class Recorder:
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self._changes: Batcher[_Change, bool] = Batcher(self._write, most=_BATCH)
-        self._questions: Batcher[str, Snapshot | None] = Batcher(self._read, most=_BATCH)
+        self._questions: Batcher[str, RunSnapshot | None] = Batcher(self._read, most=_BATCH)
 
     async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], alerts: int | None = None) -> bool:
         """Return True once the run's change and its events are durable.
@@ -57,7 +57,7 @@ class Recorder:
         """
         return await self._changes.ask(_Change(run, before, events, alerts))
 
-    async def snapshot(self, run_id: str) -> Snapshot | None:
+    async def snapshot(self, run_id: str) -> RunSnapshot | None:
         """The run as the store has it now; None where there is none."""
         return await self._questions.ask(run_id)
 
@@ -78,14 +78,14 @@ class Recorder:
         await self._until_it_answers(work)
         return kept
 
-    async def _read(self, run_ids: Sequence[str]) -> list[Snapshot | None]:
-        found: dict[str, Snapshot] = {}
+    async def _read(self, run_ids: Sequence[str]) -> list[RunSnapshot | None]:
+        found: dict[str, RunSnapshot] = {}
 
         def work(tx: Transaction) -> None:
             wanted = set(run_ids)
             alerts, orders = tx.alerts_of(wanted), tx.orders_of(wanted)
             for run in tx.runs(wanted):
-                found[run.id] = Snapshot(run, tuple(alerts.get(run.id, ())), tuple(orders.get(run.id, ())))
+                found[run.id] = RunSnapshot(run, tuple(alerts.get(run.id, ())), tuple(orders.get(run.id, ())))
 
         await self._until_it_answers(work)
         return [found.get(run_id) for run_id in run_ids]

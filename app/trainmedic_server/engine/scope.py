@@ -16,7 +16,7 @@ from trainmedic_server.domain.target import Target
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
-class Deferred(Mapping[str, Any]):
+class LazyScope(Mapping[str, Any]):
     """A scope that is made when it is first looked at."""
 
     def __init__(self, make: Callable[[], Scope]) -> None:

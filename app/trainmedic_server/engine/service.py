@@ -14,16 +14,16 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run, Status
-from trainmedic_server.domain.whereabouts import Known
+from trainmedic_server.domain.topology import Known
 from trainmedic_server.engine import undoing
-from trainmedic_server.engine.admission import Changes
-from trainmedic_server.engine.driver import Surroundings
-from trainmedic_server.engine.intake import Intake
-from trainmedic_server.engine.lapses import Lapses
-from trainmedic_server.engine.leases import Leases
+from trainmedic_server.engine.admission import AdmissionChanges
+from trainmedic_server.engine.driver import DriverServices
+from trainmedic_server.engine.expired_leases import ExpiredLeases
+from trainmedic_server.engine.intake import DeliveryIntake
+from trainmedic_server.engine.leases import LeaseRenewer
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.recorder import Recorder
-from trainmedic_server.engine.sweeper import Sweeper
+from trainmedic_server.engine.silent_alerts import SilentAlerts
 from trainmedic_server.engine.workers import Workers
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
@@ -57,7 +57,7 @@ class Engine:
         self._metrics = metrics
         self._controls = Controls()
         self._recorder = Recorder(store)
-        around = Surroundings(
+        services = DriverServices(
             recorder=self._recorder,
             locks=TargetLocks(),
             actions=actions,
@@ -68,11 +68,15 @@ class Engine:
             controls=lambda: self._controls,
             fence=fence,
         )
-        self._workers = Workers(store, catalog, around)
-        self._intake = Intake(store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted)
-        self._sweeper = Sweeper(store, clock, limits, metrics, alert_source, self._workers.touch)
-        lapses = Lapses(store, clock, limits, metrics, around.locks, alert_source, self._workers.book_of, fence)
-        self._leases = Leases(store, actions, clock, limits, metrics, lapses)
+        self._workers = Workers(store, catalog, services)
+        self._intake = DeliveryIntake(
+            store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted
+        )
+        self._silent_alerts = SilentAlerts(store, clock, limits, metrics, alert_source, self._workers.touch)
+        expired_leases = ExpiredLeases(
+            store, clock, limits, metrics, services.locks, alert_source, self._workers.book_of, fence
+        )
+        self._leases = LeaseRenewer(store, actions, clock, limits, metrics, expired_leases)
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)
         self._id_lock = threading.Lock()
@@ -89,7 +93,7 @@ class Engine:
         down_for = now - self._controls.alive_at if self._controls.alive_at else timedelta(0)
         await self._change(lambda controls: replace(controls, alive_at=now), Event("server_started", now))
         await self._workers.recover(down_for)
-        loops = (self._beat(), self._sweeper.run(), self._leases.run())
+        loops = (self._beat(), self._silent_alerts.run(), self._leases.run())
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
@@ -158,7 +162,7 @@ class Engine:
             Event("breaker_closed", self._clock.now(), actor=actor),
         )
 
-    def _on_admitted(self, changes: Changes) -> None:
+    def _on_admitted(self, changes: AdmissionChanges) -> None:
         if changes.controls is not None:
             self._show(changes.controls)
         for run, book, record in changes.started:

@@ -32,7 +32,7 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.engine.moves import Act, Context, Draft, Hold, Outcome
+from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
 from trainmedic_server.ports.actions import Action
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
@@ -94,13 +94,13 @@ def following(run: Run, book: CompiledPlaybook, failed: StepState | None) -> Ste
     return None
 
 
-def proceed(draft: Draft, state: StepState) -> Act | Hold | None:
+def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
     """What to do about the first step that is not final.
 
-    None once it has become final, or where the run must not act (`Draft.refused`)."""
+    None once it has become final, or where the run must not act (`RunDraft.refused`)."""
     spec = spec_of(draft.book, state)
     if held_by_pause(draft, state):
-        if draft.signals.resolved and _may_be_applied(state):
+        if draft.outside.resolved and _may_be_applied(state):
             lose(
                 draft,
                 state,
@@ -127,7 +127,7 @@ def proceed(draft: Draft, state: StepState) -> Act | Hold | None:
     return _act(draft, state, spec)
 
 
-def located(draft: Draft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
+def located(draft: RunDraft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
     """Put on record where the attempt that comes next is to work, which its undo has to know too."""
     state = draft.run.step(key)
     action = draft.context.actions.spec(state.action) if state.action else None
@@ -138,7 +138,7 @@ def located(draft: Draft, key: tuple[str, int], params: Mapping[str, Any]) -> No
     draft.note("step_located", step=state.id, action=state.action, params=dict(params))
 
 
-def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
+def conclude(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
     """Take in how the last attempt of an action step ended."""
     # While it is open a run says what it last met with: that it waits, or why an attempt failed.
     draft.run = replace(draft.run, message="" if outcome.status == "applied" else outcome.error or outcome.status)
@@ -185,7 +185,7 @@ def _may_be_applied(state: StepState) -> bool:
     return any(attempt.status in ("unknown", "running") or attempt.in_part for attempt in state.attempts)
 
 
-def attempt_again(draft: Draft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
+def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
     """The next attempt. It keeps the command id while the last outcome is unknown, so that a receiver
     which did apply the command does not apply it twice; a known failure calls for a new id."""
     last = attempts[-1] if attempts else None
@@ -194,16 +194,16 @@ def attempt_again(draft: Draft, attempts: tuple[Attempt, ...], timeout: timedelt
     return Attempt(len(attempts) + 1, command_id, draft.now, draft.now + timeout)
 
 
-def _act(draft: Draft, state: StepState, spec: ActionStep) -> Act | Hold | None:
+def _act(draft: RunDraft, state: StepState, spec: ActionStep) -> PerformAttempt | Wait | None:
     if state.retry_at and draft.now < state.retry_at:
         draft.stand(Status.WAITING, "retry")
-        return Hold(state.retry_at)
+        return Wait(state.retry_at)
     action = draft.context.actions.spec(spec.action)
     if action is None:
         _fail(draft, state, f"there is no action {spec.action!r} in this server")
         return None
-    if action.harmful and draft.run.acted_at is None and draft.signals.breaker and _was_held_up(draft.run):
-        draft.refuse(Decision.BREAKER_OPEN, f"before the run could act the breaker opened: {draft.signals.breaker}")
+    if action.harmful and draft.run.acted_at is None and draft.outside.breaker and _was_held_up(draft.run):
+        draft.refuse(Decision.BREAKER_OPEN, f"before the run could act the breaker opened: {draft.outside.breaker}")
         return None
     if not state.attempts:
         try:
@@ -234,7 +234,7 @@ def _act(draft: Draft, state: StepState, spec: ActionStep) -> Act | Hold | None:
         attempt=attempt.number,
         command_id=attempt.command_id,
     )
-    return Act(state.key)
+    return PerformAttempt(state.key)
 
 
 def _was_held_up(run: Run) -> bool:
@@ -242,12 +242,12 @@ def _was_held_up(run: Run) -> bool:
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
-def _wait(draft: Draft, state: StepState, spec: WaitStep) -> Hold | None:
-    if draft.signals.resolved:
+def _wait(draft: RunDraft, state: StepState, spec: WaitStep) -> Wait | None:
+    if draft.outside.resolved:
         draft.put(
             replace(state, status=StepStatus.SUCCEEDED, started_at=state.started_at or draft.now, ended_at=draft.now)
         )
-        draft.note("wait_ended", step=state.id, outcome="resolved", because=draft.signals.resolved_because)
+        draft.note("wait_ended", step=state.id, outcome="resolved", because=draft.outside.resolved_because)
         return None
     if state.status is StepStatus.PENDING:
         deadline = draft.now + spec.timeout if spec.timeout else None
@@ -259,10 +259,10 @@ def _wait(draft: Draft, state: StepState, spec: WaitStep) -> Hold | None:
         draft.note("wait_ended", step=state.id, outcome="timed_out")
         return None
     draft.stand(Status.WAITING, "resolved")
-    return Hold(state.deadline)
+    return Wait(state.deadline)
 
 
-def _approve(draft: Draft, state: StepState, spec: ApproveStep) -> Hold | None:
+def _approve(draft: RunDraft, state: StepState, spec: ApproveStep) -> Wait | None:
     if state.status is StepStatus.PENDING:
         try:
             message = (
@@ -276,7 +276,7 @@ def _approve(draft: Draft, state: StepState, spec: ApproveStep) -> Hold | None:
             replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline, message=message)
         )
         draft.note("approval_requested", step=state.id, message=message, deadline=_text(deadline))
-    said = next((order for order in draft.signals.orders if order.step == state.id), None)
+    said = next((order for order in draft.outside.orders if order.step == state.id), None)
     if said is not None:
         approved = said.kind is OrderKind.APPROVE
         status = StepStatus.SUCCEEDED if approved else StepStatus.REJECTED
@@ -284,7 +284,7 @@ def _approve(draft: Draft, state: StepState, spec: ApproveStep) -> Hold | None:
         output = {"by": said.actor, "note": said.note}
         draft.put(replace(state, status=status, ended_at=draft.now, output=output, error=refusal))
         return None
-    if draft.signals.resolved and not _waited_for_it(draft.run):
+    if draft.outside.resolved and not _waited_for_it(draft.run):
         late = "the alert resolved before anybody approved"
         draft.put(replace(state, status=StepStatus.CANCELLED, ended_at=draft.now, error=late))
         draft.note("approval_ended", step=state.id, outcome="resolved")
@@ -294,7 +294,7 @@ def _approve(draft: Draft, state: StepState, spec: ApproveStep) -> Hold | None:
         draft.note("approval_ended", step=state.id, outcome="timed_out")
         return None
     draft.stand(Status.AWAITING_APPROVAL, "approval")
-    return Hold(state.deadline)
+    return Wait(state.deadline)
 
 
 def _waited_for_it(run: Run) -> bool:
@@ -302,13 +302,13 @@ def _waited_for_it(run: Run) -> bool:
     return any(step.kind == "wait_for" and step.status is StepStatus.SUCCEEDED for step in run.steps)
 
 
-def held_by_pause(draft: Draft, state: StepState) -> bool:
+def held_by_pause(draft: RunDraft, state: StepState) -> bool:
     """Whether the step must wait until somebody resumes the server."""
     action = draft.context.actions.spec(state.action) if state.action else None
-    return draft.signals.paused and action is not None and action.harmful
+    return draft.outside.paused and action is not None and action.harmful
 
 
-def _fail(draft: Draft, state: StepState, error: str) -> None:
+def _fail(draft: RunDraft, state: StepState, error: str) -> None:
     draft.put(
         replace(
             state, status=StepStatus.FAILED, ended_at=draft.now, error=error, started_at=state.started_at or draft.now
@@ -328,7 +328,9 @@ def _expected_undo(
     return Undo(trigger, inverse.action, inverse.params, command_id, status)
 
 
-def _with_known_undo(context: Context, state: StepState, spec: ActionStep, output: Mapping[str, Any]) -> StepState:
+def _with_known_undo(
+    context: PlanningContext, state: StepState, spec: ActionStep, output: Mapping[str, Any]
+) -> StepState:
     """The inverse again, now that the action's output is known."""
     action = context.actions.spec(spec.action)
     if action is None:
@@ -355,7 +357,7 @@ def interrupted(run: Run) -> StepState | None:
     )
 
 
-def lose(draft: Draft, state: StepState, why: str) -> None:
+def lose(draft: RunDraft, state: StepState, why: str) -> None:
     """An attempt was in flight and is not asked about any more. Whether it was applied stays unknown."""
     attempt = replace(state.attempts[-1], status="unknown", ended_at=draft.now, error=why)
     attempts = (*state.attempts[:-1], attempt)

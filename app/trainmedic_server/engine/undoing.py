@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import Attempt, OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus
-from trainmedic_server.engine.moves import Act, Draft, Hold, Idle, Outcome
+from trainmedic_server.engine.plan_values import AttemptOutcome, Idle, PerformAttempt, RunDraft, Wait
 from trainmedic_server.engine.steps import attempt_again, broken
 
 FIRST_RETRY = timedelta(seconds=2)
@@ -23,16 +23,16 @@ _LONGEST_TURN = 3 * LONGEST_RETRY
 """More between one attempt and the next than a slow attempt and the longest wait take together."""
 
 
-def due(draft: Draft) -> Act | Hold | Idle:
+def due(draft: RunDraft) -> PerformAttempt | Wait | Idle:
     """What the run has to take back now, newest step first; nothing of a step that has not ended."""
-    by_hand = draft.signals.last(OrderKind.UNDO)
+    by_hand = draft.outside.last(OrderKind.UNDO)
     later: list[datetime] = []
     for state in reversed(draft.run.steps):
         if state.undo is None or not state.status.is_final:
             continue
         if state.undo.status is UndoStatus.RUNNING:
             then = _continue(draft, state, state.undo, by_hand)
-            if isinstance(then, Act):
+            if isinstance(then, PerformAttempt):
                 return then
             later.append(then)
             continue
@@ -41,16 +41,16 @@ def due(draft: Draft) -> Act | Hold | Idle:
             undo = replace(state.undo, status=UndoStatus.RUNNING, because=because, error=None)
             draft.note("undo_started", step=state.id, action=undo.action, params=dict(undo.params), because=because)
             return _attempt(draft, state, undo, by_hand)
-    return Hold(min(later)) if later else Idle()
+    return Wait(min(later)) if later else Idle()
 
 
-def due_while_held(draft: Draft, hold: Hold) -> Act | Hold:
+def due_while_held(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
     """What an open run that pause holds back has to take back meanwhile, for pause holds no undo back."""
     then = due(draft)
     return hold if isinstance(then, Idle) else then
 
 
-def conclude(draft: Draft, key: tuple[str, int], outcome: Outcome) -> None:
+def conclude(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
     """Take in how the last attempt of an undo ended."""
     state = draft.run.step(key)
     undo = state.undo
@@ -86,11 +86,11 @@ def can_be_undone(run: Run) -> bool:
     return any(step.undo and step.undo.status in possible for step in run.steps)
 
 
-def _because(draft: Draft, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
+def _because(draft: RunDraft, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
     """Why the undo is due now; None where it is not."""
     if undo.status is UndoStatus.ARMED:
-        if undo.trigger is UndoTrigger.ON_RESOLVE and draft.signals.resolved:
-            return f"resolved ({draft.signals.resolved_because})"
+        if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
+            return f"resolved ({draft.outside.resolved_because})"
         if undo.trigger is UndoTrigger.ON_FAILURE and _has_failed(draft):
             return "the run failed"
     if by_hand is None or undo.status not in (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED):
@@ -103,13 +103,15 @@ def _is_news(order: OperatorOrder, undo: Undo) -> bool:
     return all(attempt.order != order.id for attempt in undo.attempts)
 
 
-def _has_failed(draft: Draft) -> bool:
+def _has_failed(draft: RunDraft) -> bool:
     if draft.run.is_open:
         return broken(draft.run, draft.book) is not None
     return draft.run.status is Status.FAILED
 
 
-def _continue(draft: Draft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> Act | datetime:
+def _continue(
+    draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None
+) -> PerformAttempt | datetime:
     """The next attempt of an undo that has begun, or when it is due: at once if somebody asks again."""
     last = undo.attempts[-1]
     if last.status == "running":
@@ -117,21 +119,21 @@ def _continue(draft: Draft, state: StepState, undo: Undo, by_hand: OperatorOrder
             later = replace(last, deadline=draft.now + _timeout(draft, undo))
             draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
         draft.note("undo_resumed", step=state.id, action=undo.action, command_id=last.command_id)
-        return Act(state.key, undo=True, resumed=True)
+        return PerformAttempt(state.key, undo=True, resumed=True)
     if undo.retry_at and draft.now < undo.retry_at and not (by_hand and _is_news(by_hand, undo)):
         return undo.retry_at
     return _attempt(draft, state, undo, by_hand)
 
 
-def _attempt(draft: Draft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> Act:
+def _attempt(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> PerformAttempt:
     attempt = attempt_again(draft, undo.attempts, _timeout(draft, undo))
     if by_hand is not None:
         attempt = replace(attempt, order=by_hand.id)
     draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts, attempt), retry_at=None)))
-    return Act(state.key, undo=True)
+    return PerformAttempt(state.key, undo=True)
 
 
-def _timeout(draft: Draft, undo: Undo) -> timedelta:
+def _timeout(draft: RunDraft, undo: Undo) -> timedelta:
     action = draft.context.actions.spec(undo.action)
     return action.default_timeout if action else timedelta(seconds=30)
 

@@ -11,9 +11,9 @@ from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Decision, Run
 from trainmedic_server.engine import plan
-from trainmedic_server.engine.driver import Driver, Surroundings
-from trainmedic_server.engine.moves import Context, Plan, Signals
-from trainmedic_server.engine.recorder import Snapshot
+from trainmedic_server.engine.driver import Driver, DriverServices
+from trainmedic_server.engine.plan_values import OutsideState, RunPlan
+from trainmedic_server.engine.recorder import RunSnapshot
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 
@@ -25,10 +25,10 @@ log = telemetry.logger(__name__)
 class Workers:
     """One task for each run that is open or has an undo due."""
 
-    def __init__(self, store: RunStore, catalog: Catalog, around: Surroundings) -> None:
+    def __init__(self, store: RunStore, catalog: Catalog, services: DriverServices) -> None:
         self._store = store
         self._catalog = catalog
-        self._around = around
+        self._services = services
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._touched_early: set[str] = set()
@@ -36,8 +36,8 @@ class Workers:
 
     def start(self, run: Run, book: CompiledPlaybook, alert: AlertRecord) -> None:
         """Drive a run that has just been admitted."""
-        self._around.metrics.open_runs.inc()
-        self._launch(Driver(run, book, Signals((alert,)), self._around, alert.first_heard_at))
+        self._services.metrics.open_runs.inc()
+        self._launch(Driver(run, book, OutsideState((alert,)), self._services, alert.first_heard_at))
 
     def touch(self, run_ids: Iterable[str]) -> None:
         """Something about these runs has changed in the store."""
@@ -73,11 +73,11 @@ class Workers:
         """
         unfinished = await self._store.transact(lambda tx: tx.unfinished())
         unfinished.sort(key=lambda run: (run.waiting_on == "target", _in_flight_since(run) or run.created_at, run.id))
-        snapshots = await asyncio.gather(*(self._around.recorder.snapshot(run.id) for run in unfinished))
+        snapshots = await asyncio.gather(*(self._services.recorder.snapshot(run.id) for run in unfinished))
         for snapshot in snapshots:
             if snapshot is not None:
-                self._around.metrics.open_runs.inc(snapshot.run.is_open)
-                self._around.metrics.undos_owed.inc(snapshot.run.owes_undo)
+                self._services.metrics.open_runs.inc(snapshot.run.is_open)
+                self._services.metrics.undos_owed.inc(snapshot.run.owes_undo)
                 await self._take_up(snapshot, down_for)
         if unfinished:
             log.info("took up unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
@@ -90,9 +90,9 @@ class Workers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take_up(self, snapshot: Snapshot, down_for: timedelta) -> None:
+    async def _take_up(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
         run, book = snapshot.run, None
-        signals = Signals(snapshot.alerts, snapshot.orders).under(self._around.controls())
+        outside = OutsideState(snapshot.alerts, snapshot.orders).under(self._services.controls())
         try:
             book = await self.book_of(run)
         except errors.StoreUnavailable:
@@ -100,34 +100,34 @@ class Workers:
         except errors.TrainmedicError as error:
             if run.is_open:
                 log.error("a run cannot go on", run_id=run.id, why=str(error))
-                context = Context(None, self._around.actions, self._around.new_id, self._around.limits.max_age)
-                run = await self._close(run, plan.give_up(run, signals, context, self._now(), str(error)))
-        why = self._stale(run, signals, down_for) if run.is_open else None
+                context = self._services.planning_context(None)
+                run = await self._close(run, plan.give_up(run, outside, context, self._now(), str(error)))
+        why = self._stale(run, outside, down_for) if run.is_open else None
         if why is not None:
-            context = Context(book, self._around.actions, self._around.new_id, self._around.limits.max_age)
-            run = await self._close(run, plan.call_off(run, signals, context, self._now(), why, Decision.STALE))
-            self._around.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
+            context = self._services.planning_context(book)
+            run = await self._close(run, plan.call_off(run, outside, context, self._now(), why, Decision.STALE))
+            self._services.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
         if run.is_open or run.owes_undo:
-            self._launch(Driver(run, book, signals, self._around, None))
+            self._launch(Driver(run, book, outside, self._services, None))
 
-    async def _close(self, run: Run, move: Plan) -> Run:
-        await self._around.recorder.record(move.run, run, move.events)
-        self._around.count_closed(move.run)
-        self._around.metrics.undos_owed.inc(move.run.owes_undo - run.owes_undo)
+    async def _close(self, run: Run, move: RunPlan) -> Run:
+        await self._services.recorder.record(move.run, run, move.events)
+        self._services.count_closed(move.run)
+        self._services.metrics.undos_owed.inc(move.run.owes_undo - run.owes_undo)
         return move.run
 
-    def _stale(self, run: Run, signals: Signals, down_for: timedelta) -> str | None:
+    def _stale(self, run: Run, outside: OutsideState, down_for: timedelta) -> str | None:
         """Why a run must not act any more after a downtime; None where it goes on.
 
         A run that has acted goes on unless nobody was there for longer than the maximum age; so does
         one that waits for a person, or that has waited of its own accord.
         """
-        limit = self._around.limits.max_age
+        limit = self._services.limits.max_age
         if down_for > limit:
             return (
                 f"the server was down for {duration.write(down_for)}, over the maximum age of {duration.write(limit)}"
             )
-        return None if plan.has_begun(run) else plan.stale(run, signals, limit, self._now())
+        return None if plan.has_begun(run) else plan.stale(run, outside, limit, self._now())
 
     async def book_of(self, run: Run) -> CompiledPlaybook:
         """The playbook in the version that the run started with. Raises NotFound, PlaybookError, StoreUnavailable."""
@@ -141,11 +141,11 @@ class Workers:
 
     async def _revive(self, run_id: str) -> None:
         """Drive a closed run again, because an undo of it may be due."""
-        snapshot = await self._around.recorder.snapshot(run_id)
+        snapshot = await self._services.recorder.snapshot(run_id)
         if snapshot is None or not snapshot.run.steps:
             return
-        signals = Signals(snapshot.alerts, snapshot.orders)
-        driver = self._drivers[run_id] = Driver(snapshot.run, None, signals, self._around, None)
+        outside = OutsideState(snapshot.alerts, snapshot.orders)
+        driver = self._drivers[run_id] = Driver(snapshot.run, None, outside, self._services, None)
         if run_id in self._touched_early:
             # The snapshot may be older than what this run was touched for.
             self._touched_early.discard(run_id)
@@ -182,7 +182,7 @@ class Workers:
                         continue
                     return
                 except Exception:  # the boundary of a run: a bug in one must not take down the others
-                    self._around.metrics.loop_errors.labels("driver").inc()
+                    self._services.metrics.loop_errors.labels("driver").inc()
                     log.exception("a run's driver failed; starting it again", run_id=driver.run.id, retry_in=backoff)
                 failed = True
                 await asyncio.sleep(backoff)
@@ -191,7 +191,7 @@ class Workers:
             self._drivers.pop(driver.run.id, None)
 
     def _now(self) -> datetime:
-        return self._around.clock.now()
+        return self._services.clock.now()
 
 
 def _in_flight_since(run: Run) -> datetime | None:

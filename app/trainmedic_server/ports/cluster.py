@@ -2,7 +2,7 @@
 
 Objects are plain mappings, because an action touches two or three fields of many kinds, custom ones
 included. Not here: how the API is reached (``adapters.kubernetes_cluster``), who
-is behind an address (``adapters.kubernetes_whereabouts``).
+is behind an address (``adapters.kubernetes_topology``).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.domain.alert import Identity
-from trainmedic_server.domain.whereabouts import Pod
+from trainmedic_server.domain.topology import Pod
 
 
 class Clock(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.target import Target, Unresolved
-from trainmedic_server.domain.whereabouts import Known
+from trainmedic_server.domain.topology import Known
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -1,7 +1,7 @@
 """``GET /jobs``: the training jobs that are connected, and, where it is known, where each of them runs.
 
 What a job says of its ranks, what the agents see on their GPUs, and what the cluster knows of its pods are
-put together here, at each call. Not here: finding a job for an alert (``engine.whereabouts``).
+put together here, at each call. Not here: finding a job for an alert (``engine.topology_watch``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from trainmedic_server.domain import gpu_names
-from trainmedic_server.domain.whereabouts import Gpu, Pod, gpus_in, ranks_in
+from trainmedic_server.domain.topology import Gpu, Pod, gpus_in, ranks_in
 from trainmedic_server.ports.outside import Clock, CommandBus, Pods, Presence
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.problems import responses

@@ -22,7 +22,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger, step_id
 from trainmedic_server.domain.run import Controls, Decision, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
-from trainmedic_server.domain.whereabouts import Known
+from trainmedic_server.domain.topology import Known
 from trainmedic_server.engine import guards, scope
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits

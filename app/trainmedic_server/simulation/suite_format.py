@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from trainmedic_server.catalog import loader, model_errors, yaml_text
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.catalog.yaml_text import Document
-from trainmedic_server.domain import duration, whereabouts
+from trainmedic_server.domain import duration, topology
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.playbook import Mode
@@ -243,7 +243,7 @@ class TestEntry(_Model):
 
 
 def _as_known(written: dict[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
-    return {whereabouts.normal_key(key): value for key, value in written.items()}
+    return {topology.normal_key(key): value for key, value in written.items()}
 
 
 def _as_list(value: Any) -> Any:

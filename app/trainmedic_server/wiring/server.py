@@ -29,7 +29,7 @@ from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, Alertmana
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
-from trainmedic_server.adapters.kubernetes_whereabouts import Whereabouts as KubernetesWhereabouts
+from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
@@ -38,7 +38,7 @@ from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.playbook import TargetParts
 from trainmedic_server.engine.service import Engine
-from trainmedic_server.engine.whereabouts import Whereabouts
+from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable, StoreUnavailable
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.cluster import Cluster
@@ -169,7 +169,7 @@ class TrainmedicServer:
             actions = registry.build(services)
             catalog = Library(settings.playbooks, actions, metrics=metrics)
             await asyncio.to_thread(catalog.reload)
-            whereabouts = Whereabouts(
+            topology = TopologyWatch(
                 bus,
                 clock,
                 metrics,
@@ -185,7 +185,7 @@ class TrainmedicServer:
                 clock,
                 settings.limits,
                 metrics,
-                whereabouts.known,
+                topology.known,
                 services.alertmanager,
                 store.fence,
             )
@@ -193,8 +193,8 @@ class TrainmedicServer:
             stack.push_async_callback(bus.close)
             with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` says so, and tries again
                 async with asyncio.timeout(_FIRST_LOOK_SECONDS):
-                    await whereabouts.refresh()
-            await stack.enter_async_context(_background(whereabouts.watch(), "whereabouts"))
+                    await topology.refresh()
+            await stack.enter_async_context(_background(topology.watch(), "whereabouts"))
             await engine.start()
             stack.push_async_callback(engine.stop)
             metrics.working.set(1)
@@ -267,7 +267,7 @@ class TrainmedicServer:
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Callable[[], object]
-    ) -> tuple[Cluster | None, KubernetesWhereabouts | None]:
+    ) -> tuple[Cluster | None, KubernetesTopology | None]:
         """The Kubernetes cluster that is configured, and what its watch knows. Its client takes a third of a
         second to import, which a server without a cluster does not wait for."""
         if self._settings.kubernetes == "off":
@@ -278,7 +278,7 @@ class TrainmedicServer:
         stack.push_async_callback(cluster.close)
         if not self._settings.kubernetes_watch:
             return cluster, None
-        watched = KubernetesWhereabouts(cluster, self._metrics)
+        watched = KubernetesTopology(cluster, self._metrics)
         await stack.enter_async_context(_background(watched.watch(), "cluster"))
         return cluster, watched
 

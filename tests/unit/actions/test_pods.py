@@ -9,7 +9,7 @@ import pytest
 from tests.unit.actions.test_commands import NoHttp
 from tests.unit.actions.test_placement import NOW, AgentsBus, call, placed
 from trainmedic_server.actions.nodes import GpuPowerLimit, NodeFacts
-from trainmedic_server.domain.whereabouts import Pod
+from trainmedic_server.domain.topology import Pod
 from trainmedic_server.errors import ActionFailure, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.outside import CommandBus, Presence

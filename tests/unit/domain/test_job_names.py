@@ -8,7 +8,7 @@ import pytest
 
 from trainmedic_server.domain import gpu_names, job_names
 from trainmedic_server.domain.target import IdentityLabels, Unresolved
-from trainmedic_server.domain.whereabouts import Known, normal_key
+from trainmedic_server.domain.topology import Known, normal_key
 
 UUID = "GPU-5f3a2c1e-0d6b-4a52-9d6e-0f2b8d1c7a90"
 POD = {"exported_namespace": "ml", "exported_pod": "llm-1-0", "namespace": "monitoring", "pod": "dcgm-7x"}

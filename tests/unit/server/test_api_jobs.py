@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.api_world import START, World
-from trainmedic_server.domain.whereabouts import Pod
+from trainmedic_server.domain.topology import Pod
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.server.jobs import JobView, Picture
 

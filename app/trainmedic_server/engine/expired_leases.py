@@ -61,14 +61,14 @@ log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _RunFacts:
     """What is known before it is decided. ``fires`` is None where nobody could say."""
 
     fires: bool | None
     guards: Guards
 
 
-class Lapses:
+class ExpiredLeases:
     """One object per server; what it remembers it can do without after a restart."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Lapses:
         finally:
             self._busy.discard(run_id)
 
-    async def _ask(self, action: LeasedAction, run_id: str, holds: Sequence[LeasedEffect], known: _Known) -> None:
+    async def _ask(self, action: LeasedAction, run_id: str, holds: Sequence[LeasedEffect], known: _RunFacts) -> None:
         places = {place for hold in holds for place in _places(action, hold)}
         async with self._locks.acting(f"{run_id}/again/{next(self._numbers)}", *places):
             begun = await self._store.transact(lambda tx: self._begin(tx, run_id, holds, known))
@@ -170,7 +170,7 @@ class Lapses:
             log.warning("what had lapsed could not be set again", run_id=run_id, why=failed[0].why)
             await self._store.transact(lambda tx: self._hold_back(tx, run_id, failed[0].why, asked=True))
 
-    async def _known(self, run_id: str) -> _Known | None:
+    async def _known(self, run_id: str) -> _RunFacts | None:
         run = await self._store.transact(lambda tx: tx.run(run_id))
         if run is None:
             return None
@@ -182,7 +182,7 @@ class Lapses:
             why = f"the playbook's guards are not known: {error}"
             await self._store.transact(lambda tx: self._hold_back(tx, run_id, why))
             return None
-        return _Known(await self._fires(run_id), guards)
+        return _RunFacts(await self._fires(run_id), guards)
 
     async def _fires(self, run_id: str) -> bool | None:
         """Whether it is known that an alert of the run fires now."""
@@ -203,7 +203,9 @@ class Lapses:
         has_listened = asyncio.get_running_loop().time() - at >= HEARD_OUT.total_seconds()
         return True if has_listened or any(one.last_heard_at >= began for one in firing) else None
 
-    def _begin(self, tx: Transaction, run_id: str, holds: Sequence[LeasedEffect], known: _Known) -> list[LeasedEffect]:
+    def _begin(
+        self, tx: Transaction, run_id: str, holds: Sequence[LeasedEffect], known: _RunFacts
+    ) -> list[LeasedEffect]:
         """Those that are to be brought about again, the intent written down; why not, where there are none."""
         run = tx.run(run_id)
         if run is None:
@@ -228,7 +230,7 @@ class Lapses:
             self._hold_back(tx, run.id, why)
         return begun
 
-    def _obstacle(self, tx: Transaction, run: Run, known: _Known) -> str | None:
+    def _obstacle(self, tx: Transaction, run: Run, known: _RunFacts) -> str | None:
         """Why nothing of the run may be brought about again; None where it may."""
         controls = tx.controls()
         ordered = next((one for one in tx.orders_of([run.id]).get(run.id, ()) if one.kind in _ENDED_BY_PERSON), None)

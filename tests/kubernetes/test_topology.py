@@ -12,13 +12,13 @@ import pytest
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.kubernetes_whereabouts import Whereabouts
+from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.ports.cluster import Ref
 
 
 @pytest.fixture
-async def whereabouts(world: World) -> AsyncIterator[Whereabouts]:
-    found = Whereabouts(world.cluster, telemetry.Metrics())
+async def whereabouts(world: World) -> AsyncIterator[KubernetesTopology]:
+    found = KubernetesTopology(world.cluster, telemetry.Metrics())
     task = asyncio.create_task(found.watch())
     await _until(lambda: found.is_filled)
     yield found
@@ -32,7 +32,7 @@ async def placed(world: World, node: Ref, name: str, address: str, **labels: str
     return pod
 
 
-async def test_an_address_leads_to_its_node(world: World, whereabouts: Whereabouts) -> None:
+async def test_an_address_leads_to_its_node(world: World, whereabouts: KubernetesTopology) -> None:
     """That of a node itself, of a pod on it, and of IPv6."""
     node = await world.node()
     await world.cluster.patch(
@@ -44,7 +44,7 @@ async def test_an_address_leads_to_its_node(world: World, whereabouts: Whereabou
     assert known["192.0.2.10"] == known["2001:db8::7"] == node.name
 
 
-async def test_a_pods_job_is_known_and_forgotten(world: World, whereabouts: Whereabouts) -> None:
+async def test_a_pods_job_is_known_and_forgotten(world: World, whereabouts: KubernetesTopology) -> None:
     """A JobSet's pod belongs to the JobSet, not to its inner Job; a pod that is gone belongs to nobody."""
     node = await world.node()
     labels = {"jobset.sigs.k8s.io__jobset_name": "llm-1", "batch.kubernetes.io__job_name": "llm-1-workers-0"}
@@ -61,7 +61,7 @@ async def test_a_pods_job_is_known_and_forgotten(world: World, whereabouts: Wher
     assert "192.0.2.20" not in whereabouts.inventory()
 
 
-async def test_a_finished_pods_address_is_nobodys(world: World, whereabouts: Whereabouts) -> None:
+async def test_a_finished_pods_address_is_nobodys(world: World, whereabouts: KubernetesTopology) -> None:
     """The cluster gives it to another pod."""
     node = await world.node()
     pod = await placed(world, node, "done", "192.0.2.30")
@@ -72,10 +72,10 @@ async def test_a_finished_pods_address_is_nobodys(world: World, whereabouts: Whe
 
 @pytest.mark.parametrize("trouble", ["broken", "compacted", "outage"])
 async def test_what_changed_while_nobody_watched_is_known_after(
-    world: World, whereabouts: Whereabouts, stand_in: ApiServer, trouble: str, monkeypatch: pytest.MonkeyPatch
+    world: World, whereabouts: KubernetesTopology, stand_in: ApiServer, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a broken watch, a version that is too old, and an outage."""
-    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_whereabouts._FIRST_WAIT", 0.05)
+    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT", 0.05)
     node = await world.node()
     await placed(world, node, "before", "192.0.2.40")
     await _until(lambda: "192.0.2.40" in whereabouts.inventory())

@@ -22,7 +22,7 @@ ASK_AFTER = timedelta(minutes=5)
 log = telemetry.logger(__name__)
 
 
-class Sweeper:
+class SilentAlerts:
     """Ends alerts that concern an open run or an undo and that nobody speaks of any more."""
 
     def __init__(

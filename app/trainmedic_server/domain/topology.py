@@ -1,7 +1,7 @@
 """Who is where: the ranks of jobs, as they say themselves; GPUs and the pods on them, as agents see them; pods,
 as the cluster knows them. And reading the first two from presences, which anybody may have written.
 
-Pure. Not here: finding a target by it (``target``, ``job_names``), keeping it (``engine.whereabouts``).
+Pure. Not here: finding a target by it (``target``, ``job_names``), keeping it (``engine.topology_watch``).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from trainmedic_server import telemetry
-from trainmedic_server.domain.whereabouts import Known, Pod, one_or_all
+from trainmedic_server.domain.topology import Known, Pod, one_or_all
 from trainmedic_server.errors import ActionFailure, ObjectChanged
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Resource
 
@@ -51,7 +51,7 @@ class Node:
     addresses: tuple[str, ...]
 
 
-class Whereabouts:
+class KubernetesTopology:
     """Run `watch` in the background; ask at any time."""
 
     def __init__(self, cluster: Watched, metrics: telemetry.Metrics) -> None:

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Any, cast
 
 from trainmedic_server import telemetry
-from trainmedic_server.domain.whereabouts import Pod
-from trainmedic_server.engine.whereabouts import FORGET_AFTER, REFRESH_EVERY, Whereabouts
+from trainmedic_server.domain.topology import Pod
+from trainmedic_server.engine.topology_watch import FORGET_AFTER, REFRESH_EVERY, TopologyWatch
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import CommandBus, Presence
 from trainmedic_server.simulation import virtual_time
@@ -55,9 +55,9 @@ class Cluster:
         return [pod for pod in self.known.values() if pod.job == job]
 
 
-def made(bus: Presences, wanted: bool = True) -> Whereabouts:
+def made(bus: Presences, wanted: bool = True) -> TopologyWatch:
     clock = VirtualClock()
-    return Whereabouts(
+    return TopologyWatch(
         cast(CommandBus, bus),
         clock,
         telemetry.Metrics(),

@@ -15,7 +15,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 @dataclass(frozen=True, slots=True)
-class Signals:
+class OutsideState:
     """What is known from outside the run: its alerts, what operators said, and the switches.
 
     ``breaker`` is why the breaker is open, None while it is closed.
@@ -26,7 +26,7 @@ class Signals:
     paused: bool = False
     breaker: str | None = None
 
-    def under(self, controls: Controls) -> Signals:
+    def under(self, controls: Controls) -> OutsideState:
         """The same, with the switches as `controls` has them."""
         breaker = (controls.breaker_reason or "the breaker is open") if controls.breaker_open else None
         if (self.paused, self.breaker) == (controls.paused, breaker):
@@ -49,7 +49,7 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class PerformAttempt:
     """Perform the last attempt of this step, or of its undo. ``resumed``: a killed server may have."""
 
     key: tuple[str, int]
@@ -58,7 +58,7 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Wait:
     """Nothing to do until then (None: until something changes)."""
 
     until: datetime | None = None
@@ -69,20 +69,20 @@ class Idle:
     """The run is closed and nothing is due."""
 
 
-Next = Act | Hold | Idle
+Instruction = PerformAttempt | Wait | Idle
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """The run as it should stand, why, and what to do once that is durable."""
 
     run: Run
     events: tuple[Event, ...]
-    then: Next
+    then: Instruction
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttemptOutcome:
     """How an attempt ended.
 
     ``status`` is ``applied``, ``failed`` (not done, another attempt may succeed), ``rejected`` (not
@@ -97,7 +97,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PlanningContext:
     """What planning needs besides the run: its playbook, the actions, where ids come from, the limit of age.
 
     ``book`` is None where the playbook cannot be read any more. Then the run is closed, and what
@@ -110,12 +110,12 @@ class Context:
     max_age: timedelta
 
 
-class Draft:
+class RunDraft:
     """A run in the making: the functions of planning change it step by step and note why."""
 
-    def __init__(self, run: Run, signals: Signals, context: Context, now: datetime) -> None:
+    def __init__(self, run: Run, outside: OutsideState, context: PlanningContext, now: datetime) -> None:
         self.run = run
-        self.signals = signals
+        self.outside = outside
         self.context = context
         self.now = now
         self.events: list[Event] = []
@@ -139,12 +139,12 @@ class Draft:
         if (self.run.status, self.run.waiting_on) != (status, waiting_on):
             self.run = replace(self.run, status=status, waiting_on=waiting_on)
 
-    def hold_for_resume(self) -> Hold:
+    def hold_for_resume(self) -> Wait:
         """The server is paused: the run stands still until somebody resumes it."""
         if self.run.waiting_on != "resume":
             self.note("waiting_for_resume")
         self.stand(Status.WAITING, "resume")
-        return Hold()
+        return Wait()
 
     def refuse(self, decision: Decision, why: str) -> None:
         """The run must not begin to act: whoever plans it closes it."""
@@ -152,5 +152,5 @@ class Draft:
 
     def scope(self) -> Scope:
         """The names for this run's expressions. Made when first looked at, which most steps never do."""
-        run, book, alerts = self.run, self.book, [record.alert for record in self.signals.alerts]
-        return scope.Deferred(lambda: scope.build(run, book, alerts))
+        run, book, alerts = self.run, self.book, [record.alert for record in self.outside.alerts]
+        return scope.LazyScope(lambda: scope.build(run, book, alerts))

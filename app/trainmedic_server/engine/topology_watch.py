@@ -15,7 +15,7 @@ from typing import Any
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain import gpu_names
-from trainmedic_server.domain.whereabouts import Gpu, Known, gpus_in, one_or_all, ranks_in
+from trainmedic_server.domain.topology import Gpu, Known, gpus_in, one_or_all, ranks_in
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, CommandBus, Pods, Presence
 
@@ -28,7 +28,7 @@ MOST = 200_000
 log = telemetry.logger(__name__)
 
 
-class Whereabouts:
+class TopologyWatch:
     """`written` is what a file says; `pods` what is known of a cluster, where there is one."""
 
     def __init__(
