@@ -84,23 +84,10 @@ def router(
         While only Redis is away webhooks are taken and recorded all the same, so a probe that decides
         where deliveries go should rather ask `/health`.
         """
-        stored, bused = await asyncio.gather(
-            _check(store.check, "the run store", limits.check_seconds),
-            _check(bus.check, "Redis", limits.check_seconds),
-        )
-        books = _playbooks(catalog)
-        controls = engine.controls
-        well = stored.ok and bused.ok and books.ok
-        if not well:
+        readiness = await _readiness(engine, store, bus, catalog, limits.check_seconds)
+        if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-        return Ready(
-            ready=well,
-            store=stored,
-            redis=bused,
-            playbooks=books,
-            paused=controls.paused,
-            breaker_open=controls.breaker_open,
-        )
+        return readiness
 
     @routes.get(
         "/metrics",
@@ -116,6 +103,25 @@ def router(
     return routes
 
 
+async def _readiness(
+    engine: EnginePort, store: RunStore, bus: CommandBus, catalog: CatalogPort, seconds: float
+) -> Ready:
+    """Ask every dependency at once; one that has not answered after `seconds` is not ok."""
+    store_state, redis_state = await asyncio.gather(
+        _check(store.check, "the run store", seconds), _check(bus.check, "Redis", seconds)
+    )
+    playbooks_state = _playbooks(catalog)
+    controls = engine.controls
+    return Ready(
+        ready=store_state.ok and redis_state.ok and playbooks_state.ok,
+        store=store_state,
+        redis=redis_state,
+        playbooks=playbooks_state,
+        paused=controls.paused,
+        breaker_open=controls.breaker_open,
+    )
+
+
 async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float) -> Dependency:
     try:
         async with asyncio.timeout(seconds):
@@ -128,7 +134,7 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
 
 
 def _playbooks(catalog: CatalogPort) -> Dependency:
-    """Not ok only where there are files and none could be loaded: one bad file takes nothing down."""
+    """The playbooks are not ok only where there are files and none could be loaded: one bad file stops nothing."""
     loaded, failed = len(catalog.all()), len(catalog.problems)
     detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")
     return Dependency(ok=loaded > 0 or failed == 0, detail=detail)

@@ -28,7 +28,7 @@ _SHORT_KEY = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What an agent is told when it starts."""
+    """Everything that can be set of an agent when it starts."""
 
     node: str
     policy: Path | None
@@ -40,7 +40,7 @@ class AgentSettings:
     log_level: str
 
     def find_redis(self) -> str | None:
-        """The Redis URL: the one that was given, else what a server has left in the state directory by now."""
+        """The Redis URL: the one that is set, else what a server has left in the state directory by now."""
         return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
 
     @property
@@ -51,7 +51,7 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True)
 class AgentSetting:
-    """One setting: how it is given, what it is when it is not, how its text is read, and what it means."""
+    """One setting: where it comes from, its default, how its text is read, and what it means."""
 
     option: SettingSource
     default: Callable[[], Any]
@@ -154,10 +154,12 @@ SPECS: Mapping[str, AgentSetting] = {
     ),
 }
 """Every setting by its field's name, in the order of the documentation."""
-assert tuple(SPECS) == tuple(one.name for one in fields(AgentSettings))
+assert tuple(SPECS) == tuple(setting.name for setting in fields(AgentSettings))
 
-# Variables of the same family that are not the agent's: one environment may serve the server too.
-_ELSEWHERE = frozenset({"TRAINMEDIC_JOB", "TRAINMEDIC_URL", "TRAINMEDIC_TOKEN", "TRAINMEDIC_PORT", "TRAINMEDIC_HOST"})
+# Variables with the same prefix that other programs read: one environment may serve the server too.
+_OF_OTHER_PROGRAMS = frozenset(
+    {"TRAINMEDIC_JOB", "TRAINMEDIC_URL", "TRAINMEDIC_TOKEN", "TRAINMEDIC_PORT", "TRAINMEDIC_HOST"}
+)
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
@@ -166,20 +168,23 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
     Raises ConfigurationError, which names every flag or variable that is wrong, its value unless it is a
     secret, and what is allowed.
     """
-    made: dict[str, Any] = {}
-    wrong: list[str] = []
+    values: dict[str, Any] = {}
+    mistakes: list[str] = []
     for name, spec in SPECS.items():
-        found = options.given(spec.option, flags.get(name), environ)
+        setting = options.read(spec.option, flags.get(name), environ)
+        if setting is None:
+            values[name] = spec.default()
+            continue
+        text, origin = setting
         try:
-            made[name] = spec.default() if found is None else spec.read(str(found[0]))
+            values[name] = spec.read(str(text))
         except ValueError as error:
-            assert found is not None
-            wrong.append(f"{found[1]}: {error}" if spec.option.secret else f"{found[1]}: {found[0]!r}: {error}")
-    if wrong:
-        raise ConfigurationError("\n".join(wrong))
-    return AgentSettings(**made)
+            mistakes.append(f"{origin}: {error}" if spec.option.secret else f"{origin}: {text!r}: {error}")
+    if mistakes:
+        raise ConfigurationError("\n".join(mistakes))
+    return AgentSettings(**values)
 
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Variables that look like a setting but are none, each with the nearest that is one."""
-    return options.misspelt(environ, [spec.option for spec in SPECS.values()], _ELSEWHERE)
+    """Variables that look like a setting but are none, each with the most similar setting's variable."""
+    return options.misspelt(environ, [spec.option for spec in SPECS.values()], _OF_OTHER_PROGRAMS)

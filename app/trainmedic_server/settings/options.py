@@ -1,6 +1,6 @@
-"""How a setting is given: by a flag, which wins, or by an environment variable, or by a file for a secret.
+"""Where a setting's value comes from: a flag, which wins, an environment variable, or a file for a secret.
 
-Callers: ``server`` and ``agent``, which say which settings there are.
+Who calls it: ``server`` and ``agent``, which define the settings.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ PREFIX = "TRAINMEDIC_"
 
 @dataclass(frozen=True, slots=True)
 class SettingSource:
-    """How a setting is given: its environment variable, and its flag where it has one.
+    """The environment variable of a setting, and its flag where it has one.
 
-    A ``secret`` is never shown, and can be read from the file that ``<variable>_FILE`` names. Of
-    several values in one variable (``repeatable``) a colon stands between, as in ``PATH``. A
-    ``family`` takes every variable that begins like that.
+    ``value`` is the placeholder for the flag's value in the help. A ``secret`` is never shown, and can be read
+    from the file that ``<variable>_FILE`` names. A ``repeatable`` setting takes several values: its flag can
+    be repeated, and its variable separates them by a colon, as ``PATH`` does. A ``family`` takes every variable
+    that begins with ``variable``. ``shown_default`` is the default in the documentation, where it is not the
+    field's own.
     """
 
     variable: str
@@ -35,13 +37,14 @@ class SettingSource:
     shown_default: str | None = None
 
 
-def given(option: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
-    """The value of a setting and where it came from; None where it is not given.
+def read(option: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
+    """The value of a setting, and the flag or variable that it came from; None where it is not set.
 
-    An empty variable counts as unset. Raises ConfigurationError.
+    `flag` is None or an empty tuple where the flag is absent. An empty variable counts as unset. Raises
+    ConfigurationError.
     """
     if option.family:
-        # As they are: who uses them reads a _FILE each time, so that it can be renewed.
+        # A member that ends in _FILE stays a path: its user reads the file each time, so that it can be renewed.
         members = {name: value for name, value in environ.items() if name.startswith(option.variable) and value}
         return (members, option.variable) if members else None
     if flag is not None and flag != ():
@@ -71,15 +74,14 @@ def _read_secret(variable: str, file: str) -> str:
 
 
 def misspelt(
-    environ: Mapping[str, str], options: Collection[SettingSource], elsewhere: Collection[str]
+    environ: Mapping[str, str], options: Collection[SettingSource], of_other_programs: Collection[str]
 ) -> list[tuple[str, str]]:
-    """Variables that look like one of `options` but are none, nor one of another program's, each with the nearest
-    that is one."""
-    known = {option.variable for option in options} | set(elsewhere)
-    known |= {f"{option.variable}_FILE" for option in options if option.secret}
+    """Variables with our prefix that nobody reads, each with the most similar one that somebody does read."""
+    variables = {option.variable for option in options} | set(of_other_programs)
+    variables |= {f"{option.variable}_FILE" for option in options if option.secret}
     families = tuple(option.variable for option in options if option.family)
-    strangers = sorted(
-        name for name in environ if name.startswith(PREFIX) and name not in known and not name.startswith(families)
+    unread = sorted(
+        name for name in environ if name.startswith(PREFIX) and name not in variables and not name.startswith(families)
     )
-    nearest = [(name, difflib.get_close_matches(name, known, n=1, cutoff=0.85)) for name in strangers]
+    nearest = [(name, difflib.get_close_matches(name, variables, n=1, cutoff=0.85)) for name in unread]
     return [(name, close[0]) for name, close in nearest if close]

@@ -1,0 +1,85 @@
+"""The types of the server's settings: each reads its text, checks it, and says what is allowed.
+
+They raise ValueError, from which ``server.load`` makes a message that names the flag or variable. The
+agent's settings have checks of their own, because these need pydantic. Who uses it: ``server``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, SecretStr
+
+from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.playbook import Mode
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _positive(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("must be longer than 0s")
+    return value
+
+
+def _takeover(value: timedelta) -> timedelta:
+    if not timedelta(seconds=3) <= value <= timedelta(hours=1):
+        raise ValueError("must be from 3s to 1h")
+    return value
+
+
+def _url_of(*schemes: str) -> Callable[[SecretStr], SecretStr]:
+    beginnings = tuple(f"{scheme}://" for scheme in schemes)
+
+    def check(url: SecretStr) -> SecretStr:
+        if not url.get_secret_value().startswith(beginnings):
+            raise ValueError("must be a URL that begins with " + " or ".join(beginnings))
+        return url
+
+    return check
+
+
+def _database(url: SecretStr) -> SecretStr:
+    if "://" not in url.get_secret_value():
+        raise ValueError("must be a URL such as sqlite:////var/lib/trainmedic/trainmedic.db")
+    return url
+
+
+def _host_and_port(value: str) -> str:
+    """The address with brackets around an IPv6 host, which may be given without them."""
+    host, colon, port = value.rpartition(":")
+    if not (colon and port.isdigit() and re.fullmatch(r"[\w.-]+|\[?[0-9A-Fa-f:.]+\]?", host)):
+        raise ValueError("must be an address and a port, such as 10.1.2.3:8080 or [2001:db8::1]:8080")
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else value
+
+
+def _channels(value: Any) -> Any:
+    """The URLs by channel that a text of ``name=url`` pairs gives."""
+    if not isinstance(value, str):
+        return value
+    channels: dict[str, tuple[str, ...]] = {}
+    for number, pair in enumerate(value.split(), 1):
+        name, equals, url = pair.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or "://" not in url:
+            raise ValueError(f"pair {number} is not name=url, such as oncall=slack://TokenA/TokenB/TokenC")
+        channels[name] = (*channels.get(name, ()), url)
+    return channels
+
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+AnyCaseLogLevel = Annotated[LogLevel, BeforeValidator(_lower)]
+AnyCaseMode = Annotated[Mode, BeforeValidator(_lower)]
+ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
+PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
+RedisUrl = Annotated[SecretStr, AfterValidator(_url_of("redis", "rediss", "unix"))]
+HttpUrl = Annotated[SecretStr, AfterValidator(_url_of("http", "https"))]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database)]
+HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
+Channels = Annotated[Mapping[str, tuple[SecretStr, ...]], BeforeValidator(_channels)]
