@@ -26,7 +26,7 @@ from benchmarks.alert_storm import redis_server
 from benchmarks.sender import Connection, Exchange, alert, get, send_all, webhook
 from tests.support.programs import PYTHON_PATH, Program, eventually, start_server
 from trainmedic.wire import envelope
-from trainmedic.wire.writer import GROUP
+from trainmedic.wire.envelope import CONSUMER_GROUP
 
 KEY = "the key of a benchmark"
 PLAYBOOK = """\
@@ -55,12 +55,12 @@ async def serve(url: str, count: int) -> None:
 async def agent(url: str, node: str, ready: asyncio.Semaphore) -> None:
     client: Any = redis.asyncio.Redis.from_url(url, protocol=2, single_connection_client=True)
     stream = envelope.node_commands(node)
-    await client.xgroup_create(stream, GROUP, id="0", mkstream=True)
+    await client.xgroup_create(stream, CONSUMER_GROUP, id="0", mkstream=True)
     presence = json.dumps({"node": node, "actions": ["node.facts"], "instance": node})
     await client.set(envelope.agent_presence(node), presence, ex=300)
     ready.release()
     while True:
-        answer = await client.xreadgroup(GROUP, "agent", {stream: ">"}, count=100, block=1000)
+        answer = await client.xreadgroup(CONSUMER_GROUP, "agent", {stream: ">"}, count=100, block=1000)
         for entry, fields in answer[0][1] if answer else ():
             await reply(client, node, stream, entry, fields)
 
@@ -74,7 +74,7 @@ async def reply(client: Any, node: str, stream: str, entry: bytes, fields: Mappi
     for status, output in outputs.items():
         one = envelope.Reply(command.id, node, status, None, output, datetime.now(UTC))
         pipe.xadd(envelope.REPLIES, {"reply": one.encode()}, maxlen=100_000, approximate=True)
-    pipe.xack(stream, GROUP, entry)
+    pipe.xack(stream, CONSUMER_GROUP, entry)
     pipe.xdel(stream, entry)
     await pipe.execute()
 

@@ -21,8 +21,9 @@ from trainmedic.errors import (
 from trainmedic.version import __version__
 
 if TYPE_CHECKING:
-    from trainmedic.client import LIVE, RESTART, Medic, connect
+    from trainmedic.client import Medic, connect
     from trainmedic.job.command import JobCommand
+    from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED
     from trainmedic.job.parameters import (
         Accumulate,
         Checkpoint,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         ScaleLr,
         Stop,
     )
-    from trainmedic.job.queue import UNSUPPORTED
 
 __all__ = [
     "LIVE",
@@ -69,11 +69,11 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """A name of `__all__` that no line above has brought here yet."""
+        """Import a name of `__all__` when it is first asked for."""
         if name in __all__:
-            for module in ("client", "job.command", "job.queue", "job.parameters"):
-                found = getattr(importlib.import_module(f"trainmedic.{module}"), name, None)
-                if found is not None:
-                    globals()[name] = found
-                    return found
+            for module in ("client", "job.command", "job.handlers", "job.parameters"):
+                value = getattr(importlib.import_module(f"trainmedic.{module}"), name, None)
+                if value is not None:
+                    globals()[name] = value
+                    return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,6 @@ carry out the same commands at the same step (``agreement``); without it the com
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import socket
 import time
@@ -19,26 +18,21 @@ from trainmedic.errors import ConfigurationError
 from trainmedic.job import devices
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Alone, Group
+from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED, CommandHandlers
 from trainmedic.job.metrics import Endpoint
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window, whole
-from trainmedic.job.queue import UNSUPPORTED, Answers, Desk, Hands, utc_now
+from trainmedic.job.queue import CommandQueue
 from trainmedic.job.rank_stats import Vitals
-from trainmedic.job.receiver import Reader
+from trainmedic.job.server_connection import ServerConnection
 from trainmedic.ranks.share import Share
 from trainmedic.ranks.shared_store import Store
 from trainmedic.settings import Settings, resolve
 from trainmedic.version import __version__
 from trainmedic.wire import envelope
-from trainmedic.wire.connection import Link, Outage, open_client
-from trainmedic.wire.memory import Memory
-from trainmedic.wire.writer import Writer
+from trainmedic.wire.connection import open_client
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
 
-log = logging.getLogger("trainmedic")
-
-LIVE = "live"
-RESTART = "restart"
 _CLOSE_SECONDS = 2.0
 
 
@@ -106,28 +100,32 @@ class Medic:
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.step: int | None = None
         self.share: Share | None = None
-        # Called by the reader's thread when a command has come and waits for the loop.
+        # Called by the receiver's thread when a command has come and waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
         self._node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
         self._host = socket.gethostname()
         self._vitals = Vitals(progress, self._node)
-        self._hands = Hands(self.job, capabilities, lambda: self.window(REPAIR))
+        self._handlers = CommandHandlers(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
         self._is_closed = False
-        self._rival: Any = None  # the process of that name that was told of last
         self._endpoint: Endpoint | None = None
-        self._desk: Desk | None = None
-        self._reader: Reader | None = None
-        # Whether it reads: with several ranks not before it is known who answers, all of them or rank 0 alone.
-        self._reads = True
-        self._writer: Writer | None = None
+        # Both are rank 0's. With several ranks it receives no command before it is known who answers them: all of
+        # them, or rank 0 alone.
+        self._server: ServerConnection | None = None
+        self._queue: CommandQueue | None = None
+        self._is_receiving = True
         atexit.register(self.close)
         if self.rank != 0:
             return
         if metrics_port is not None:
             self._endpoint = Endpoint(self.job, self.progress, self._ranks, metrics_host, metrics_port)
-        self._instance = envelope.new_id()
-        self._start(settings)
+        self._is_receiving = self.world_size == 1
+        self._server = ServerConnection(settings, self._handlers, self._conclude, self._describe)
+        self._queue = self._server.queue
+        self._queue.on_arrival = self._tell_arrival
+        self._server.open()
+        if self._is_receiving:
+            self._server.receive()
 
     @property
     def metrics_port(self) -> int | None:
@@ -198,31 +196,31 @@ class Medic:
         if type(step) is not int:  # as frameworks count: NumPy's, or a tensor
             step = whole(step) or 0
         self.step = step
-        if not self._reads:
-            self._begin_reading()
-        hands = self._hands
-        if hands.handed:
-            hands.give_up_dropped(utc_now())
+        if not self._is_receiving:
+            self._begin_receiving()
+        handlers = self._handlers
+        if handlers.handed:
+            handlers.give_up_dropped(envelope.utc_now())
         if self.share is not None:
             due = self.share.tick(step)
-        elif self._desk is not None and self._desk.arrived:
-            due = self._desk.due(utc_now())
+        elif self._queue is not None and self._queue.arrived:
+            due = self._queue.take_due(envelope.utc_now())
         else:
             return []
-        return hands.carry_out(due) if due else []
+        return handlers.carry_out(due) if due else []
 
     def is_quiet(self, step: int) -> bool:
         """Whether `commands` would have nothing to do at this step, and need not be called."""
         self.step = step
-        is_alone = self._reads and self.share is None
-        return is_alone and not self._hands.handed and self._desk is not None and not self._desk.arrived
+        is_alone = self._is_receiving and self.share is None
+        return is_alone and not self._handlers.handed and self._queue is not None and not self._queue.arrived
 
     def unanswered(self) -> list[JobCommand]:
         """The commands that have come and are not answered; in any thread, to be looked at only.
 
         On ranks other than 0, those that the ranks have agreed on.
         """
-        waiting = self._desk.waiting if self._desk is not None else self._hands.handed
+        waiting = self._queue.waiting if self._queue is not None else self._handlers.handed
         return list(waiting.values())
 
     def on(self, action: str, how: str = LIVE) -> Callable[[Handler], Handler]:
@@ -237,19 +235,16 @@ class Medic:
             raise ConfigurationError(f"{action}: how is {how!r}; it can be live or restart")
 
         def register(handler: Handler) -> Handler:
-            self._hands.handlers[action] = handler
-            self._hands.capabilities[action] = how
-            if self._writer is not None:
-                self._writer.announce()
+            self._handlers.register(action, handler, how)
+            self._announce()
             return handler
 
         return register
 
     def cannot(self, action: str, reason: str) -> None:
         """Tell the server that this job does not carry out `action`. The reason is the answer to each such command."""
-        self._hands.refuse(action, reason)
-        if self._writer is not None:
-            self._writer.announce()
+        self._handlers.refuse(action, reason)
+        self._announce()
 
     def group(self, name: str) -> Group:
         """The ranks together, outside of a command: every rank asks for it alike, by the same name.
@@ -267,26 +262,26 @@ class Medic:
         """
         if self.share is not None or self._is_closed:
             raise ConfigurationError("share() is called once, before the job is closed")
-        if self._desk is not None:
-            self._desk.answers.ranks = range(self.world_size)
+        if self._queue is not None:
+            self._queue.ranks = range(self.world_size)
             self.gather = self._gather
         self.share = Share(
             store,
             self.rank,
             self.world_size,
-            self._hands,
+            self._handlers,
             self._conclude,
             lambda: {"node": self._node, "host": self._host, "gpu": gpu()},
             self.stats,
-            self._desk,
+            self._queue,
             every,
             patience,
             call_patience,
         )
-        if not self._reads:
-            self._begin_reading()
-        elif self._writer is not None:
-            self._writer.announce()
+        if not self._is_receiving:
+            self._begin_receiving()
+        else:
+            self._announce()
         return self.share
 
     def close(self) -> None:
@@ -295,16 +290,15 @@ class Medic:
             return  # a forked child has no threads, and its parent goes on
         self._is_closed = True
         atexit.unregister(self.close)
-        if self._reader is not None and self._reads:
-            self._reader.stop(_CLOSE_SECONDS / 2)
-        for command in list(self._hands.handed.values()):
+        if self._server is not None:
+            self._server.stop_receiving(_CLOSE_SECONDS / 2)
+        for command in list(self._handlers.handed.values()):
             command.failed("the job ended before it answered the command")
         if self.share is not None:
             self.share.close(_CLOSE_SECONDS / 2)
-        while self._desk is not None and self._desk.arrived:
-            self._desk.arrived.popleft().failed("the job ended before it came to the command")
-        if self._writer is not None:
-            self._writer.stop(_CLOSE_SECONDS)
+        if self._server is not None:
+            self._server.queue.fail_arrived("the job ended before it came to the command")
+            self._server.close(_CLOSE_SECONDS)
         if self._endpoint is not None:
             self._endpoint.close()
 
@@ -325,43 +319,15 @@ class Medic:
 
     # --- between the threads --------------------------------------------------------------------------
 
-    def _start(self, settings: Settings) -> None:
-        outage = Outage(self.job)
-        stream = envelope.job_commands(self.job)
-        memory = Memory(f"job:{self.job}", self._instance)
-        writing, reading = Link(settings.find_url, outage), Link(settings.find_url, outage)
-        presence = envelope.job_presence(self.job)
-        self._writer = Writer(writing, memory, stream, presence, self._describe, on_rival=self._tell_rival)
-        answers = Answers(self.job, self._host, self._instance, self._writer.put)
-        self._desk = Desk(memory, answers, self._hands, self._conclude, self._tell_arrival)
-        self._reader = Reader(
-            reading,
-            memory,
-            self.job,
-            settings.signing_key,
-            self._desk.waiting,
-            self._desk.deliver,
-            answers,
-            utc_now,
-        )
-        self._writer.start()
-        self._reads = self.world_size == 1
-        if self._reads:
-            self._reader.start()
+    def _begin_receiving(self) -> None:
+        assert self._server is not None
+        self._is_receiving = True
+        self._server.receive()
+        self._server.announce()
 
-    def _begin_reading(self) -> None:
-        assert self._reader is not None
-        assert self._writer is not None
-        self._reads = True
-        self._reader.start()
-        self._writer.announce()
-
-    def _tell_rival(self, said: Mapping[str, Any]) -> None:
-        """Another process lives under the same name, so that each command goes to one of the two."""
-        if said.get("instance") != self._rival:
-            self._rival = said.get("instance")
-            where = f"host {said.get('host')}, pid {said.get('pid')}"
-            log.error("%s: another process has this job's name (%s); give each a name of its own", self.job, where)
+    def _announce(self) -> None:
+        if self._server is not None:
+            self._server.announce()
 
     def _tell_arrival(self) -> None:
         if self.on_arrival is not None:
@@ -370,11 +336,11 @@ class Medic:
     def _conclude(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         if status == envelope.APPLIED and self.step is not None:
             output = {"step": self.step, **output}
-        self._hands.handed.pop(command.id, None)
+        self._handlers.handed.pop(command.id, None)
         if self.share is not None and command.turn is not None:
             self.share.conclude(command, status, output)
-        elif self._desk is not None:
-            self._desk.close(command, status, output)
+        elif self._queue is not None:
+            self._queue.close(command, status, output)
 
     def _describe(self) -> Mapping[str, Any]:
         """What the presence key says. ``ranks`` are those that answer each command."""
@@ -382,13 +348,13 @@ class Medic:
             "job": self.job,
             "rank": self.rank,
             "world_size": self.world_size,
-            "ranks": [0] if self._reads else list(range(self.world_size)),
+            "ranks": [0] if self._is_receiving else list(range(self.world_size)),
             **(self.share.describe() if self.share is not None else self._alone()),
             "host": self._host,
             "pid": self._pid,
-            "instance": self._instance,
+            "instance": self._server.instance if self._server is not None else None,
             "sdk": __version__,
-            "capabilities": dict(self._hands.capabilities),
+            "capabilities": dict(self._handlers.capabilities),
             "interrupts_hangs": self.on_arrival is not None,
             "step": self.progress.step if self.progress.step is not None else self.step,
         }

@@ -51,8 +51,8 @@ def order(medic: trainmedic.Medic) -> Order:
         target = {"kind": "job", "job": medic.job}
         later = now + timedelta(minutes=5)
         sent = envelope.Command(envelope.new_id(), action, target, params, "r", "p", "Test", now, later)
-        assert medic._desk is not None
-        medic._desk.deliver(sent, parameters.parse(action, params), b"0-0")
+        assert medic._queue is not None
+        medic._queue.enter(sent, parameters.parse(action, params), b"0-0")
         return next(one for one in medic.unanswered() if one.id == sent.id)
 
     return put

@@ -368,7 +368,7 @@ medic = trainmedic.connect(job="llm-1", redis_url=url, signing_key="a signing ke
 print("ready", flush=True)
 for step in range(1, 100_000):
     time.sleep(0.002)
-    if moment == "before" and medic._desk.arrived:
+    if moment == "before" and medic._queue.arrived:
         log.write("before\\n")
         time.sleep(60)
     for command in medic.commands(step):
@@ -462,7 +462,7 @@ async def test_a_job_that_ends_answers_what_it_leaves(redis_server: Any, client:
     await eventually(lambda: job.done == [taken.id])
     job.hold()
     await put(client, waiting)
-    await eventually(lambda: len(job.medic._desk.arrived) == 1)
+    await eventually(lambda: len(job.medic._queue.arrived) == 1)
     job.end()
     for sent in (taken, waiting):
         (reply,) = await finals(client, sent.id)
@@ -514,7 +514,7 @@ async def test_an_undo_waits_for_the_answer_to_what_it_takes_back(
     first = make_command()
     undo = make_command(undo_of=first.id)
     asked = [asyncio.create_task(ask(bus, first)), asyncio.create_task(ask(bus, undo))]
-    await eventually(lambda: len(job.medic._desk.arrived) == 2)
+    await eventually(lambda: len(job.medic._queue.arrived) == 2)
     job.go_on()
     replies = await asyncio.gather(*asked)
     assert [reply.status for reply in replies] == [envelope.FAILED, envelope.APPLIED]
@@ -534,7 +534,7 @@ async def test_training_goes_on_while_redis_is_dead_and_all_resumes_when_it_is_b
     job.hold()
     sent = make_command(seconds=20)
     asked = asyncio.create_task(ask(bus, sent))
-    await eventually(lambda: len(job.medic._desk.arrived) == 1)
+    await eventually(lambda: len(job.medic._queue.arrived) == 1)
     with caplog.at_level(logging.INFO, "trainmedic"):
         redis_server.kill()
         job.go_on()

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from tests.support.programs import eventually
-from trainmedic.wire.connection import Link, Outage
-from trainmedic.wire.memory import Memory
-from trainmedic.wire.writer import Writer
+from trainmedic.wire.command_memory import CommandMemory
+from trainmedic.wire.connection import OutageLog, RedisConnection
+from trainmedic.wire.writer import PresenceKey, ReplyWriter
 
 KEY = "trainmedic:agent:presence-test"
 
@@ -23,14 +23,11 @@ class Announcing:
     def __init__(self, url: str, instance: str) -> None:
         self.rivals: list[Mapping[str, Any]] = []
         self.instance = instance
-        self.writer = Writer(
-            Link(lambda: url, Outage("a test")),
-            Memory("node:presence-test", instance),
+        self.writer = ReplyWriter(
+            RedisConnection(lambda: url, OutageLog("a test")),
+            CommandMemory("node:presence-test", instance),
             "trainmedic:commands:node:presence-test",
-            KEY,
-            lambda: {"instance": instance},
-            presence_every=0.05,
-            on_rival=self.rivals.append,
+            PresenceKey(KEY, lambda: {"instance": instance}, self.rivals.append, every=0.05),
         )
         self.writer.start()
 

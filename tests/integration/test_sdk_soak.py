@@ -42,7 +42,7 @@ def test_a_job_of_many_steps_and_commands_does_not_grow(
     redis_server: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the first quarter to the end; what waits in Redis is gone, but for the memory of what was done."""
-    monkeypatch.setattr("trainmedic.wire.memory._KEPT_HERE", KEPT)
+    monkeypatch.setattr("trainmedic.wire.command_memory._KEPT_HERE", KEPT)
     commander = Commander(redis_url)
     before, after, applied = 0, 0, 0
 
@@ -81,7 +81,7 @@ def test_a_job_of_many_steps_and_commands_does_not_grow(
 
 def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the store that they share; what all have read is swept away."""
-    monkeypatch.setattr("trainmedic.wire.memory._KEPT_HERE", KEPT)
+    monkeypatch.setattr("trainmedic.wire.command_memory._KEPT_HERE", KEPT)
     monkeypatch.setattr("trainmedic.ranks.coordinator._GATHER", 0.05)
     monkeypatch.setattr("trainmedic.ranks.synchronizer._BEAT", 0.05)
     keys: list[int] = []

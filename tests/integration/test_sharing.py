@@ -64,7 +64,7 @@ def test_a_rank_whose_handler_fails_is_told_by_name() -> None:
         def break_down(_: Any) -> None:
             raise RuntimeError("out of memory")
 
-        crew.members[2].hands.handlers["job.scale_lr"] = break_down
+        crew.members[2].handlers.handlers["job.scale_lr"] = break_down
         sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert statuses(crew, sent) == {0: "applied", 1: "applied", 2: "failed"}
@@ -82,7 +82,7 @@ def test_a_value_is_chosen_once_and_each_hears_from_all() -> None:
                 heard[rank].append(taken.group.choose(lambda: f"chosen by {rank}"))
                 heard[rank].append(dict(taken.group.poll(rank * 10)))
 
-            member.hands.handlers["job.scale_lr"] = act
+            member.handlers.handlers["job.scale_lr"] = act
         sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert heard[0] == heard[1] == heard[2] == ["chosen by 0", {0: 0, 1: 10, 2: 20}]
@@ -96,7 +96,7 @@ def test_a_refusal_of_rank_0_is_everybodys() -> None:
 
     with Crew(2, every=1) as crew:
         for member in crew.members:
-            member.hands.handlers["job.scale_lr"] = lambda taken: taken.group.choose(refuse)
+            member.handlers.handlers["job.scale_lr"] = lambda taken: taken.group.choose(refuse)
         sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert statuses(crew, sent) == {0: "rejected", 1: "rejected"}
@@ -115,7 +115,7 @@ def test_a_rank_that_left_a_command_is_missed_at_once() -> None:
                     raise OSError("the disk is full")
                 heard[rank] = dict(taken.group.poll("written"))
 
-            member.hands.handlers["job.scale_lr"] = act
+            member.handlers.handlers["job.scale_lr"] = act
         sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent), within=10)
     assert heard == {rank: {0: "written", 1: "written"} for rank in (0, 1)}
@@ -156,7 +156,7 @@ def test_ranks_at_different_steps_apply_nothing_and_say_so() -> None:
 def test_what_one_rank_cannot_do_none_does() -> None:
     """A rank without the handler is named, and nothing is half done."""
     with Crew(3, every=1) as crew:
-        crew.members[1].hands.handlers = {"job.stop": lambda _: None}
+        crew.members[1].handlers.handlers = {"job.stop": lambda _: None}
         sent = crew.send(make_command())
         crew.train(lambda: is_answered(crew, sent))
     assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.UNSUPPORTED)
@@ -384,8 +384,8 @@ def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pyt
         def die(_: Any) -> None:
             crew.members[0].share._courier.lose("killed")
 
-        crew.members[0].hands.handlers["job.scale_lr"] = die
-        crew.members[1].hands.handlers["job.scale_lr"] = act
+        crew.members[0].handlers.handlers["job.scale_lr"] = die
+        crew.members[1].handlers.handlers["job.scale_lr"] = act
         crew.send(make_command())
         crew.train(lambda: bool(caught), absent=())
         crew.train(lambda: crew.members[1].step > 50, absent=(0,))

@@ -1,6 +1,6 @@
 """Ranks of a job as threads of one process, agreeing through a store in memory; no Redis, no sockets.
 
-Each rank is the real thing (`trainmedic.ranks.share.Share`, with a desk on rank 0); what would go to Redis is
+Each rank is the real thing (`trainmedic.ranks.share.Share`, with a queue on rank 0); what would go to Redis is
 kept in ``replies``. Who uses it: the integration tests of sharing, of
 checkpoints of several ranks, and of long trainings.
 """
@@ -16,12 +16,13 @@ from typing import Any
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from trainmedic.job.command import JobCommand
+from trainmedic.job.handlers import CommandHandlers
 from trainmedic.job.parameters import parse
-from trainmedic.job.queue import Answers, Desk, Hands
+from trainmedic.job.queue import CommandQueue
 from trainmedic.ranks.share import Share
 from trainmedic.wire import envelope
-from trainmedic.wire.memory import Memory
-from trainmedic.wire.writer import Outgoing
+from trainmedic.wire.command_memory import CommandMemory
+from trainmedic.wire.writer import OutgoingReplies
 
 
 class Member:
@@ -32,12 +33,22 @@ class Member:
         self.done: list[tuple[int, str]] = []
         self.step = 0
         self.waited = 0.0
-        self.hands = Hands("llm-1", {}, nullcontext)
-        self.hands.handlers["job.scale_lr"] = self._note
-        desk = Desk(crew.memory, crew.answers, self.hands, self._conclude, lambda: None) if rank == 0 else None
-        self.desk = desk
+        self.handlers = CommandHandlers("llm-1", {}, nullcontext)
+        self.handlers.handlers["job.scale_lr"] = self._note
+        self.queue: CommandQueue | None = None
+        if rank == 0:
+            self.queue = CommandQueue("llm-1", "host", crew.memory, self.handlers, crew.put, self._conclude)
+            self.queue.ranks = range(crew.size)
         self.share = Share(
-            store, rank, crew.size, self.hands, self._conclude, lambda: {"node": f"n{rank}"}, dict, desk, **options
+            store,
+            rank,
+            crew.size,
+            self.handlers,
+            self._conclude,
+            lambda: {"node": f"n{rank}"},
+            dict,
+            self.queue,
+            **options,
         )
 
     def _note(self, taken: JobCommand) -> Mapping[str, Any]:
@@ -45,11 +56,11 @@ class Member:
         return {"by": self.rank}
 
     def _conclude(self, taken: JobCommand, status: str, output: Mapping[str, Any]) -> None:
-        self.hands.handed.pop(taken.id, None)
+        self.handlers.handed.pop(taken.id, None)
         if taken.turn is not None:
             self.share.conclude(taken, status, output)
-        elif self.desk is not None:
-            self.desk.close(taken, status, output)
+        elif self.queue is not None:
+            self.queue.close(taken, status, output)
 
     def call(self, step: int) -> None:
         """What `Medic.commands` does."""
@@ -57,7 +68,7 @@ class Member:
         began = time.monotonic()
         due = self.share.tick(step)
         self.waited += time.monotonic() - began
-        self.hands.carry_out(due)
+        self.handlers.carry_out(due)
 
 
 class Crew:
@@ -67,9 +78,7 @@ class Crew:
         self.size = size
         self.store = store if store is not None else HashStore()
         self.replies: list[envelope.Reply] = []
-        self.memory = Memory("job:llm-1", envelope.new_id())
-        self.answers = Answers("llm-1", "host", self.memory.owner, self._put)
-        self.answers.ranks = range(size)
+        self.memory = CommandMemory("job:llm-1", envelope.new_id())
         self.members = [Member(self, rank, (stores or {}).get(rank, self.store), **options) for rank in range(size)]
 
     def __enter__(self) -> Crew:
@@ -79,14 +88,14 @@ class Crew:
         for member in reversed(self.members):  # rank 0 hears the goodbyes of the others
             member.share.close(0.5)
 
-    def _put(self, outgoing: Outgoing) -> None:
+    def put(self, outgoing: OutgoingReplies) -> None:
         self.replies.extend(outgoing.replies)
 
     def send(self, sent: envelope.Command) -> envelope.Command:
-        """As the reader delivers it."""
-        desk = self.members[0].desk
-        assert desk is not None
-        desk.deliver(sent, parse(sent.action, sent.params), b"1-0")
+        """Put a command in as the receiver does."""
+        queue = self.members[0].queue
+        assert queue is not None
+        queue.enter(sent, parse(sent.action, sent.params), b"1-0")
         return sent
 
     def finals(self, sent: envelope.Command) -> dict[int | None, envelope.Reply]:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from trainmedic.job.command import plain
 from trainmedic.wire import envelope
+from trainmedic.wire.output import plain
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.executors import NOTHING_TO_UNDO, AcceptedCommand, Executor, SupportsAbandon
 from trainmedic_server.agent.journal import Journal, JournalEntry
 from trainmedic_server.agent.policy import Policy
-from trainmedic_server.agent.replies import Replies
+from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import Pending
 from trainmedic_server.errors import (
     CommandFailed,
@@ -47,7 +47,7 @@ class CommandRunner:
         hands: Mapping[str, Executor],
         policy: Policy,
         journal: Journal,
-        replies: Replies,
+        replies: AgentReplies,
         stopping: threading.Event,
         tally: AgentCounters,
         now: Callable[[], datetime],

@@ -5,7 +5,7 @@ agent restarts: what the journal holds unsent is sent when it can be. Other answ
 command was not taken) come from the reading of a stream entry, and that entry stays on the stream until
 Redis has the answer.
 
-The thread that writes is the SDK's `Writer`. Not here: deciding what to answer.
+The thread that writes is the SDK's `ReplyWriter`. Not here: deciding what to answer.
 """
 
 from __future__ import annotations
@@ -17,53 +17,50 @@ from datetime import datetime
 from typing import Any
 
 from trainmedic.wire import envelope
-from trainmedic.wire.connection import Link
-from trainmedic.wire.memory import Memory
-from trainmedic.wire.writer import Outgoing, Writer
+from trainmedic.wire.command_memory import CommandMemory
+from trainmedic.wire.connection import RedisConnection
+from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.journal import Journal, JournalEntry
 from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 
-PRESENCE_SECONDS = 30
-PRESENCE_EVERY = 10.0
+_PRESENCE_SECONDS = 30
+_PRESENCE_EVERY = 10.0
 _REFILL = 500
 """How many unsent outcomes are taken from the journal at once; the writer's queue holds twice as many."""
 
 
-class Replies:
-    """Sends answers in the order in which they are put in."""
+class AgentReplies:
+    """Sends replies in the order in which they are put in. Its methods may be called from any thread."""
 
     def __init__(
         self,
         node: str,
         instance: str,
-        link: Link,
+        connection: RedisConnection,
         journal: Journal,
         describe: Callable[[], Mapping[str, Any]],
         now: Callable[[], datetime],
-        tally: AgentCounters,
+        counters: AgentCounters,
     ) -> None:
         self._node = node
-        self._tally = tally
+        self._counters = counters
         self._journal = journal
         self._now = now
         self._lock = threading.Lock()
         self._on_the_way: set[str] = set()
         self._arrived: list[str] = []
-        self._rival: tuple[datetime, str] | None = None
+        self._conflict: tuple[datetime, str] | None = None
         self._is_behind = True  # an earlier process may have left some
-        self._writer = Writer(
-            link,
-            Memory(f"node:{node}", instance),  # names this process; what it remembers is in the journal
+        name = envelope.agent_presence(node)
+        self._writer = ReplyWriter(
+            connection,
+            CommandMemory(f"node:{node}", instance),  # names this process; what it remembers is in the journal
             envelope.node_commands(node),
-            envelope.agent_presence(node),
-            describe,
-            PRESENCE_SECONDS,
-            PRESENCE_EVERY,
+            PresenceKey(name, describe, self._see_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
             self._written,
-            self._see_rival,
         )
 
     def start(self) -> None:
@@ -75,26 +72,26 @@ class Replies:
         self._writer.stop(timeout)
         self._note_arrivals()
 
-    def rival(self) -> str | None:
-        """Which other agent has this node's name too, as far as was seen lately; None while none has."""
-        seen = self._rival
-        if seen is None or abs((self._now() - seen[0]).total_seconds()) > PRESENCE_SECONDS:
+    def name_conflict(self) -> str | None:
+        """The other agent that has announced itself by this node's name lately; None where there is none."""
+        conflict = self._conflict
+        if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_SECONDS:
             return None
-        return seen[1]
+        return conflict[1]
 
     def answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
-        """Say what is not in the journal; with `entry`, which is then taken off the stream."""
-        self._writer.put(Outgoing((self._reply(JournalEntry(command_id, status, self._now(), output)),), entry))
+        """Send a reply that is not in the journal. With it `entry` is taken off the stream."""
+        self._writer.put(OutgoingReplies((self._reply(JournalEntry(command_id, status, self._now(), output)),), entry))
 
-    def repeat(self, known: JournalEntry, stream_entry: bytes) -> None:
-        """Say again how a command ended that has come once more."""
-        self._writer.put(Outgoing((self._reply(known),), stream_entry))
+    def repeat(self, concluded: JournalEntry, stream_entry: bytes) -> None:
+        """Send the outcome of a command again that has come once more."""
+        self._writer.put(OutgoingReplies((self._reply(concluded),), stream_entry))
 
     def conclude(self, concluded: JournalEntry) -> None:
-        """Say how a command ended. It is in the journal, as unsent."""
+        """Send the outcome of a command. It is in the journal, as unsent."""
         with self._lock:
             self._on_the_way.add(concluded.id)
-        if not self._writer.put(Outgoing((self._reply(concluded),))):
+        if not self._writer.put(OutgoingReplies((self._reply(concluded),))):
             with self._lock:
                 self._on_the_way.discard(concluded.id)
                 self._is_behind = True
@@ -102,27 +99,30 @@ class Replies:
     def _reply(self, entry: JournalEntry) -> envelope.Reply:
         return envelope.Reply(entry.id, self._node, entry.status, None, entry.output, entry.at)
 
-    def _see_rival(self, said: Mapping[str, Any]) -> None:
-        """In the writer's thread, before each presence that finds another agent's in its place."""
-        rival = f"process {said.get('pid')} on {said.get('host')!r}"
-        if self.rival() != rival:
+    def _see_conflict(self, presence: Mapping[str, Any]) -> None:
+        """Another agent's presence stands where this one's is about to be written. In the writer's thread."""
+        other = f"process {presence.get('pid')} on {presence.get('host')!r}"
+        if self.name_conflict() != other:
             log.error(
                 "another agent calls itself %s too: %s. Until one of them is stopped, or named otherwise (--node), "
                 "commands are refused, for they could be meant for the other",
                 self._node,
-                rival,
+                other,
             )
-        self._rival = self._now(), rival
+        self._conflict = self._now(), other
 
-    def _written(self, sent: Sequence[Outgoing]) -> None:
-        """In the writer's thread. That a reply was sent is noted with the next presence, for many at once:
-        where the note is lost the reply is sent twice, which does no harm, and each note is a disk write."""
-        self._tally.heard(self._now().timestamp())
+    def _written(self, sent: Sequence[OutgoingReplies]) -> None:
+        """Redis has taken these replies. In the writer's thread.
+
+        The journal learns it with the next presence, for many replies at once, because each note is a disk write.
+        Where the note is lost a reply is sent twice, which does no harm.
+        """
+        self._counters.heard(self._now().timestamp())
         with self._lock:
-            for one in sent:
-                if one.replies[0].is_final and one.command_id in self._on_the_way:
-                    self._on_the_way.discard(one.command_id)
-                    self._arrived.append(one.command_id)
+            for batch in sent:
+                if batch.replies[0].is_final and batch.command_id in self._on_the_way:
+                    self._on_the_way.discard(batch.command_id)
+                    self._arrived.append(batch.command_id)
             is_behind = self._is_behind and not self._on_the_way
         if is_behind or not sent:
             self._note_arrivals()

@@ -18,15 +18,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmedic.wire import envelope
-from trainmedic.wire.connection import Link, Outage
+from trainmedic.wire.connection import OutageLog, RedisConnection
+from trainmedic.wire.receiver import Addressee, CommandReceiver
 from trainmedic_server import __version__
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.executors import Executor, PeriodicTask
-from trainmedic_server.agent.intake import Intake
+from trainmedic_server.agent.intake import CommandIntake
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.policy import Policy, allowed
-from trainmedic_server.agent.replies import Replies
+from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
 from trainmedic_server.errors import JournalUnavailable
 
@@ -89,8 +90,9 @@ class Agent:
         by_action = {hand.action: hand for hand in hands}
         self._actions = allowed(policy, by_action)
         tally = tally or AgentCounters()
-        outage = Outage(f"node {node}", "what is begun goes on")
-        self._replies = Replies(node, self.instance, Link(find_url, outage), journal, self._describe, now, tally)
+        outage = OutageLog(f"node {node}", "what is begun goes on")
+        writing, receiving = RedisConnection(find_url, outage), RedisConnection(find_url, outage)
+        self._replies = AgentReplies(node, self.instance, writing, journal, self._describe, now, tally)
         execution = CommandRunner(by_action, policy, journal, self._replies, self._stopping, tally, now)
         kept: list[PeriodicTask] = [*keepers, _Pruning(journal, now)]
         self._lanes = {
@@ -99,10 +101,8 @@ class Agent:
             )
             for name in LANES
         }
-        self._intake = Intake(
+        self._intake = CommandIntake(
             node,
-            signing_key,
-            Link(find_url, outage),
             by_action,
             policy,
             self._lanes,
@@ -112,6 +112,8 @@ class Agent:
             tally,
             now,
         )
+        addressee = Addressee("node", node, envelope.node_commands(node), "agent", f"node {node}")
+        self._receiver = CommandReceiver(receiving, addressee, signing_key, self._intake)
 
     def start(self) -> None:
         """Raises JournalUnavailable."""
@@ -119,11 +121,11 @@ class Agent:
         for lane in self._lanes.values():
             lane.start()
         self._replies.start()
-        self._intake.start()
+        self._receiver.start()
 
     def stop(self) -> bool:
         """End everything; whether nothing was left for the next start."""
-        self._intake.stop(_READ_SECONDS)
+        self._receiver.stop(_READ_SECONDS)
         self._stopping.set()
         deadline = time.monotonic() + STOP_SECONDS
         for lane in self._lanes.values():

@@ -19,8 +19,7 @@ from trainmedic.errors import Rejected
 from trainmedic.huggingface import checkpoints
 from trainmedic.huggingface.loop import HuggingFaceLoop
 from trainmedic.huggingface.step_reports import StepReports
-from trainmedic.job.command import JobCommand
-from trainmedic.job.queue import NOTHING_TO_UNDO
+from trainmedic.job.command import NOTHING_TO_UNDO, JobCommand
 from trainmedic.trainer.live_commands import HUNG, NEEDS_RESTART, LiveCommands, harmless, join_ranks
 
 _NEEDS_HELP = f"{NEEDS_RESTART}; see trainmedic.huggingface.train and trainmedic.huggingface.protect"

@@ -6,21 +6,19 @@ Not here: how it came (``reader``), how the answer leaves (``writer``).
 from __future__ import annotations
 
 import logging
-import math
 from datetime import datetime
 from typing import Any, Callable, Mapping
 
 from trainmedic.job.group import Alone, Group
 from trainmedic.job.parameters import Parameters
 from trainmedic.wire import envelope
-from trainmedic.wire.memory import Outcome
+from trainmedic.wire.command_memory import RankOutcome
+from trainmedic.wire.output import plain
 
 log = logging.getLogger("trainmedic")
 
-_DEEPEST = 8
-_LONGEST_TEXT = 4096
-_MOST_MEMBERS = 1000
-_LONGEST_INT = 10**1000
+NOTHING_TO_UNDO: Mapping[str, Any] = {"nothing_to_undo": True}
+"""The output of an undo that is applied although the command was not."""
 
 Conclude = Callable[["JobCommand", str, Mapping[str, Any]], None]
 
@@ -56,7 +54,7 @@ class JobCommand:
         self.group: Group = Alone()
         # Which decision of the ranks it is part of, and its place there; what each has said, on rank 0.
         self.turn: tuple[int, int] | None = None
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, RankOutcome] = {}
         self._conclude = conclude
 
     @property
@@ -101,30 +99,3 @@ class JobCommand:
 
     def __repr__(self) -> str:
         return f"<JobCommand {self.action} {self.id} {self.status or 'not answered'}>"
-
-
-def plain(output: Mapping[str, Any]) -> dict[str, Any]:
-    """`output` as JSON can carry it: numbers of any library as numbers, what is not known as text."""
-    return {str(name)[:_LONGEST_TEXT]: _plain(value, 1) for name, value in list(output.items())[:_MOST_MEMBERS]}
-
-
-def _plain(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):  # Python does not write out longer ones
-        return int(value) if abs(value) < _LONGEST_INT else "a whole number too long to be told"
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(value)
-    if isinstance(value, str):
-        return str(value)[:_LONGEST_TEXT]
-    if depth < _DEEPEST and isinstance(value, Mapping):
-        return {str(name): _plain(member, depth + 1) for name, member in list(value.items())[:_MOST_MEMBERS]}
-    if depth < _DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(member, depth + 1) for member in list(value)[:_MOST_MEMBERS]]
-    item = getattr(value, "item", None)  # a tensor or array of one element
-    if callable(item):
-        try:
-            return _plain(item(), _DEEPEST)
-        except (TypeError, ValueError, RuntimeError):
-            pass
-    return str(value)[:_LONGEST_TEXT]

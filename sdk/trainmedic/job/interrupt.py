@@ -26,7 +26,7 @@ log = logging.getLogger("trainmedic")
 SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """One that nobody else is likely to use. What was installed for it before is called in its turn."""
 
-_PACKAGE = str(Path(__file__).parent) + os.sep
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _LOOK_EVERY = 0.25
 _TRY_EVERY = 5.0
 

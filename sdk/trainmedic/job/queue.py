@@ -1,179 +1,150 @@
-"""Commands between their arrival and their answer: who waits, who has expired, whose turn it is.
+"""The queue of a job's commands on rank 0, from their arrival to their replies.
 
-`Desk` is rank 0's, where commands arrive. `Hands`, on every rank, carries them out. `Answers` composes the
-replies, one of every rank that owes one, and hands them to the writer: where the ranks never came to a command
-(it was refused, or had expired), rank 0 says the same for all of them. Not here: how several ranks agree on whose
-turn it is (``agreement``), and Redis.
+A command comes from the receiver (``trainmedic.wire.receiver``), waits here, is taken out when its turn has come, by
+the training thread of a job of one rank or for the coordinator of several (``trainmedic.ranks``), and comes back with
+its outcome, which becomes the replies that go to the writer (``trainmedic.wire.writer``).
+
+The queue itself answers each command that does not need the training loop: one for another job or with bad
+parameters (``rejected``), one that comes or waits too long (``expired``), one that an earlier process was busy with
+when it died (``failed``), a repeat, and the undo of a command that was never applied.
+
+Each rank owes the server a reply. Where the ranks never came to a command, rank 0 replies the same for all of them.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 from collections import deque
-from contextlib import AbstractContextManager
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from trainmedic.errors import Rejected, Unsupported
-from trainmedic.job.command import Conclude, JobCommand
-from trainmedic.job.parameters import Parameters
+import redis
+
+from trainmedic.job.command import NOTHING_TO_UNDO, Conclude, JobCommand
+from trainmedic.job.handlers import UNSUPPORTED, CommandHandlers
+from trainmedic.job.parameters import Parameters, parse
 from trainmedic.wire import envelope
-from trainmedic.wire.memory import Known, Memory, Outcome
-from trainmedic.wire.writer import LARGEST_REPLY, Outgoing, too_large
+from trainmedic.wire.command_memory import CommandMemory, CommandRecord, RankOutcome
+from trainmedic.wire.output import fitting
+from trainmedic.wire.receiver import ReceivedCommand
+from trainmedic.wire.writer import OutgoingReplies
 
-log = logging.getLogger("trainmedic")
-
-UNSUPPORTED = "unsupported"
-NOTHING_TO_UNDO: Mapping[str, Any] = {"nothing_to_undo": True}
-_LARGEST_OUTPUT = LARGEST_REPLY - 1024
 TOO_LATE = "the training loop did not come to it in time"
-
-CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
-
-
-class Hands:
-    """The handlers of one rank, and what was handed to the training loop."""
-
-    def __init__(self, job: str, capabilities: dict[str, str], window: Callable[[], AbstractContextManager[Any]]):
-        self._job = job
-        self._window = window
-        self.capabilities = capabilities
-        self.handlers: dict[str, CommandHandler] = {}
-        self.refusals: dict[str, str] = {}
-        # Handed to the training loop and not answered.
-        self.handed: dict[str, JobCommand] = {}
-
-    def refuse(self, action: str, reason: str) -> None:
-        """The rank does not carry out `action`."""
-        self.refusals[action] = reason
-        self.capabilities[action] = UNSUPPORTED
-        self.handlers.pop(action, None)
-
-    def carry_out(self, commands: Iterable[JobCommand]) -> list[JobCommand]:
-        """Those that have no handler are returned."""
-        returned = []
-        for command in commands:
-            self.handed[command.id] = command
-            handler = self.handlers.get(command.action)
-            if handler is None:
-                returned.append(command)
-            else:
-                self._run(handler, command)
-        return returned
-
-    def give_up_dropped(self, now: datetime) -> None:
-        """Commands that were returned before and that the loop has let fall."""
-        for command in list(self.handed.values()):
-            if command.is_deferred:
-                continue
-            if self.handlers:
-                command.unsupported()
-            elif now >= command.expires_at:
-                command.failed("the training loop took the command and did not answer it")
-
-    def cannot(self, action: str) -> str | None:
-        """Why this rank would not carry out `action`; None where it would, or where the loop decides."""
-        if self.capabilities.get(action) == UNSUPPORTED:
-            return self.refusals.get(action, "this job does not support it")
-        if self.handlers and action not in self.handlers:
-            return f"there is no handler of {action}"
-        return None
-
-    def _run(self, handler: CommandHandler, command: JobCommand) -> None:
-        try:
-            with self._window():
-                output = handler(command)
-        except Rejected as refusal:
-            command.rejected(str(refusal))
-        except Unsupported as refusal:
-            command.unsupported(str(refusal))
-        except Exception as error:
-            log.exception("%s: the handler of %s failed", self._job, command.action)
-            if not command.is_answered:
-                command.failed(told(error))
-        else:
-            if not command.is_answered and not command.is_deferred:
-                command.applied(output if isinstance(output, dict) else None)
+_INTERRUPTED = "interrupted: the job's process ended while it had the command"
+_MOST_WAITING = 1000
 
 
-class Answers:
-    """Made by rank 0; its methods may be called from any thread and wait for nothing."""
+class CommandQueue:
+    """The commands of one job.
 
-    def __init__(self, job: str, host: str, owner: str, put: Callable[[Outgoing], object]) -> None:
-        self._job = job
-        self._owner = owner
-        self._put = put
-        self.ranks: Sequence[int] = (0,)
-        self.hosts: Mapping[int, str] = {0: host}
-
-    def known(self, status: str, output: Mapping[str, Any]) -> Known:
-        """An outcome that is the same on all ranks."""
-        return Known(self._owner, status, output)
-
-    def accept(self, command_id: str) -> None:
-        """The job has the command. Said by rank 0 alone."""
-        self._put(Outgoing((self._reply(command_id, 0, (envelope.ACCEPTED, {})),)))
-
-    def give(
-        self, command_id: str, known: Known, entry: bytes | None, remember: bool = False, forget: bool = False
-    ) -> None:
-        """The final reply of every rank; then the entry is off the stream."""
-        ranks = sorted({*self.ranks, *known.ranks})
-        replies = tuple(self._reply(command_id, rank, known.of_rank(rank)) for rank in ranks)
-        self._put(Outgoing(replies, entry, known if remember else None, forget))
-
-    def tell(self, command_id: str, outcomes: Mapping[int, Outcome]) -> None:
-        """What some ranks have said by now. The command stays on the stream."""
-        replies = tuple(self._reply(command_id, rank, outcome) for rank, outcome in sorted(outcomes.items()))
-        if replies:
-            self._put(Outgoing(replies))
-
-    def conclude(self, command_id: str, known: Known, entry: bytes | None, untold: Iterable[int]) -> None:
-        """Every rank has answered; the replies of those that were not told yet go out with it."""
-        replies = tuple(self._reply(command_id, rank, known.of_rank(rank)) for rank in sorted(untold))
-        self._put(Outgoing(replies or (self._reply(command_id, 0, known.of_rank(0)),), entry, known))
-
-    def _reply(self, command_id: str, rank: int, outcome: Outcome) -> envelope.Reply:
-        status, output = outcome
-        sender = f"{self._job}/{rank}"
-        if rank in self.hosts:
-            sender += f"@{self.hosts[rank]}"
-        return envelope.Reply(command_id, sender, status, rank, output, datetime.now(timezone.utc))
-
-
-class Desk:
-    """Rank 0's: filled by the reader, emptied by whoever says whose turn it is (one thread)."""
+    The receiver's thread calls `receive` and `refuse`; one other thread takes commands out and closes them.
+    ``put`` gives replies to the writer and never waits. ``conclude`` is what each command calls when it is answered.
+    """
 
     def __init__(
-        self, memory: Memory, answers: Answers, hands: Hands, conclude: Conclude, arrived: Callable[[], None]
+        self,
+        job: str,
+        host: str,
+        memory: CommandMemory,
+        handlers: CommandHandlers,
+        put: Callable[[OutgoingReplies], object],
+        conclude: Conclude,
     ) -> None:
+        self._job = job
         self._memory = memory
-        self._hands = hands
+        self._handlers = handlers
+        self._put = put
         self._conclude = conclude
-        self._tell = arrived
-        self.answers = answers
         self.arrived: deque[JobCommand] = deque()
-        # All that are not answered, by id, for the reader.
+        """The commands whose turn has not come."""
         self.waiting: dict[str, JobCommand] = {}
-        # Why nothing can be carried out any more, once that is so.
-        self.closed_because: str | None = None
+        """By id, all commands that are not answered; also those that were taken out."""
+        self.on_arrival: Callable[[], None] = lambda: None
+        """Called in the receiver's thread when a command waits for the training loop."""
+        self.ranks: Sequence[int] = (0,)
+        """The ranks that owe a reply."""
+        self.hosts: Mapping[int, str] = {0: host}
+        """The hosts of the ranks, as far as they are known."""
+        self._closed_because: str | None = None
 
-    def deliver(self, sent: envelope.Command, parameters: Parameters | None, entry: bytes) -> None:
-        """A command to carry out, from the reader."""
+    # --- what the receiver's thread calls -----------------------------------------------------------------
+
+    def receive(self, received: ReceivedCommand) -> None:
+        """Answer a genuine command, or let it wait for the training loop."""
+        command, entry = received.command, received.entry
+        record = self._memory.look_up(received.client, command.id)
+        if record is not None:
+            self._repeat(received, record)
+            return
+        if envelope.utc_now() >= command.expires_at:
+            self._answer(command.id, envelope.EXPIRED, {"reason": "it came after it had expired"}, entry)
+            return
+        if len(self.waiting) >= _MOST_WAITING:
+            self._answer(command.id, envelope.REJECTED, {"reason": "too many commands wait already"}, entry)
+            return
+        try:
+            parameters = parse(command.action, command.params)
+        except ValueError as error:
+            self._remember(command.id, envelope.REJECTED, {"reason": str(error)}, entry)
+            return
+        if command.undo_of is not None and not self._may_undo(received.client, command.undo_of):
+            self._remember(command.id, envelope.APPLIED, NOTHING_TO_UNDO, entry)
+            return
+        record = self._memory.claim(received.client, command.id)
+        if record is not None:
+            self._repeat(received, record)
+            return
+        self.enter(command, parameters, entry)
+        self._put(OutgoingReplies((self._reply(command.id, 0, (envelope.ACCEPTED, {})),)))
+
+    def refuse(self, received: ReceivedCommand, reason: str) -> None:
+        """Answer a command with a wrong signature, or for another job. It is not remembered: anybody may write one."""
+        self._answer(received.command.id, envelope.REJECTED, {"reason": reason}, received.entry)
+
+    def note_unreadable(self) -> None:
+        """A message was no command: nobody waits for a reply, and a job counts no such messages."""
+
+    def enter(self, sent: envelope.Command, parameters: Parameters | None, entry: bytes) -> None:
+        """Let a command wait for the training loop, unless it is known already that it will not be carried out."""
         command = JobCommand(sent, parameters, entry, self._conclude)
         self.waiting[command.id] = command
-        if self._hands.capabilities.get(command.action) == UNSUPPORTED:
-            command.unsupported(self._hands.cannot(command.action) or "")
-        elif self.closed_because is not None:
-            command.failed(self.closed_because)
+        if self._handlers.capabilities.get(command.action) == UNSUPPORTED:
+            command.unsupported(self._handlers.cannot(command.action) or "")
+        elif self._closed_because is not None:
+            command.failed(self._closed_because)
         else:
             self.arrived.append(command)
-            self._tell()
+            self.on_arrival()
 
-    def due(self, now: datetime, too_late: str = TOO_LATE) -> list[JobCommand]:
-        """The commands whose turn it is, taken off the desk; those that need no loop are answered."""
-        found: list[JobCommand] = []
+    def _repeat(self, received: ReceivedCommand, record: CommandRecord) -> None:
+        """Deal with a command that has come before."""
+        command = received.command
+        if record.is_final:
+            self._reply_of_all(command.id, record, received.entry)
+        elif record.owner != self._memory.owner:
+            self._remember(command.id, envelope.FAILED, {"reason": _INTERRUPTED}, received.entry)
+        else:
+            waiting = self.waiting.get(command.id)
+            if waiting is not None:  # the server asks once more, and waits longer
+                waiting.expires_at = max(waiting.expires_at, command.expires_at)
+                self.reply_so_far(waiting, list(waiting.outcomes))
+            if waiting is None or waiting.entry != received.entry:
+                received.drop()
+
+    def _may_undo(self, client: redis.Redis, command_id: str) -> bool:
+        """Whether there is, or may yet be, something to undo. Of a command that still waits, `take_due` decides."""
+        record = self._memory.look_up(client, command_id)
+        if record is None:
+            self._memory.revoke(client, command_id)
+            return False
+        if record.is_final:
+            return record.status == envelope.APPLIED
+        return record.owner == self._memory.owner
+
+    # --- whose turn it is ---------------------------------------------------------------------------------
+
+    def take_due(self, now: datetime, too_late: str = TOO_LATE) -> list[JobCommand]:
+        """Take out the commands whose turn it is. Those that need no training loop are answered."""
+        due: list[JobCommand] = []
         held_back: list[JobCommand] = []
         for _ in range(len(self.arrived)):
             command = self.arrived.popleft()
@@ -184,53 +155,75 @@ class Desk:
             elif command.undo_of is not None and not self._was_applied(command.undo_of):
                 command.applied(NOTHING_TO_UNDO)
             else:
-                found.append(command)
+                due.append(command)
         self.arrived.extendleft(reversed(held_back))
-        return found
+        return due
+
+    def fail_arrived(self, reason: str) -> None:
+        """Answer every command whose turn has not come: it never will."""
+        while self.arrived:
+            self.arrived.popleft().failed(reason)
+
+    def fail_all(self, reason: str) -> None:
+        """The same for those that are yet to arrive."""
+        self._closed_because = reason
+        self.fail_arrived(reason)
+
+    def _was_applied(self, command_id: str) -> bool:
+        record = self._memory.recall(command_id)
+        return record is not None and record.status == envelope.APPLIED
+
+    # --- outcomes -----------------------------------------------------------------------------------------
 
     def expire(self, command: JobCommand, reason: str) -> None:
-        """It waited too long for the loop. Never applied, so the same command may come again."""
+        """Answer a command that waited too long. It was never applied, so the same command may come again."""
         command.status = envelope.EXPIRED
         self._memory.forget(command.id)
         self.waiting.pop(command.id, None)
-        known = self.answers.known(envelope.EXPIRED, {"reason": reason})
-        self.answers.give(command.id, known, command.entry, forget=True)
+        record = CommandRecord(self._memory.owner, envelope.EXPIRED, {"reason": reason})
+        self._reply_of_all(command.id, record, command.entry, forget=True)
 
     def close(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         """The command has been answered, for all ranks alike."""
-        known = self.answers.known(status, fitting(output))
-        self._memory.note(command.id, known)
+        self._remember(command.id, status, fitting(output), command.entry)
         self.waiting.pop(command.id, None)
-        self.answers.give(command.id, known, command.entry, remember=True)
 
-    def close_ranks(self, command: JobCommand, told: Iterable[int]) -> None:
-        """Every rank has answered it, see `JobCommand.outcomes`; `told` are those that the server knows of."""
+    def close_ranks(self, command: JobCommand, replied: Iterable[int]) -> None:
+        """Every rank has answered the command, see `JobCommand.outcomes`. The server has the replies of `replied`."""
         outcomes = dict(command.outcomes)
         applied = [outcome for outcome in outcomes.values() if outcome[0] == envelope.APPLIED]
         status, output = applied[0] if applied else outcomes[min(outcomes)]
-        known = Known(self._memory.owner, status, output, outcomes)
-        self._memory.note(command.id, known)
+        record = CommandRecord(self._memory.owner, status, output, outcomes)
+        self._memory.note(command.id, record)
         self.waiting.pop(command.id, None)
-        self.answers.conclude(command.id, known, command.entry, outcomes.keys() - set(told))
+        # Without a reply nothing would go to the writer, and the entry would stay on the stream.
+        ranks = sorted(outcomes.keys() - set(replied)) or [0]
+        replies = tuple(self._reply(command.id, rank, record.of_rank(rank)) for rank in ranks)
+        self._put(OutgoingReplies(replies, command.entry, record))
 
-    def _was_applied(self, command_id: str) -> bool:
-        known = self._memory.here(command_id)
-        return known is not None and known.status == envelope.APPLIED
+    def reply_so_far(self, command: JobCommand, ranks: Iterable[int]) -> None:
+        """Send what these ranks have answered by now. The command stays on the stream until all have."""
+        replies = tuple(self._reply(command.id, rank, command.outcomes[rank]) for rank in sorted(ranks))
+        if replies:
+            self._put(OutgoingReplies(replies))
 
+    def _remember(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
+        record = CommandRecord(self._memory.owner, status, output)
+        self._memory.note(command_id, record)
+        self._reply_of_all(command_id, record, entry, remember=True)
 
-def utc_now() -> datetime:
-    return datetime.now(timezone.utc)
+    def _answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes) -> None:
+        self._reply_of_all(command_id, CommandRecord(self._memory.owner, status, output), entry)
 
+    def _reply_of_all(
+        self, command_id: str, record: CommandRecord, entry: bytes | None, remember: bool = False, forget: bool = False
+    ) -> None:
+        """Send the final reply of every rank; then the entry is off the stream."""
+        ranks = sorted({*self.ranks, *record.ranks})
+        replies = tuple(self._reply(command_id, rank, record.of_rank(rank)) for rank in ranks)
+        self._put(OutgoingReplies(replies, entry, record if remember else None, forget))
 
-def told(error: BaseException) -> str:
-    """What an exception says, if it does."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
-
-
-def fitting(output: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`output`, or a note in its place where it is too large to be kept."""
-    size = len(json.dumps(output))
-    return output if size <= _LARGEST_OUTPUT else too_large(size)
+    def _reply(self, command_id: str, rank: int, outcome: RankOutcome) -> envelope.Reply:
+        status, output = outcome
+        host = f"@{self.hosts[rank]}" if rank in self.hosts else ""
+        return envelope.Reply(command_id, f"{self._job}/{rank}{host}", status, rank, output)

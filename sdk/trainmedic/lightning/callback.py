@@ -17,10 +17,9 @@ import torch
 
 from trainmedic.client import Medic, connect
 from trainmedic.errors import Rejected
-from trainmedic.job.command import JobCommand
+from trainmedic.job.command import NOTHING_TO_UNDO, JobCommand
 from trainmedic.job.parameters import Accumulate, Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION, Window
-from trainmedic.job.queue import NOTHING_TO_UNDO
 from trainmedic.lightning import checkpoints
 from trainmedic.lightning.frameworks import LightningCallback
 from trainmedic.lightning.loop import LightningLoop, directory_of

@@ -17,11 +17,13 @@ from typing import Any, Iterable, Mapping
 
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import ranks_named
-from trainmedic.job.queue import Desk, fitting, utc_now
+from trainmedic.job.queue import CommandQueue
 from trainmedic.ranks.decisions import Decision, Verdict, judge
 from trainmedic.ranks.rounds import SILENT_AFTER
 from trainmedic.ranks.shared_store import Board
 from trainmedic.wire import envelope
+from trainmedic.wire.envelope import utc_now
+from trainmedic.wire.output import fitting
 
 log = logging.getLogger("trainmedic")
 
@@ -61,9 +63,9 @@ class Open:
 class Chair:
     """Rank 0 of ``world_size``."""
 
-    def __init__(self, desk: Desk, base: Board) -> None:
+    def __init__(self, queue: CommandQueue, base: Board) -> None:
         token = envelope.new_id()
-        self._desk = desk
+        self._queue = queue
         self._base = base
         self._token = token
         self.board = base.under(token)
@@ -144,7 +146,7 @@ class Chair:
         self._gather_due = now + _GATHER
         for rank in list(self._seen):
             self._look_at(rank, now)
-        self._pending.extend(self._desk.due(utc_now(), self._lateness()))
+        self._pending.extend(self._queue.take_due(utc_now(), self._lateness()))
         self._drop_expired()
         return _GATHER
 
@@ -160,7 +162,7 @@ class Chair:
         self._seen[rank] = Seen(said["beat"], said["passed"], said["about"], said["stats"], at)
         if before is None or before.about != said["about"]:
             hosts = {one: str(seen.about.get("host")) for one, seen in self._seen.items()}
-            self._desk.answers.hosts = {**hosts, 0: str(self._about.get("host"))}
+            self._queue.hosts = {**hosts, 0: str(self._about.get("host"))}
 
     # --- calling commands up ------------------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class Chair:
         None before every rank is there, nor after one has failed to come until it has passed that look:
         the others have waited for it once.
         """
-        self._pending.extend(self._desk.due(utc_now(), self._lateness()))
+        self._pending.extend(self._queue.take_due(utc_now(), self._lateness()))
         self._drop_expired()
         if not self._pending or len(self._seen) < len(self._others):
             return []
@@ -220,7 +222,7 @@ class Chair:
 
     def _refuse(self, command: JobCommand, status: str, reason: str) -> None:
         if status == envelope.EXPIRED:
-            self._desk.expire(command, reason)
+            self._queue.expire(command, reason)
         else:
             command.answer(status, {"reason": reason})
 
@@ -229,7 +231,7 @@ class Chair:
         for command in list(self._pending):
             if now >= command.expires_at and command.id not in self._up:
                 self._pending.remove(command)
-                self._desk.expire(command, self._lateness())
+                self._queue.expire(command, self._lateness())
 
     def _lateness(self) -> str:
         absent = [rank for rank in self._others if rank not in self._seen]
@@ -273,11 +275,11 @@ class Chair:
         if not missing:
             del self._open[turn]
             self._why_late = ""
-            self._desk.close_ranks(command, one.told)
+            self._queue.close_ranks(command, one.told)
             self.litter_list(turn[0], key)
         elif 0 in command.outcomes and one.delay > 0.1:
             untold = command.outcomes.keys() - one.told
-            self._desk.answers.tell(command.id, {rank: command.outcomes[rank] for rank in untold})
+            self._queue.reply_so_far(command, untold)
             one.told |= untold
 
     def _is_hopeless(self, command: JobCommand, missing: list[int], now: float) -> bool:
@@ -287,16 +289,15 @@ class Chair:
 
     def abandon(self, reason: str) -> None:
         """Nothing is carried out any more: everything that waits is answered."""
-        self._desk.closed_because = reason
         for one in list(self._open.values()):
             for rank in range(self.board.world_size):
                 one.command.outcomes.setdefault(rank, (envelope.FAILED, {"reason": reason}))
-            self._desk.close_ranks(one.command, one.told)
+            self._queue.close_ranks(one.command, one.told)
         self._open.clear()
-        for command in [*self._pending, *self._desk.arrived]:
+        for command in self._pending:
             command.failed(reason)
         self._pending.clear()
-        self._desk.arrived.clear()
+        self._queue.fail_all(reason)
 
     def say_goodbye(self, number: int) -> bool:
         """Tell the others that rank 0 ends; whether all have been heard by now."""

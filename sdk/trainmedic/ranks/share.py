@@ -22,8 +22,9 @@ from typing import Any, Callable, Mapping, Sequence
 
 from trainmedic.errors import NotAgreed
 from trainmedic.job.command import Conclude, JobCommand
+from trainmedic.job.handlers import CommandHandlers
 from trainmedic.job.parameters import parse
-from trainmedic.job.queue import Desk, Hands
+from trainmedic.job.queue import CommandQueue
 from trainmedic.ranks.coordinator import Chair
 from trainmedic.ranks.decisions import Decision, Pace, Verdict
 from trainmedic.ranks.rounds import Fellows, Round
@@ -41,25 +42,25 @@ _MOST_GROUPS = 1000
 
 
 class Share:
-    """One rank's part. ``desk`` is rank 0's; ``about`` says where this rank runs."""
+    """One rank's part. ``queue`` is rank 0's; ``about`` says where this rank runs."""
 
     def __init__(
         self,
         store: Store,
         rank: int,
         world_size: int,
-        hands: Hands,
+        handlers: CommandHandlers,
         conclude: Conclude,
         about: Callable[[], Mapping[str, Any]],
         stats: Callable[[], Mapping[str, Any]],
-        desk: Desk | None,
+        queue: CommandQueue | None,
         every: int | None = None,
         patience: float = PATIENCE,
         call_patience: float = CALL_PATIENCE,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._hands = hands
+        self._handlers = handlers
         self._about = about
         self._conclude_command = conclude
         self._patience = patience
@@ -70,7 +71,7 @@ class Share:
         self._groups: dict[str, int] = {}
         self._pace = Pace(every)
         base = Board(store, "", rank, world_size)
-        self._chair = Chair(desk, base) if desk is not None else None
+        self._chair = Chair(queue, base) if queue is not None else None
         self._courier = Courier(base, self._pace, self._chair, stats, patience)
         self._courier.about = about()
         self._courier.start()
@@ -169,7 +170,7 @@ class Share:
             parse(sent.action, sent.params)
         except ValueError as error:  # an SDK of another version than rank 0's
             return str(error)
-        return self._hands.cannot(sent.action)
+        return self._handlers.cannot(sent.action)
 
     def _command(self, turn: tuple[int, int], sent: envelope.Command) -> JobCommand:
         command = self._chair.opened(turn) if self._chair is not None else None

@@ -30,9 +30,9 @@ from trainmedic.job.group import Alone, Group
 from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.progress import REPAIR, Window
-from trainmedic.job.queue import utc_now
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.rollback_budget import LIMIT
+from trainmedic.wire.envelope import utc_now
 
 log = logging.getLogger("trainmedic")
 

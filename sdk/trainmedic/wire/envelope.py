@@ -25,6 +25,9 @@ from typing import Any, Mapping
 
 VERSION = 1
 REPLIES = "trainmedic:replies"
+"""The stream of all replies to the server."""
+CONSUMER_GROUP = "trainmedic"
+"""The consumer group of each stream of commands."""
 
 ACCEPTED = "accepted"
 APPLIED = "applied"
@@ -133,7 +136,7 @@ class Reply:
     status: str
     rank: int | None = None
     output: Mapping[str, Any] = field(default_factory=dict)
-    at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    at: datetime = field(default_factory=lambda: utc_now())
 
     @property
     def is_final(self) -> bool:
@@ -222,6 +225,10 @@ def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+def utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
 def write_time(value: datetime) -> str:
     """RFC 3339 in UTC, to the microsecond: ``2026-01-31T12:00:00.000000Z``."""
     return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
@@ -290,9 +297,9 @@ def _output(fields: Mapping[str, Any], status: str) -> dict[str, Any]:
 
 def _time_or_now(value: Any) -> datetime:
     try:
-        return read_time(value) if isinstance(value, str) else datetime.now(timezone.utc)
+        return read_time(value) if isinstance(value, str) else utc_now()
     except EnvelopeError:
-        return datetime.now(timezone.utc)
+        return utc_now()
 
 
 def _text(value: bytes) -> str:

@@ -1,6 +1,7 @@
-"""The thread that writes to Redis: replies, and the presence key that says the job is connected.
+"""The thread that writes to Redis: replies, and the presence key that says that this process is connected.
 
-The training thread only puts replies into a bounded queue. While Redis is away they wait there.
+Other threads only put replies into its bounded queue, and never wait. While Redis is away the replies stay there.
+Not here: what the replies say (``trainmedic.job.queue``, the agent's ``replies``).
 """
 
 from __future__ import annotations
@@ -12,76 +13,80 @@ import queue
 import threading
 import time
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from typing import Any, Callable, Mapping, Sequence
 
 import redis
 
 from trainmedic.wire import envelope
-from trainmedic.wire.connection import FAULTS, Link
-from trainmedic.wire.memory import SECONDS, Known, Memory
+from trainmedic.wire.command_memory import SECONDS, CommandMemory, CommandRecord
+from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection
+from trainmedic.wire.output import LARGEST_REPLY, too_large
 
 log = logging.getLogger("trainmedic")
 
-GROUP = "trainmedic"
-PRESENCE_SECONDS = 15
-PRESENCE_EVERY = 5.0
 STREAM_SECONDS = 24 * 3600
-"""The job's command stream vanishes this long after the job did."""
+"""The command stream vanishes this long after its receiver did."""
 REPLIES_KEPT = 100_000
 """About how many replies wait for a server that is away."""
 _QUEUE = 1000
 _BATCH = 100
-_REFUSALS = 5
-LARGEST_REPLY = 64 * 1024
+_MOST_REFUSALS = 5
 
 
 @dataclass(frozen=True)
-class Outgoing:
-    """Replies to one command on their way. With them ``entry`` is taken off the command stream, the
-    outcome is remembered for later repeats (``remember``), or the mark of a command that expired is
-    taken away (``forget``)."""
+class OutgoingReplies:
+    """The replies to one command on their way, and what is written to Redis in the same transaction."""
 
     replies: tuple[envelope.Reply, ...]
     entry: bytes | None = None
-    remember: Known | None = None
+    """The command's stream entry, to be taken off the stream; None where the command stays there."""
+    remember: CommandRecord | None = None
+    """The outcome to keep for later repeats of the command."""
     forget: bool = False
+    """Whether the mark of the command is taken away, because it has expired and may come again."""
 
     @property
     def command_id(self) -> str:
         return self.replies[0].command_id
 
 
-class Writer:
-    """Sends what is put into it, in order, until it is told to stop.
+@dataclass(frozen=True)
+class PresenceKey:
+    """The expiring key by which this process says that it is connected."""
 
-    ``on_written`` is told, in this thread, which replies Redis has taken; with none of them when
-    the presence alone was written.
+    name: str
+    describe: Callable[[], Mapping[str, Any]]
+    """What the key says, asked in the writer's thread; the time is added to it."""
+    on_conflict: Callable[[Mapping[str, Any]], None]
+    """Called in the writer's thread with the presence of another live process that has the same name."""
+    seconds: int = 15
+    """How long the key lives without being written again."""
+    every: float = 5.0
+    """Seconds between two writings."""
+
+
+class ReplyWriter:
+    """Sends the replies that are put into it, in order, until it is told to stop.
+
+    ``on_written`` is called in its thread with the replies that Redis has taken; with none of them when the
+    presence alone was written.
     """
 
     def __init__(
         self,
-        link: Link,
-        memory: Memory,
+        connection: RedisConnection,
+        memory: CommandMemory,
         stream: str,
-        presence_key: str,
-        describe: Callable[[], Mapping[str, Any]],
-        presence_seconds: int = PRESENCE_SECONDS,
-        presence_every: float = PRESENCE_EVERY,
-        on_written: Callable[[Sequence[Outgoing]], None] | None = None,
-        on_rival: Callable[[Mapping[str, Any]], None] | None = None,
+        presence: PresenceKey,
+        on_written: Callable[[Sequence[OutgoingReplies]], None] = lambda _: None,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._memory = memory
         self._stream = stream
-        self._presence_key = presence_key
-        self._describe = describe
-        self._presence_seconds = presence_seconds
-        self._presence_every = presence_every
+        self._presence = presence
         self._on_written = on_written
-        self._on_rival = on_rival
         self._has_announced = False
-        self._queue: queue.Queue[Outgoing | None] = queue.Queue(_QUEUE)  # None only wakes the thread up
+        self._queue: queue.Queue[OutgoingReplies | None] = queue.Queue(_QUEUE)  # None only wakes the thread up
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-writer", daemon=True)
         self._presence_due = 0.0
@@ -90,7 +95,7 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, outgoing: Outgoing) -> bool:
+    def put(self, outgoing: OutgoingReplies) -> bool:
         """Never waits. Where a thousand replies wait already, this one is left out: the server asks again."""
         try:
             self._queue.put_nowait(outgoing)
@@ -100,7 +105,7 @@ class Writer:
         return True
 
     def announce(self) -> None:
-        """What the presence says has changed: write it soon."""
+        """Write the presence soon, because what it says has changed."""
         self._presence_due = 0.0
         self._wake()
 
@@ -115,7 +120,7 @@ class Writer:
             self._queue.put_nowait(None)
 
     def _run(self) -> None:
-        unsent: list[Outgoing] = []
+        unsent: list[OutgoingReplies] = []
         while True:
             try:
                 unsent = unsent or self._collect()
@@ -124,107 +129,97 @@ class Writer:
                 if self._stopping.is_set() and self._queue.empty():
                     self._take_presence_away()
                     break
-            except FAULTS as error:
-                wait = self._link.broke(error)
+            # Anything: Redis may also give an answer of a shape that it should never give.
+            except Exception as error:
+                wait = self._connection.failed(error)
                 if self._stopping.is_set():
                     break
                 unsent = self._give_up_on_refused(unsent, error)
                 self._stopping.wait(wait)
-            except Exception as error:  # such as an answer of a shape that Redis never gives
-                wait = self._link.broke(error)
-                if self._stopping.is_set():
-                    break
-                unsent = self._give_up_on_refused(unsent, error)
-                self._stopping.wait(wait)
-        self._link.close()
+        self._connection.close()
 
-    def _collect(self) -> list[Outgoing]:
-        """What is queued by now; waits for it until the presence is due."""
-        found: list[Outgoing | None] = []
+    def _collect(self) -> list[OutgoingReplies]:
+        """The batches that are queued by now; waits for one until the presence is due."""
+        batches: list[OutgoingReplies | None] = []
         wait = 0.0 if self._stopping.is_set() else max(self._presence_due - time.monotonic(), 0.0)
         with contextlib.suppress(queue.Empty):
-            found.append(self._queue.get(wait > 0, wait))
-            while sum(len(one.replies) for one in found if one is not None) < _BATCH:
-                found.append(self._queue.get_nowait())
-        return [one for one in found if one is not None]
+            batches.append(self._queue.get(wait > 0, wait))
+            while sum(len(batch.replies) for batch in batches if batch is not None) < _BATCH:
+                batches.append(self._queue.get_nowait())
+        return [batch for batch in batches if batch is not None]
 
-    def _write(self, replies: list[Outgoing]) -> None:
+    def _write(self, batches: list[OutgoingReplies]) -> None:
         is_due = time.monotonic() >= self._presence_due and not self._stopping.is_set()
-        if not replies and not is_due:
+        if not batches and not is_due:
             return
-        client = self._link.client()
+        client = self._connection.client()
         if is_due:
-            self._presence_due = time.monotonic() + self._presence_every
-        for one in replies:
-            if one.forget:
-                self._memory.unmark(client, one.command_id)
-        if is_due and self._on_rival is not None:
-            self._look_for_rival(client)
+            self._presence_due = time.monotonic() + self._presence.every
+        for batch in batches:
+            if batch.forget:
+                self._memory.unmark(client, batch.command_id)
+        if is_due:
+            self._look_for_conflict(client)
         with client.pipeline(transaction=True) as pipeline:
-            for one in replies:
-                self._add(pipeline, one)
+            for batch in batches:
+                self._add(pipeline, batch)
             if is_due:
-                pipeline.set(self._presence_key, self._presence(), ex=self._presence_seconds)
+                pipeline.set(self._presence.name, self._describe(), ex=self._presence.seconds)
                 pipeline.expire(self._stream, STREAM_SECONDS)
             pipeline.execute()
         self._has_announced = self._has_announced or is_due
         self._refusals = 0
-        self._link.works()
-        if self._on_written is not None:
-            self._on_written(replies)
+        self._connection.succeeded()
+        self._on_written(batches)
 
-    def _add(self, pipeline: Any, one: Outgoing) -> None:
-        if one.remember is not None:
-            pipeline.set(self._memory.key(one.command_id), one.remember.encode(), ex=SECONDS)
-        for reply in one.replies:
+    def _add(self, pipeline: Any, batch: OutgoingReplies) -> None:
+        if batch.remember is not None:
+            pipeline.set(self._memory.key(batch.command_id), batch.remember.encode(), ex=SECONDS)
+        for reply in batch.replies:
             raw = reply.encode()
             if len(raw) > LARGEST_REPLY:
                 raw = replace(reply, output=too_large(len(raw))).encode()
             pipeline.xadd(envelope.REPLIES, {"reply": raw}, maxlen=REPLIES_KEPT, approximate=True)
-        if one.entry is not None:
-            pipeline.xack(self._stream, GROUP, one.entry)
-            pipeline.xdel(self._stream, one.entry)
+        if batch.entry is not None:
+            pipeline.xack(self._stream, envelope.CONSUMER_GROUP, batch.entry)
+            pipeline.xdel(self._stream, batch.entry)
 
-    def _give_up_on_refused(self, unsent: list[Outgoing], error: BaseException) -> list[Outgoing]:
-        """Redis answers and will not have it (a key of another type, for instance): not for ever."""
+    def _give_up_on_refused(self, unsent: list[OutgoingReplies], error: BaseException) -> list[OutgoingReplies]:
+        """What is sent again: all, until Redis has answered several times that it will not have it, because of a
+        key of another type for instance. Then nothing, so that later replies are not held up for ever."""
         self._presence_due = 0.0
-        if isinstance(error, FAULTS) and not isinstance(error, redis.ResponseError):
+        if isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError):
             return unsent
         self._refusals += 1
-        if self._refusals < _REFUSALS:
+        if self._refusals < _MOST_REFUSALS:
             return unsent
         self._refusals = 0
-        for one in unsent:
-            log.error("Redis does not take the reply to %s; it is left out", one.command_id)
+        for batch in unsent:
+            log.error("Redis does not take the reply to %s; it is left out", batch.command_id)
         return []
 
-    def _presence(self) -> bytes:
-        at = envelope.write_time(datetime.now(timezone.utc))
-        return json.dumps({**self._describe(), "at": at}).encode()
+    def _describe(self) -> bytes:
+        at = envelope.write_time(envelope.utc_now())
+        return json.dumps({**self._presence.describe(), "at": at}).encode()
 
-    def _look_for_rival(self, client: redis.Redis) -> None:
-        """Whether another process has announced itself under this name since this one did. What stood there
-        before is that of a predecessor."""
-        said = self._said(client)
-        if self._on_rival and self._has_announced and said and said.get("instance") != self._memory.owner:
-            self._on_rival(said)
+    def _look_for_conflict(self, client: redis.Redis) -> None:
+        """Look whether another process has announced itself under this name since this one did. A presence from
+        before that is a predecessor's."""
+        present = self._read_presence(client)
+        if self._has_announced and present and present.get("instance") != self._memory.owner:
+            self._presence.on_conflict(present)
 
     def _take_presence_away(self) -> None:
-        """Unless another process of the same job has written its own by now."""
-        client = self._link.client()
-        if self._said(client).get("instance") == self._memory.owner:
-            client.delete(self._presence_key)
+        """Delete the presence, unless another process of the same name has written its own by now."""
+        client = self._connection.client()
+        if self._read_presence(client).get("instance") == self._memory.owner:
+            client.delete(self._presence.name)
 
-    def _said(self, client: redis.Redis) -> Mapping[str, Any]:
-        """The presence that stands in Redis; nothing where there is none that can be read."""
+    def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
+        """The presence that stands in Redis; empty where there is none that can be read."""
         try:
-            raw: Any = client.get(self._presence_key)
-            said = json.loads(raw) if raw else {}
+            raw: Any = client.get(self._presence.name)
+            present = json.loads(raw) if raw else {}
         except (ValueError, redis.ResponseError):  # somebody else's value, perhaps of another type
             return {}
-        return said if isinstance(said, dict) else {}
-
-
-def too_large(size: int) -> Mapping[str, Any]:
-    """The output in place of one that is too large to be kept."""
-    return {"reason": f"the output of {size} bytes is too large to be kept"}
+        return present if isinstance(present, dict) else {}

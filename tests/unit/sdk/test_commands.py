@@ -15,7 +15,7 @@ import pytest
 from tests.support.messages import make_job_command
 from trainmedic.job.command import JobCommand, plain
 from trainmedic.wire import envelope
-from trainmedic.wire.memory import Known
+from trainmedic.wire.command_memory import CommandRecord
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
@@ -79,14 +79,14 @@ def test_an_output_that_contains_itself_ends() -> None:
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"by": "x"}', b'{"by": "x", "status": "fine", "output": {}}'])
 def test_a_memory_that_cannot_be_read_counts_as_begun_by_somebody_else(raw: bytes) -> None:
     """Better not applied than applied twice."""
-    known = Known.decode(raw)
+    known = CommandRecord.decode(raw)
     assert (known.owner, known.status) == ("", envelope.ACCEPTED)
 
 
 def test_a_memory_is_read_as_it_was_written() -> None:
     """Owner, status and output."""
-    known = Known("p1", envelope.APPLIED, {"after": 0.5})
-    assert Known.decode(known.encode()) == known
+    known = CommandRecord("p1", envelope.APPLIED, {"after": 0.5})
+    assert CommandRecord.decode(known.encode()) == known
 
 
 class Unspeakable:

@@ -7,7 +7,7 @@ import logging
 import pytest
 import redis
 
-from trainmedic.wire.connection import Away, Outage, open_client
+from trainmedic.wire.connection import NoRedisUrl, OutageLog, open_client
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_an_option_that_does_not_exist_is_found_at_once(url: str) -> None:
 def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
     """Both threads find it, and it is over when it is for both."""
     caplog.set_level(logging.INFO, "trainmedic")
-    outage, reader, writer = Outage("llm-1"), object(), object()
+    outage, reader, writer = OutageLog("llm-1"), object(), object()
     for _ in range(3):
         outage.begin(reader, redis.ConnectionError("refused"))
         outage.begin(writer, redis.TimeoutError())
@@ -45,7 +45,7 @@ def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixt
 def test_a_refusal_is_told_once_though_redis_answers_others(caplog: pytest.LogCaptureFixture) -> None:
     """By its first word: the rest may repeat what Redis was sent."""
     caplog.set_level(logging.INFO, "trainmedic")
-    outage, reader, writer = Outage("llm-1"), object(), object()
+    outage, reader, writer = OutageLog("llm-1"), object(), object()
     for _ in range(5):
         outage.begin(reader, redis.ResponseError("WRONGTYPE Operation against secret"))
         outage.end(writer)
@@ -58,13 +58,13 @@ def test_a_refusal_is_told_once_though_redis_answers_others(caplog: pytest.LogCa
 
 def test_a_missing_url_is_told_in_words(caplog: pytest.LogCaptureFixture) -> None:
     """The server has not left one yet."""
-    Outage("llm-1").begin(object(), Away("no URL is set"))
+    OutageLog("llm-1").begin(object(), NoRedisUrl("no URL is set"))
     assert "(no URL is set)" in caplog.text
 
 
 def test_an_answer_that_makes_no_sense_is_told_with_where(caplog: pytest.LogCaptureFixture) -> None:
     """Once, too: it comes again with each try."""
-    outage, reader = Outage("llm-1"), object()
+    outage, reader = OutageLog("llm-1"), object()
     for _ in range(3):
         outage.begin(reader, TypeError("'int' object is not subscriptable"))
     (record,) = caplog.records

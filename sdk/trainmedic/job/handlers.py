@@ -1,0 +1,108 @@
+"""The handlers of a rank's commands: which there are, and carrying commands out by them.
+
+Called in the training thread, between two steps. What a handler answers goes back by the command itself
+(``command``).
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, Callable, Iterable, Mapping
+
+from trainmedic.errors import Rejected, Unsupported
+from trainmedic.job.command import JobCommand
+
+log = logging.getLogger("trainmedic")
+
+LIVE = "live"
+RESTART = "restart"
+UNSUPPORTED = "unsupported"
+
+CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
+
+
+class CommandHandlers:
+    """The handlers of one rank, and the commands that were handed to the training loop.
+
+    ``window`` makes the window of the job's progress in which each handler runs.
+    """
+
+    def __init__(
+        self, job: str, capabilities: dict[str, str], window: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self._job = job
+        self._window = window
+        self.capabilities = capabilities
+        """How each action is carried out: live, by a restart, or not at all."""
+        self.handlers: dict[str, CommandHandler] = {}
+        self._refusals: dict[str, str] = {}
+        self.handed: dict[str, JobCommand] = {}
+        """By id, the commands that the handlers or the training loop have and did not answer."""
+
+    def register(self, action: str, handler: CommandHandler, capability: str) -> None:
+        self.handlers[action] = handler
+        self.capabilities[action] = capability
+
+    def refuse(self, action: str, reason: str) -> None:
+        """From now on this rank does not carry out `action`."""
+        self._refusals[action] = reason
+        self.capabilities[action] = UNSUPPORTED
+        self.handlers.pop(action, None)
+
+    def carry_out(self, commands: Iterable[JobCommand]) -> list[JobCommand]:
+        """Call the handler of each command. Those that have no handler are returned."""
+        returned = []
+        for command in commands:
+            self.handed[command.id] = command
+            handler = self.handlers.get(command.action)
+            if handler is None:
+                returned.append(command)
+            else:
+                self._call(handler, command)
+        return returned
+
+    def give_up_dropped(self, now: datetime) -> None:
+        """Answer the commands that were returned to the loop before and that it did not answer."""
+        for command in list(self.handed.values()):
+            if command.is_deferred:
+                continue
+            if self.handlers:
+                command.unsupported()
+            elif now >= command.expires_at:
+                command.failed("the training loop took the command and did not answer it")
+
+    def cannot(self, action: str) -> str | None:
+        """Why this rank would not carry out `action`; None where it would, or where the loop decides."""
+        if self.capabilities.get(action) == UNSUPPORTED:
+            return self._refusals.get(action, "this job does not support it")
+        if self.handlers and action not in self.handlers:
+            return f"there is no handler of {action}"
+        return None
+
+    def _call(self, handler: CommandHandler, command: JobCommand) -> None:
+        try:
+            with self._window():
+                output = handler(command)
+        except Rejected as refusal:
+            command.rejected(str(refusal))
+        except Unsupported as refusal:
+            command.unsupported(str(refusal))
+        # Anything: the handler is the user's, and its error must not end the training.
+        except Exception as error:
+            log.exception("%s: the handler of %s failed", self._job, command.action)
+            if not command.is_answered:
+                command.failed(_text(error))
+        else:
+            if not command.is_answered and not command.is_deferred:
+                command.applied(output if isinstance(output, dict) else None)
+
+
+def _text(error: BaseException) -> str:
+    """The type and text of an exception, or its type alone where it cannot be written out."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    # Anything: the text is made by code of the user's.
+    except Exception:
+        return type(error).__name__

@@ -1,0 +1,76 @@
+"""Rank 0's connection to the server: the receiver, the queue and the writer of a job's commands, put together.
+
+Who calls it: ``trainmedic.client``. A rank other than 0 has none.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import Any, Callable, Mapping
+
+from trainmedic.job.command import Conclude
+from trainmedic.job.handlers import CommandHandlers
+from trainmedic.job.queue import CommandQueue
+from trainmedic.settings import Settings
+from trainmedic.wire import envelope
+from trainmedic.wire.command_memory import CommandMemory
+from trainmedic.wire.connection import OutageLog, RedisConnection
+from trainmedic.wire.receiver import Addressee, CommandReceiver
+from trainmedic.wire.writer import PresenceKey, ReplyWriter
+
+log = logging.getLogger("trainmedic")
+
+
+class ServerConnection:
+    """``describe`` says what the job's presence holds; ``conclude`` is called when a command is answered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: CommandHandlers,
+        conclude: Conclude,
+        describe: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        job = settings.job
+        self.instance = envelope.new_id()
+        self._job = job
+        self._conflicting: Any = None  # the instance of the process of the same name that was logged last
+        outage = OutageLog(job)
+        writing, receiving = RedisConnection(settings.find_url, outage), RedisConnection(settings.find_url, outage)
+        memory = CommandMemory(f"job:{job}", self.instance)
+        stream = envelope.job_commands(job)
+        presence = PresenceKey(envelope.job_presence(job), describe, self._log_conflict)
+        self._writer = ReplyWriter(writing, memory, stream, presence)
+        self.queue = CommandQueue(job, socket.gethostname(), memory, handlers, self._writer.put, conclude)
+        addressee = Addressee("job", job, stream, "rank-0", job)
+        self._receiver = CommandReceiver(receiving, addressee, settings.signing_key, self.queue)
+        self._is_receiving = False
+
+    def open(self) -> None:
+        """Announce the job. No command is received before `receive`."""
+        self._writer.start()
+
+    def receive(self) -> None:
+        self._is_receiving = True
+        self._receiver.start()
+
+    def announce(self) -> None:
+        """Write the presence soon, because what it says has changed."""
+        self._writer.announce()
+
+    def stop_receiving(self, timeout: float) -> None:
+        """Leave the next command to the job's next process."""
+        if self._is_receiving:
+            self._receiver.stop(timeout)
+
+    def close(self, timeout: float) -> None:
+        """Send the replies that wait, take the presence away."""
+        self._writer.stop(timeout)
+
+    def _log_conflict(self, presence: Mapping[str, Any]) -> None:
+        """Another process lives under the same name, so that each command goes to one of the two."""
+        if presence.get("instance") != self._conflicting:
+            self._conflicting = presence.get("instance")
+            where = f"host {presence.get('host')}, pid {presence.get('pid')}"
+            log.error("%s: another process has this job's name (%s); give each a name of its own", self._job, where)

@@ -1,0 +1,160 @@
+"""What became of which command, so that each is applied at most once.
+
+Commands arrive at least once: again after a lost connection, again after the job was killed, again because the
+server asks once more. The memory is in this process, and in one expiring Redis key per command, which outlives it.
+A command is entered before the training loop sees it; one that is found entered by a process that is no more was
+interrupted, and is never applied again. A command that expired before it was applied is forgotten, so that the same
+one may still come in time later.
+
+Who calls it: ``trainmedic.job.queue`` decides by it what to answer, the writer keeps the outcomes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Mapping
+
+import redis
+
+from trainmedic.wire import envelope
+
+SECONDS = 30 * 24 * 3600
+"""How long Redis remembers. An undo can come as late as its alert resolves, which can take days."""
+_KEPT_HERE = 10_000
+_KEPT_BYTES = 2048
+"""What is remembered of a larger outcome in this process is its status; the whole is in Redis."""
+_LARGEST_IN_REDIS = 1024 * 1024
+_TAKEN_BACK = "it was taken back before it was applied"
+
+
+RankOutcome = tuple[str, Mapping[str, Any]]
+"""Status and output of one rank."""
+
+
+@dataclass(frozen=True)
+class CommandRecord:
+    """What is remembered of a command."""
+
+    owner: str
+    """The instance id of the process that entered it."""
+    status: str
+    """As in a reply; ``accepted`` while it is not answered."""
+    output: Mapping[str, Any] = field(default_factory=dict)
+    ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
+    """The outcomes of ranks that differ from ``status`` and ``output``."""
+    is_cut: bool = False
+    """Whether outputs were left out."""
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in envelope.FINAL
+
+    def of_rank(self, rank: int) -> RankOutcome:
+        return self.ranks.get(rank, (self.status, self.output))
+
+    def cut(self) -> CommandRecord:
+        """The same without outputs."""
+        ranks: dict[int, RankOutcome] = {
+            rank: (status, {}) for rank, (status, _) in self.ranks.items() if status != self.status
+        }
+        return CommandRecord(self.owner, self.status, {}, ranks, is_cut=True)
+
+    def encode(self) -> bytes:
+        fields: dict[str, Any] = {"by": self.owner, "status": self.status, "output": dict(self.output)}
+        if self.ranks:
+            fields["ranks"] = {str(rank): [status, dict(output)] for rank, (status, output) in self.ranks.items()}
+        raw = json.dumps(fields).encode()
+        return raw if len(raw) <= _LARGEST_IN_REDIS or self.is_cut else self.cut().encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> CommandRecord:
+        """A record that cannot be read counts as a stranger's: better not applied than applied twice."""
+        try:
+            fields = json.loads(raw)
+            status, output = fields["status"], fields["output"]
+            ranks: dict[int, RankOutcome] = {
+                int(rank): (rank_status, dict(rank_output))
+                for rank, (rank_status, rank_output) in fields.get("ranks", {}).items()
+            }
+            statuses = {status, *(rank_status for rank_status, _ in ranks.values())}
+            if statuses <= envelope.STATUSES and isinstance(output, dict):
+                return cls(str(fields["by"]), status, output, ranks)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        return cls("", envelope.ACCEPTED)
+
+
+class CommandMemory:
+    """The commands of one receiver. Only background threads call what touches Redis."""
+
+    def __init__(self, receiver: str, owner: str) -> None:
+        self._prefix = f"trainmedic:memory:{receiver}:"
+        self.owner = owner
+        self._lock = threading.Lock()
+        self._records: OrderedDict[str, CommandRecord] = OrderedDict()
+        # Held over a round trip to Redis, so never taken by the training thread.
+        self._marking = threading.Lock()
+
+    def key(self, command_id: str) -> str:
+        return self._prefix + command_id
+
+    def recall(self, command_id: str) -> CommandRecord | None:
+        """What this process remembers of a command."""
+        with self._lock:
+            return self._records.get(command_id)
+
+    def look_up(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
+        """What this process or Redis remembers of a command. Raises redis-py's errors."""
+        here = self.recall(command_id)
+        if here is not None and not here.is_cut:
+            return here
+        raw: Any = client.get(self.key(command_id))
+        stored = None if raw is None else CommandRecord.decode(raw)
+        if here is not None:
+            return stored if stored is not None and stored.is_final else here
+        if stored is not None and stored.is_final:
+            self.note(command_id, stored)
+        elif stored is not None and stored.owner == self.owner:
+            return None  # our own mark without a memory of it: it expired here, and the mark is about to go
+        return stored
+
+    def claim(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
+        """Enter a command as ours to apply; None where that succeeded, else what is remembered of it."""
+        mine = CommandRecord(self.owner, envelope.ACCEPTED)
+        with self._marking:
+            if not client.set(self.key(command_id), mine.encode(), nx=True, ex=SECONDS):
+                record = self.look_up(client, command_id)
+                if record is not None:
+                    return record
+                client.set(self.key(command_id), mine.encode(), ex=SECONDS)
+            self.note(command_id, mine)
+        return None
+
+    def revoke(self, client: redis.Redis, command_id: str) -> None:
+        """Make sure that a command is never applied: its undo came before it was."""
+        record = CommandRecord(self.owner, envelope.REJECTED, {"reason": _TAKEN_BACK})
+        if client.set(self.key(command_id), record.encode(), nx=True, ex=SECONDS):
+            self.note(command_id, record)
+
+    def note(self, command_id: str, record: CommandRecord) -> None:
+        """Remember in this process; the writer takes a final record to Redis with its reply."""
+        kept = record if len(record.encode()) <= _KEPT_BYTES else record.cut()
+        with self._lock:
+            self._records[command_id] = kept
+            self._records.move_to_end(command_id)
+            if len(self._records) > _KEPT_HERE:
+                self._records.popitem(last=False)
+
+    def forget(self, command_id: str) -> None:
+        """Forget in this process a command that expired unapplied. `unmark` takes the mark in Redis away."""
+        with self._lock:
+            self._records.pop(command_id, None)
+
+    def unmark(self, client: redis.Redis, command_id: str) -> None:
+        """Take the mark in Redis away, unless the same command has been entered again in between."""
+        with self._marking:
+            if self.recall(command_id) is None:
+                client.delete(self.key(command_id))

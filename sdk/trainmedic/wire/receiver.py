@@ -1,0 +1,184 @@
+"""The thread that receives commands: it follows a Redis stream and hands on each command that is genuine.
+
+A job and a node agent have one each. It is the one member of the stream's consumer group. Every entry is handed on
+at least once: one that nobody has acknowledged is read again, by this process or the next one. Redis going away,
+coming back empty, or losing the group ends nothing.
+
+Not here: what becomes of a genuine command (``trainmedic.job.queue``, the agent's ``intake``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Mapping, Protocol
+
+import redis
+
+from trainmedic.wire import envelope
+from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection
+from trainmedic.wire.envelope import CONSUMER_GROUP, Command, EnvelopeError
+
+log = logging.getLogger("trainmedic")
+
+LARGEST_COMMAND = 256 * 1024
+"""Bytes of the JSON of a command."""
+_BLOCK_MS = 1000
+_PENDING_EVERY = 5.0
+"""Seconds after which pending entries are read again: an earlier process may have been given a command in the moment
+of its end."""
+_COUNT = 100
+_EMPTY_ANSWER_WAIT = 0.25
+"""Seconds to wait where Redis has answered at once that there is nothing, though it was asked to wait for it."""
+_NO_GROUP_WAIT = 0.1
+"""Seconds to wait before a consumer group that somebody has deleted is made again."""
+
+
+@dataclass(frozen=True)
+class Addressee:
+    """Whose commands are received."""
+
+    kind: str
+    """The member of a command's target that names the addressee: ``job`` or ``node``."""
+    name: str
+    stream: str
+    """The Redis stream of the commands."""
+    consumer: str
+    """What the process calls itself in the stream's consumer group; the same after a restart."""
+    log_name: str
+    """What messages in the log begin with."""
+
+
+@dataclass(frozen=True)
+class ReceivedCommand:
+    """A command and the stream entry that it came with."""
+
+    command: Command
+    entry: bytes
+    """The entry's id. The entry stays on the stream until the final reply has been written."""
+    client: redis.Redis
+    """The connection that it came by; only for the receiver's thread, while it hands the command over."""
+    stream: str
+
+    def drop(self) -> None:
+        """Take the entry off the stream without a reply."""
+        _drop(self.client, self.stream, self.entry)
+
+
+class CommandConsumer(Protocol):
+    """Who gets the commands. Called in the receiver's thread; errors of Redis may pass through."""
+
+    def receive(self, received: ReceivedCommand) -> None:
+        """A genuine command has come, perhaps not for the first time."""
+        ...
+
+    def refuse(self, received: ReceivedCommand, reason: str) -> None:
+        """A command has come whose signature is wrong, or which is meant for somebody else."""
+        ...
+
+    def note_unreadable(self) -> None:
+        """A message was no command at all; it is off the stream."""
+        ...
+
+
+class CommandReceiver:
+    """Receives the commands of one addressee and gives them to one consumer."""
+
+    def __init__(
+        self, connection: RedisConnection, addressee: Addressee, signing_key: bytes | None, consumer: CommandConsumer
+    ) -> None:
+        self._connection = connection
+        self._addressee = addressee
+        self._key = signing_key
+        self._consumer = consumer
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trainmedic-receiver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """Cut the wait for the next command short, so that it goes to the next process, and end."""
+        self._stopping.set()
+        self._connection.cut()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._follow(self._connection.client())
+            # Anything: Redis may also give an answer of a shape that it should never give.
+            except Exception as error:
+                if self._stopping.is_set():
+                    break
+                is_group_gone = isinstance(error, redis.ResponseError) and "NOGROUP" in str(error)
+                self._stopping.wait(_NO_GROUP_WAIT if is_group_gone else self._connection.failed(error))
+        self._connection.close()
+
+    def _follow(self, client: redis.Redis) -> None:
+        stream = self._addressee.stream
+        try:
+            client.xgroup_create(stream, CONSUMER_GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        # "0" reads what was delivered before, here or to a process that died, and not answered; ">" what is new.
+        cursor = "0"
+        read_pending_at = time.monotonic()
+        while not self._stopping.is_set():
+            asked_at = time.monotonic()
+            answer: Any = client.xreadgroup(
+                CONSUMER_GROUP, self._addressee.consumer, {stream: cursor}, count=_COUNT, block=_BLOCK_MS
+            )
+            entries = answer[0][1] if answer else []
+            self._connection.succeeded()
+            for entry, fields in entries:
+                self._take_safely(client, entry, fields or {})
+            if not entries and cursor == ">" and time.monotonic() - asked_at < _BLOCK_MS / 2000:
+                self._stopping.wait(_EMPTY_ANSWER_WAIT)
+            if cursor != ">":
+                cursor = entries[-1][0].decode() if entries else ">"
+            elif not entries and time.monotonic() - read_pending_at > _PENDING_EVERY:
+                cursor, read_pending_at = "0", time.monotonic()
+
+    def _take_safely(self, client: redis.Redis, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
+        try:
+            self._take(client, entry, fields)
+        except REDIS_ERRORS:
+            raise
+        # Anything: one message that cannot be dealt with must not stop those behind it.
+        except Exception:
+            name = self._addressee.log_name
+            log.exception("%s: a message among the commands could not be dealt with and is left out", name)
+            _drop(client, self._addressee.stream, entry)
+
+    def _take(self, client: redis.Redis, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
+        addressee = self._addressee
+        try:
+            raw = envelope.body_of(fields, b"command")
+            if len(raw) > LARGEST_COMMAND:
+                raise EnvelopeError("the command is too large")
+            command = Command.decode(raw)
+        except EnvelopeError as error:
+            message = "%s: an unreadable message was found among the commands and is ignored: %s"
+            log.warning(message, addressee.log_name, str(error)[:200])
+            self._consumer.note_unreadable()
+            _drop(client, addressee.stream, entry)
+            return
+        received = ReceivedCommand(command, entry, client, addressee.stream)
+        try:
+            envelope.verify(raw, fields.get(b"signature"), self._key)
+            if command.target.get(addressee.kind) != addressee.name:
+                raise EnvelopeError(f"the command is for another {addressee.kind}")
+        except EnvelopeError as error:
+            log.warning("%s: refused a command: %s", addressee.log_name, error)
+            self._consumer.refuse(received, str(error))
+            return
+        self._consumer.receive(received)
+
+
+def _drop(client: redis.Redis, stream: str, entry: bytes) -> None:
+    client.xack(stream, CONSUMER_GROUP, entry)
+    client.xdel(stream, entry)
