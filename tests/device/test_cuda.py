@@ -156,4 +156,4 @@ def test_a_scaled_rate_holds_for_fused_optimizers(medic: trainmedic.Medic, order
     training.train({5: lambda: commands.append(order("job.scale_lr", factor=0.5))})
     assert [command.status for command in commands] == ["applied"]
     assert training.run.lr_scale == 0.5
-    assert training.run.rate.value < 5e-3
+    assert training.run.training.rate.value < 5e-3

@@ -67,7 +67,7 @@ class AppliedChanges:
             factors[command_id] = factor
         return factors
 
-    def note(self, name: str, factors: Mapping[str, float]) -> None:
+    def set_factors(self, name: str, factors: Mapping[str, float]) -> None:
         """A change was made."""
         self._factors[name] = dict(factors)
         self.save()
@@ -107,7 +107,7 @@ class AppliedChanges:
         self._factors, self.left_out = factors, left_out
         self.workers = workers if isinstance(workers, int) else None
 
-    def settle(self) -> None:
+    def drop_earlier_run(self) -> None:
         """A run that was not resumed has written a checkpoint: what an earlier one left in the file is not of it."""
         if self._is_new and self._file is not None and self._file.exists():
             self.save()

@@ -43,6 +43,11 @@ class SavedCheckpoint:
     path: Any
     complete: bool = True
 
+    @property
+    def name(self) -> str:
+        """What answers call it: the last part of a path, or all of another name."""
+        return str(getattr(self.path, "name", self.path))
+
 
 def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> SavedCheckpoint:
     """The checkpoint that `rollback` means, seen from `step`. Raises Rejected, saying what there is instead."""

@@ -1,8 +1,8 @@
-"""The commands of a plain PyTorch run, each carried out at a step boundary.
+"""The commands of a plain PyTorch training, each carried out at a step boundary.
 
-A handler returns what the answer tells, or raises `Rejected` or `Unsupported`; anything else that it raises
-is answered ``failed``, and training goes on. Each checks before it changes anything. Not here: when they are
-called (``trainmedic.Medic.commands``).
+A handler returns what the answer says, or raises `Rejected` or `Unsupported`; anything else that it raises is
+answered ``failed``, and training goes on. Each checks before it changes anything. Not here: when they are called
+(``trainmedic.Medic.commands``), how a checkpoint is written and restored (``checkpoint_writer``, ``restore``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Any, Mapping
 
 import torch
 
-from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, ScaleLr, Stop
 from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, check_workers, scaled_whole
-from trainmedic.torch.learning_rate import rate_change as rates
+from trainmedic.recovery.pausing import LoopPause
+from trainmedic.torch.checkpoint_writer import CheckpointWriter
+from trainmedic.torch.learning_rate import rate_change
 from trainmedic.torch.rank_agreement import on_all_ranks
-from trainmedic.torch.run import Run
+from trainmedic.torch.restore import CheckpointRestore
+from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
@@ -32,25 +34,36 @@ NO_ACCUMULATION = "the loop does not say that it accumulates gradients: attach(.
 NO_BATCH_SIZE = "the batch size is not that of a plain DataLoader over an indexed data set"
 NO_WORKERS = "the data do not come from a plain DataLoader over an indexed data set"
 NO_ACCELERATOR = "there is no accelerator whose memory is cached"
+NOT_WHOLE = "the step hung and was interrupted; its state is not whole"
 
 
 class CommandHandlers:
-    """Those of one run. ``accumulates`` says that the loop heeds ``Step.is_update``."""
+    """Carries out the commands of one training. ``accumulates`` says that the loop heeds ``Step.is_update``."""
 
-    def __init__(self, run: Run, accumulates: bool) -> None:
-        self._run = run
+    def __init__(
+        self,
+        training: TrainingState,
+        writer: CheckpointWriter,
+        restore: CheckpointRestore,
+        pause: LoopPause,
+        accumulates: bool,
+    ) -> None:
+        self._training = training
+        self._writer = writer
+        self._restore = restore
+        self._pause = pause
         self._accumulates = accumulates
 
-    def register(self, medic: Medic) -> None:
-        """Each that the run can carry out; of the others, why not."""
-        run = self._run
-        feed = run.feed
+    def register(self) -> None:
+        """Register with the medic what this training can carry out; of the rest, say why not."""
+        medic, source = self._training.medic, self._training.batch_source
+        no_checkpoints = NO_CHECKPOINTS if self._training.storage is None else ""
         missing = {
-            "job.checkpoint": NO_CHECKPOINTS if run.storage is None else "",
-            "job.rollback": NO_CHECKPOINTS if run.storage is None else "",
+            "job.checkpoint": no_checkpoints,
+            "job.rollback": no_checkpoints,
             "job.accumulate": "" if self._accumulates else NO_ACCUMULATION,
-            "job.scale_batch": "" if feed is not None and feed.batch_size is not None else NO_BATCH_SIZE,
-            "job.dataloader_workers": "" if feed is not None and feed.workers is not None else NO_WORKERS,
+            "job.scale_batch": "" if source is not None and source.batch_size is not None else NO_BATCH_SIZE,
+            "job.dataloader_workers": "" if source is not None and source.workers is not None else NO_WORKERS,
             "job.empty_cache": "" if _accelerator() is not None else NO_ACCELERATOR,
         }
         handlers = {
@@ -72,133 +85,130 @@ class CommandHandlers:
                 medic.on(action)(handler)
 
     def checkpoint(self, command: JobCommand) -> Output:
-        run = self._run
-        if run.was_interrupted:
-            raise Rejected("the step hung and was interrupted; its state is not whole")
-        found = run.save()
-        return {"checkpoint": _name(found.path), "saved_at": found.at.isoformat()}
+        if self._training.was_interrupted:
+            raise Rejected(NOT_WHOLE)
+        checkpoint = self._writer.save()
+        return {"checkpoint": checkpoint.name, "saved_at": checkpoint.at.isoformat()}
 
     def rollback(self, command: JobCommand) -> Output:
-        wanted = command.parameters
-        assert isinstance(wanted, Rollback)
-        feed = self._run.feed
-        if feed is not None and wanted.skip_batches:
-            feed.check_leaving_out(wanted.skip_batches)
-        return self._run.returning.roll_back(wanted, command.group)
+        rollback = command.parameters
+        assert isinstance(rollback, Rollback)
+        source = self._training.batch_source
+        if source is not None and rollback.skip_batches:
+            source.check_leaving_out(rollback.skip_batches)
+        return self._restore.roll_back(rollback, command.group)
 
     def scale_lr(self, command: JobCommand) -> Output:
-        run, wanted = self._run, command.parameters
-        assert isinstance(wanted, ScaleLr)
-        factors = run.changes.with_factor(LEARNING_RATE, command.id, wanted.factor, command.undo_of)
-        before, scale = run.rate.values, run.rate.scale
+        rate, changes = self._training.rate, self._training.changes
+        assert isinstance(command.parameters, ScaleLr)
+        factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
+        before, scale = rate.values, rate.scale
         try:
-            on_all_ranks(command.group, lambda: run.rate.set_scale(math.prod(factors.values())))
-        except Exception:
-            run.rate.set_scale(scale)
+            on_all_ranks(command.group, lambda: rate.set_scale(math.prod(factors.values())))
+        except Exception:  # ranks with different learning rates would drift apart
+            rate.set_scale(scale)
             raise
-        run.changes.note(LEARNING_RATE, factors)
-        return rates(before, run.rate.values, run.rate.scale)
+        changes.set_factors(LEARNING_RATE, factors)
+        return rate_change(before, rate.values, rate.scale)
 
     def scale_batch(self, command: JobCommand) -> Output:
-        run, wanted = self._run, command.parameters
-        assert isinstance(wanted, ScaleBatch)
-        feed, own = run.feed, run.own_batch_size
-        assert feed is not None
-        assert own is not None
-        assert feed.batch_size is not None
-        sizes = run.changes.with_factor(BATCH_SIZE, command.id, wanted.factor, command.undo_of)
-        accumulations = run.changes.factors(ACCUMULATION)
-        if command.id not in sizes:
+        training, source, changes = self._training, self._training.batch_source, self._training.changes
+        parameters = command.parameters
+        assert isinstance(parameters, ScaleBatch)
+        assert source is not None
+        assert source.batch_size is not None
+        assert training.script_batch_size is not None
+        sizes = changes.with_factor(BATCH_SIZE, command.id, parameters.factor, command.undo_of)
+        accumulations = changes.factors(ACCUMULATION)
+        if command.id not in sizes:  # it takes back an earlier change, and with it what that did to the accumulation
             accumulations.pop(command.undo_of or "", None)
-        elif wanted.keep_global_batch:
+        elif parameters.keep_global_batch:
             if not self._accumulates:
                 raise Rejected(f"the global batch cannot be kept: {NO_ACCUMULATION}")
-            accumulations[command.id] = 1 / wanted.factor
-        size = scaled_whole(own, sizes, "the micro-batch", round_down=not wanted.keep_global_batch)
-        accumulation = scaled_whole(run.own_accumulation, accumulations, "the number of accumulation steps")
-        before, accumulated = feed.batch_size, run.accumulation
+            accumulations[command.id] = 1 / parameters.factor
+        round_down = not parameters.keep_global_batch
+        size = scaled_whole(training.script_batch_size, sizes, "the micro-batch", round_down=round_down)
+        accumulation = self._scaled_accumulation(accumulations)
+        before, accumulation_before = source.batch_size, training.accumulation
         try:
-            on_all_ranks(command.group, lambda: feed.set_batch_size(size))
+            on_all_ranks(command.group, lambda: source.set_batch_size(size))
         except Exception:  # ranks with batches of different sizes would end their epochs at different steps
-            feed.set_batch_size(before)
+            source.set_batch_size(before)
             raise
-        run.accumulation = accumulation
-        run.changes.note(BATCH_SIZE, sizes)
-        run.changes.note(ACCUMULATION, accumulations)
+        training.accumulation = accumulation
+        changes.set_factors(BATCH_SIZE, sizes)
+        changes.set_factors(ACCUMULATION, accumulations)
         return {
             "before": before,
             "after": size,
-            "accumulation_before": accumulated,
+            "accumulation_before": accumulation_before,
             "accumulation_after": accumulation,
-            "global_batch_before": before * accumulated * run.medic.world_size,
-            "global_batch_after": size * accumulation * run.medic.world_size,
+            "global_batch_before": before * accumulation_before * training.medic.world_size,
+            "global_batch_after": size * accumulation * training.medic.world_size,
         }
 
     def accumulate(self, command: JobCommand) -> Output:
-        run, wanted = self._run, command.parameters
-        assert isinstance(wanted, Accumulate)
-        factors = run.changes.with_factor(ACCUMULATION, command.id, wanted.factor, command.undo_of)
-        before = run.accumulation
-        run.accumulation = scaled_whole(run.own_accumulation, factors, "the number of accumulation steps")
-        run.changes.note(ACCUMULATION, factors)
-        return {"before": before, "after": run.accumulation}
+        training, changes = self._training, self._training.changes
+        assert isinstance(command.parameters, Accumulate)
+        factors = changes.with_factor(ACCUMULATION, command.id, command.parameters.factor, command.undo_of)
+        before = training.accumulation
+        training.accumulation = self._scaled_accumulation(factors)
+        changes.set_factors(ACCUMULATION, factors)
+        return {"before": before, "after": training.accumulation}
 
     def dataloader_workers(self, command: JobCommand) -> Output:
-        run, wanted = self._run, command.parameters
-        assert isinstance(wanted, DataloaderWorkers)
-        feed = run.feed
-        assert feed is not None
-        assert feed.workers is not None
-        previous = feed.workers
-        check_workers(wanted.count)
+        training, source = self._training, self._training.batch_source
+        assert isinstance(command.parameters, DataloaderWorkers)
+        assert source is not None
+        assert source.workers is not None
+        previous, count = source.workers, command.parameters.count
+        check_workers(count)
         try:
-            feed.set_workers(wanted.count)
-        except Exception:
-            feed.set_workers(previous)
+            source.set_workers(count)
+        except Exception:  # a loader that cannot start so many is to go on with those that it had
+            source.set_workers(previous)
             raise
-        run.changes.workers = wanted.count if wanted.count != run.own_workers else None
-        run.changes.save()
-        return {"previous": previous, "count": wanted.count}
+        training.changes.workers = count if count != training.script_workers else None
+        training.changes.save()
+        return {"previous": previous, "count": count}
 
     def empty_cache(self, command: JobCommand) -> Output:
         accelerator = _accelerator()
         assert accelerator is not None
         gc.collect()
-        before = _cached(accelerator)
+        before = int(accelerator.memory_reserved())
         accelerator.empty_cache()
-        after = _cached(accelerator)
+        after = int(accelerator.memory_reserved())
         return {"reserved_before": before, "reserved_after": after, "freed": before - after}
 
     def pause(self, command: JobCommand) -> Output:
-        wanted = command.parameters
-        assert isinstance(wanted, Pause)
-        return self._run.pause.start(wanted.max)
+        assert isinstance(command.parameters, Pause)
+        return self._pause.start(command.parameters.max)
 
     def resume(self, command: JobCommand) -> Output:
-        return self._run.pause.end()
+        return self._pause.end()
 
     def stop(self, command: JobCommand) -> Output:
-        """It ends whether or not the checkpoint can be written."""
-        run, wanted = self._run, command.parameters
-        assert isinstance(wanted, Stop)
-        told: dict[str, Any] = {"stopping": True}
-        run.stopping = True
-        run.pause.end()
-        if wanted.checkpoint and run.storage is None:
-            told["no_checkpoint"] = NO_CHECKPOINTS
-        elif wanted.checkpoint and run.was_interrupted:
-            told["no_checkpoint"] = "the step hung and was interrupted; its state is not whole"
-        elif wanted.checkpoint:
+        """End the training, whether or not the checkpoint can be written."""
+        training = self._training
+        assert isinstance(command.parameters, Stop)
+        output: dict[str, Any] = {"stopping": True}
+        training.stopping = True
+        self._pause.end()
+        if command.parameters.checkpoint and training.storage is None:
+            output["no_checkpoint"] = NO_CHECKPOINTS
+        elif command.parameters.checkpoint and training.was_interrupted:
+            output["no_checkpoint"] = NOT_WHOLE
+        elif command.parameters.checkpoint:
             try:
-                told["checkpoint"] = _name(run.save().path)
-            except Exception as error:
-                log.exception("%s: no checkpoint before the stop", run.medic.job)
-                told["no_checkpoint"] = f"{type(error).__name__}: {error}"
-        return told
+                output["checkpoint"] = self._writer.save().name
+            except Exception as error:  # whatever the user's storage raises: the stop is carried out all the same
+                log.exception("%s: no checkpoint before the stop", training.medic.job)
+                output["no_checkpoint"] = f"{type(error).__name__}: {error}"
+        return output
 
-
-def _name(path: Any) -> str:
-    return str(getattr(path, "name", path))
+    def _scaled_accumulation(self, factors: Mapping[str, float]) -> int:
+        return scaled_whole(self._training.script_accumulation, factors, "the number of accumulation steps")
 
 
 def _accelerator() -> Any:
@@ -208,7 +218,3 @@ def _accelerator() -> Any:
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         return torch.xpu
     return None
-
-
-def _cached(accelerator: Any) -> int:
-    return int(accelerator.memory_reserved())

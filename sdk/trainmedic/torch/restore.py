@@ -1,15 +1,17 @@
-"""Going back to a checkpoint, by a rollback or after a restart: which one, loading it, and what the run makes of it.
+"""Going back to a checkpoint, by a rollback or after a restart: which one, loading it, and going on from there.
 
 In a job of several ranks all go back to the same one, or none does. A state that is half loaded, or loaded on
-some ranks only, ends the training (`HalfLoaded`): going on would ruin it without a word. Not here: the loading
-itself (``storage``), how often one may go back (``budget``).
+some ranks only, ends the training (`HalfLoaded`): the model would go on with weights of two different steps, or
+other weights than its fellow ranks have, which no error would ever tell. Not here: the loading itself
+(``checkpoint_storage``), how often one may go back (``rollback_budget``). Who calls it: `Run.resume`, the handler
+of ``job.rollback``, and the interrupter's thread, which only asks whether a rollback would be carried out.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from trainmedic.errors import NotAgreed, Refusal
 from trainmedic.job.group import Group
@@ -29,207 +31,237 @@ from trainmedic.torch.checkpoint_storage import (
     UnusableCheckpoint,
 )
 from trainmedic.torch.rank_agreement import failures, first_line
-
-if TYPE_CHECKING:
-    from trainmedic.torch.run import Run
+from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
 NOT_KEPT = "the checkpoint does not hold the place in the data; it goes on with the batches that come"
 
-State = Mapping[str, Any]
+KeptState = Mapping[str, Any]
+"""What `TrainingState.state_dict` gave when the checkpoint was written."""
 
 
 class CheckpointRestore:
-    """Of one run. ``rollbacks`` counts those that were carried out; ``broken`` says why there is no going on."""
+    """Restores the checkpoints of one training."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.rollbacks = 0
-        self.broken: HalfLoaded | None = None
-        # What an earlier training has left, by path and time: unless the run goes on from it, nothing goes back to it.
-        self._foreign = _present(run.storage)
+    def __init__(self, training: TrainingState) -> None:
+        self._training = training
+        # What an earlier training has left, by path and time: unless this one resumes from it, no rollback goes
+        # back to it.
+        self._foreign = _already_there(training.storage)
 
-    def choose(self, wanted: Rollback) -> list[SavedCheckpoint]:
+    def choose(self, rollback: Rollback) -> list[SavedCheckpoint]:
         """The checkpoints that a rollback may go to, best first. Raises Rejected."""
-        run = self._run
-        found = [one for one in self._storage.found() if (str(one.path), one.at) not in self._foreign]
-        fitting = checkpoints.candidates(found, wanted, run.global_step)
-        run.budget.check(fitting[0].step, run.global_step)
-        return fitting
+        training = self._training
+        own = [
+            checkpoint
+            for checkpoint in self._storage.found()
+            if (str(checkpoint.path), checkpoint.at) not in self._foreign
+        ]
+        candidates = checkpoints.candidates(own, rollback, training.global_step)
+        training.budget.check(candidates[0].step, training.global_step)
+        return candidates
 
-    def roll_back(self, wanted: Rollback, group: Group) -> Mapping[str, Any]:
-        """Go back to the best checkpoint that can be loaded; what the answer tells.
+    def roll_back(self, rollback: Rollback, group: Group) -> Mapping[str, Any]:
+        """Go back to the best checkpoint that can be loaded, and return what the answer says.
 
-        Raises Refusal, Unusable and NotAgreed where nothing was changed on any rank, else HalfLoaded, which ends
-        the training.
+        Raises Refusal, UnusableCheckpoint and NotAgreed where nothing was changed on any rank, else HalfLoaded,
+        which ends the training.
         """
-        run = self._run
-        if self._foreign and self.rollbacks == 0:
-            run.budget.renew()  # what was spent was that training's
-        fitting = checkpoints.as_seen_by_rank_0(group, lambda: self.choose(wanted))
-        left, loss = run.global_step, number(run.medic.progress.loss)
-        one, told, wrong = self._load(fitting, group, wanted.skip_batches)
-        self.rollbacks += 1
-        self._keep_account(one, left, told)
+        training = self._training
+        if self._foreign and training.rollbacks == 0:
+            training.budget.renew()  # what was spent belongs to the earlier training
+        candidates = checkpoints.as_seen_by_rank_0(group, lambda: self.choose(rollback))
+        left_step, loss = training.global_step, number(training.medic.progress.loss)
+        checkpoint, output, problems = self._load(candidates, group, rollback.skip_batches)
+        training.rollbacks += 1
+        output.update(self._record_rollback(checkpoint, left_step))
         if loss is not None:
-            told["loss_before"] = loss
-        if wrong:
-            told["unusable"] = wrong
-        told["left_step"] = left
-        log.warning("%s: went back from step %d to the checkpoint of step %d", run.medic.job, left, one.step)
-        return told
+            output["loss_before"] = loss
+        if problems:
+            output["unusable"] = problems
+        output["left_step"] = left_step
+        log.warning("%s: went back from step %d to the checkpoint of step %d", self._job, left_step, checkpoint.step)
+        return output
 
     def resume(self) -> int | None:
-        """See `Run.resume`."""
-        run = self._run
-        if run.storage is None:
+        """Go on from the newest checkpoint; see `Run.resume`."""
+        training = self._training
+        if training.storage is None:
             return None
-        group = run.medic.group("resume")
-        found = checkpoints.as_seen_by_rank_0(group, lambda: checkpoints.newest_first(self._storage.found()))
-        if not found:
-            run.changes.forget()
-            run.budget.renew()
+        group = training.medic.group("resume")
+        candidates = checkpoints.as_seen_by_rank_0(group, lambda: checkpoints.newest_first(self._storage.found()))
+        if not candidates:
+            training.changes.forget()
+            training.budget.renew()
             return None
-        # Where others are there, that of step 0 will not do: from there they would all be overwritten.
-        found = [one for one in found if one.step] or found
+        # Beside others the checkpoint of step 0 will not do: from there they would all be overwritten.
+        candidates = [checkpoint for checkpoint in candidates if checkpoint.step] or candidates
         try:
-            _, _, wrong = self._load(found, group, resumed=True)
+            _, _, problems = self._load(candidates, group, resumed=True)
         except UnusableCheckpoint as error:
             raise UnusableCheckpoint(f"{error}; to begin anew in spite of them, move them away") from error
         self._foreign = frozenset()
-        if wrong:
-            log.warning("%s: resumed from an older checkpoint: %s", run.medic.job, "; ".join(wrong))
-        return run.global_step
+        if problems:
+            log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(problems))
+        return training.global_step
 
     @property
     def _storage(self) -> CheckpointStorage:
-        assert self._run.storage is not None
-        return self._run.storage
+        assert self._training.storage is not None
+        return self._training.storage
+
+    @property
+    def _job(self) -> str:
+        return self._training.medic.job
+
+    # --- loading ----------------------------------------------------------------------------------------
 
     def _load(
-        self, fitting: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
+        self, candidates: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
     ) -> tuple[SavedCheckpoint, dict[str, Any], list[str]]:
-        """Of the first of `fitting` that can be loaded: the checkpoint, what the answer tells, what was wrong
-        with those before it."""
+        """Load the first of `candidates` that can be: that checkpoint, what the answer says of it, and what was
+        wrong with those before it."""
         fault: Exception | None = None
         is_loaded = False
         try:
-            one, state, wrong = self._load_first(fitting)
+            checkpoint, kept, problems = self._load_first(candidates)
             is_loaded = True
             if resumed:
-                self._recall(state, group)
-            told = self._take_over(one, state, skip_batches, resumed)
+                self._recall_changes(kept, group)
+            output = self._take_over(checkpoint, kept, skip_batches, resumed)
         except Exception as error:  # whatever it is, the other ranks have to hear of it
             if not is_loaded and isinstance(error, (Refusal, UnusableCheckpoint, NotAgreed)):
-                raise  # the same on all ranks: nothing was changed
+                raise  # the storage raises it on all ranks alike, and nothing was changed
             fault = error
-        self._confirm(group, fault)
-        return one, told, wrong
+        # Every rank comes by here, whether or not it failed: the poll inside is a call of all ranks.
+        self._confirm_on_all_ranks(group, fault)
+        return checkpoint, output, problems
 
-    def _load_first(self, fitting: Sequence[SavedCheckpoint]) -> tuple[SavedCheckpoint, State | None, list[str]]:
-        wrong: list[str] = []
-        touched = False
-        for one in fitting:
+    def _load_first(self, candidates: Sequence[SavedCheckpoint]) -> tuple[SavedCheckpoint, KeptState | None, list[str]]:
+        problems: list[str] = []
+        is_changed = False
+        for checkpoint in candidates:
             try:
-                return one, self._storage.load(one, self._run.parts), wrong
+                return checkpoint, self._storage.load(checkpoint, self._training.parts), problems
             except UnusableCheckpoint as error:
-                log.error("%s: %s", self._run.medic.job, error)
-                wrong.append(str(error))
-                touched = touched or isinstance(error, PartlyLoaded)
-        if touched:
-            raise HalfLoaded("; ".join(wrong))
-        raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(wrong)}")
+                log.error("%s: %s", self._job, error)
+                problems.append(str(error))
+                is_changed = is_changed or isinstance(error, PartlyLoaded)
+        if is_changed:
+            raise HalfLoaded("; ".join(problems))
+        raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
 
-    def _confirm(self, group: Group, fault: Exception | None) -> None:
-        """Whether all ranks are where they should be now. Raises HalfLoaded."""
+    def _confirm_on_all_ranks(self, group: Group, fault: Exception | None) -> None:
+        """Hear from all ranks whether they have loaded the checkpoint. Raises HalfLoaded where one has not."""
         if fault is not None:
-            log.error("%s: a checkpoint was loaded only in part", self._run.medic.job, exc_info=fault)
+            log.error("%s: a checkpoint was loaded only in part", self._job, exc_info=fault)
         try:
-            wrong = failures(group.poll(None if fault is None else first_line(fault)), group)
+            failed = failures(group.poll(None if fault is None else first_line(fault)), group)
         except NotAgreed as error:
-            wrong = str(error)
-        if wrong:
-            self.broken = HalfLoaded(
-                f"a checkpoint was loaded only in part ({wrong}), so that there is nothing left to train on; start "
+            failed = str(error)
+        if failed:
+            self._training.broken = HalfLoaded(
+                f"a checkpoint was loaded only in part ({failed}), so that there is nothing left to train on; start "
                 "the job again, to resume from one that is whole, and move away those that cannot be loaded"
             )
-            raise self.broken from fault
+            raise self._training.broken from fault
 
-    def _recall(self, state: State | None, group: Group) -> None:
-        """What commands had changed before a restart, and the rollbacks that were counted: as rank 0 reads it."""
-        run = self._run
-        run.changes.recall(None if state is None else state.get("changes"))
+    # --- going on from there ----------------------------------------------------------------------------
+
+    def _recall_changes(self, kept: KeptState | None, group: Group) -> None:
+        """After a restart: what commands had changed, and the rollbacks that were counted, as rank 0 reads it."""
+        changes, budget = self._training.changes, self._training.budget
+        changes.recall(None if kept is None else kept.get("changes"))
         if group.world_size > 1:
-            kept = group.choose(lambda: {"changes": run.changes.state(), "spent": asdict(run.budget.spent)})
-            run.changes.restore(kept["changes"])
-            run.budget.spent = RollbackCount(**kept["spent"])
+            state = group.choose(lambda: {"changes": changes.state(), "spent": asdict(budget.spent)})
+            changes.restore(state["changes"])
+            budget.spent = RollbackCount(**state["spent"])
 
-    def _take_over(self, one: SavedCheckpoint, state: State | None, skip_batches: int, resumed: bool) -> dict[str, Any]:
-        """The parts were loaded; now the run's own state. What was changed by commands stays changed."""
-        run = self._run
-        run.rate.loaded(None if state is None else state["lr_scale"], run.changes.scale(LEARNING_RATE))
+    def _take_over(
+        self, checkpoint: SavedCheckpoint, kept: KeptState | None, skip_batches: int, resumed: bool
+    ) -> dict[str, Any]:
+        """The parts were loaded; now set the rest of the training, and return what the answer says.
+
+        What commands have changed stays changed.
+        """
+        training = self._training
+        training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
         if resumed:
             self._change_as_before()
-        run.is_at(one)
-        told: dict[str, Any] = {"step": one.step, "checkpoint": str(getattr(one.path, "name", one.path))}
-        told["saved_at"] = one.at.isoformat()
-        if run.feed is not None:
-            told["data"] = self._move_feed(run.feed, state, skip_batches, resumed)
-            told["skipped_batches"] = skip_batches
-        told["learning_rate"] = run.rate.value
-        if state is not None:
-            if state["random"] is not None:
-                randomness.restore(state["random"])
-            told["loss_at_checkpoint"] = state["loss"]
-        return told
-
-    def _move_feed(self, feed: BatchSource, state: State | None, skip_batches: int, resumed: bool) -> str:
-        kept = state["feed"] if state is not None else None
-        if resumed:
-            for epoch, start, stop in self._run.changes.left_out:
-                feed.left_out.add(epoch, start, stop)
-        data = NOT_KEPT
+        training.is_now_at(checkpoint)
+        output: dict[str, Any] = {
+            "step": checkpoint.step,
+            "checkpoint": checkpoint.name,
+            "saved_at": checkpoint.at.isoformat(),
+        }
+        if training.batch_source is not None:
+            output["data"] = self._move_batch_source(training.batch_source, kept, skip_batches, resumed)
+            output["skipped_batches"] = skip_batches
+        output["learning_rate"] = training.rate.value
         if kept is not None:
-            data = feed.restore(kept) if feed.knows(kept) else feed.begin_anew(kept["epoch"])
-        if skip_batches:
-            feed.leave_out(skip_batches)
-        return data
+            # Last of all: moving the batch source may draw random numbers.
+            if kept["random"] is not None:
+                randomness.restore(kept["random"])
+            output["loss_at_checkpoint"] = kept["loss"]
+        return output
 
-    def _keep_account(self, one: SavedCheckpoint, left: int, told: dict[str, Any]) -> None:
-        """Of a rollback that was carried out. What fails in here does not undo it."""
-        run = self._run
-        told.update(run.budget.spend(one.step, left))
-        if run.feed is not None:
-            run.changes.left_out = [list(span) for span in run.feed.left_out.ranges]
-            run.changes.save()
-        try:
-            why = {"why": "a rollback went back to it", "step": one.step, "left_step": left}
-            self._storage.went_back(one, why)
-        except OSError as error:
-            log.warning("%s: the checkpoint that was gone back to could not be marked: %s", run.medic.job, error)
+    def _move_batch_source(self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool) -> str:
+        """Go to the checkpoint's place in the data, and say which batches come now."""
+        state = kept["feed"] if kept is not None else None
+        if resumed:
+            for epoch, start, stop in self._training.changes.left_out:
+                source.left_out.add(epoch, start, stop)
+        data = NOT_KEPT
+        if state is not None:
+            data = source.restore(state) if source.knows(state) else source.begin_anew(state["epoch"])
+        if skip_batches:
+            source.leave_out(skip_batches)
+        return data
 
     def _change_as_before(self) -> None:
         """After a restart: batch size, accumulation and workers as commands had set them."""
-        run, feed = self._run, self._run.feed
+        training, source, changes = self._training, self._training.batch_source, self._training.changes
         try:
-            run.accumulation = scaled_whole(run.own_accumulation, run.changes.factors(ACCUMULATION), "the accumulation")
-            if feed is not None and run.own_batch_size is not None and run.changes.factors(BATCH_SIZE):
-                factors = run.changes.factors(BATCH_SIZE)
-                feed.set_batch_size(scaled_whole(run.own_batch_size, factors, "the batch size", round_down=True))
-            if feed is not None and run.changes.workers is not None and feed.workers is not None:
-                feed.set_workers(run.changes.workers)
+            training.accumulation = scaled_whole(
+                training.script_accumulation, changes.factors(ACCUMULATION), "the accumulation"
+            )
+            factors = changes.factors(BATCH_SIZE)
+            if source is not None and training.script_batch_size is not None and factors:
+                source.set_batch_size(
+                    scaled_whole(training.script_batch_size, factors, "the batch size", round_down=True)
+                )
+            if source is not None and changes.workers is not None and source.workers is not None:
+                source.set_workers(changes.workers)
         except Refusal as error:
-            log.warning("%s: what commands had changed does not fit any more: %s", run.medic.job, error)
+            log.warning("%s: what commands had changed does not fit any more: %s", self._job, error)
+
+    def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
+        """Count a rollback that was carried out, and return what the answer says of the budget.
+
+        What fails in here does not undo it.
+        """
+        training = self._training
+        budget = training.budget.spend(checkpoint.step, left_step)
+        if training.batch_source is not None:
+            training.changes.left_out = [list(span) for span in training.batch_source.left_out.ranges]
+            training.changes.save()
+        try:
+            reason = {"why": "a rollback went back to it", "step": checkpoint.step, "left_step": left_step}
+            self._storage.went_back(checkpoint, reason)
+        except OSError as error:
+            log.warning("%s: the checkpoint that was gone back to could not be marked: %s", self._job, error)
+        return budget
 
 
-def _present(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
-    """The checkpoints in a directory of ours; whoever keeps his own knows which are of this training."""
+def _already_there(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
+    """The checkpoints that are in a directory of ours when training begins.
+
+    Users who keep their own know which of theirs belong to this training.
+    """
+    if not isinstance(storage, CheckpointDirectory):
+        return frozenset()
     try:
-        return (
-            frozenset((str(one.path), one.at) for one in storage.found())
-            if isinstance(storage, CheckpointDirectory)
-            else frozenset()
-        )
+        return frozenset((str(checkpoint.path), checkpoint.at) for checkpoint in storage.found())
     except OSError:
         return frozenset()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainmedic.errors import ConfigurationError
@@ -28,8 +29,11 @@ from trainmedic.torch.indexed_source import IndexedSource
 from trainmedic.torch.sample_order import SampleOrder
 
 
-def batch_source_for(loader: Any, seed: int, rank: int, reread: int = REREAD) -> BatchSource:
-    """The best feed for a user's loader. Raises ConfigurationError where nothing can be read from it."""
+def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = REREAD) -> BatchSource:
+    """The best batch source for a user's loader; without ``seed`` its order follows from PyTorch's own.
+
+    Raises ConfigurationError where nothing can be read from it.
+    """
     if _keeps_its_place(loader):
         return StatefulSource(loader, loader)
     if isinstance(loader, DataLoader):
@@ -39,7 +43,7 @@ def batch_source_for(loader: Any, seed: int, rank: int, reread: int = REREAD) ->
                 return StatefulSource(loader, dataset)
             return RereadSource(loader, reread)
         if type(loader).__iter__ is DataLoader.__iter__ and SampleOrder.is_known(loader):
-            return IndexedSource(loader, seed, rank)
+            return IndexedSource(loader, torch.initial_seed() if seed is None else seed, rank)
         return RereadSource(loader, reread)
     if isinstance(loader, Iterator):
         return IteratorSource(loader)

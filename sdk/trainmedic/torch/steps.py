@@ -1,20 +1,19 @@
 """One step of the training loop, as the loop sees it.
 
-Not here: what happens at its end (``run``).
+Not here: what happens at its end (``boundary``).
 """
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainmedic.errors import ConfigurationError, Interrupted
-
-if TYPE_CHECKING:
-    from trainmedic.torch.run import Run
+from trainmedic.torch.boundary import StepBoundary
+from trainmedic.torch.state_parts import StateParts
 
 
 class Step:
@@ -24,20 +23,20 @@ class Step:
     one, and ``is_update`` is true for the last of them: only then is the optimizer to step.
     """
 
-    __slots__ = ("_run", "is_reported", "is_update", "number")
+    __slots__ = ("_boundary", "is_reported", "is_update", "number")
 
-    def __init__(self, run: Run, number: int, is_update: bool) -> None:
-        self._run = run
+    def __init__(self, boundary: StepBoundary, number: int, is_update: bool) -> None:
+        self._boundary = boundary
         self.number = number
         self.is_update = is_update
         self.is_reported = False
 
     def backward(self, loss: torch.Tensor) -> None:
         """``loss.backward()``, for the mean over the step's batches, and scaled by the gradient scaler if any."""
-        run = self._run
-        if run.accumulation > 1:
-            loss = loss / run.accumulation
-        scaler = _scaler(run)
+        training = self._boundary.training
+        if training.accumulation > 1:
+            loss = loss / training.accumulation
+        scaler = _scaler(training.parts)
         if scaler is not None:
             loss = scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -50,13 +49,16 @@ class Step:
         """
         if not self.is_update:
             return None
-        run = self._run
-        scaler = _scaler(run)
-        optimizers = run.rate.optimizers
+        training = self._boundary.training
+        parts = training.parts
+        scaler = _scaler(parts)
+        optimizers = training.rate.optimizers
         if scaler is not None:
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
-        parameters = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+        parameters = [
+            parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
+        ]
         norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if max_norm is None else max_norm)
         if hasattr(norm, "full_tensor"):  # of sharded parameters
             norm = norm.full_tensor()
@@ -68,51 +70,58 @@ class Step:
             optimizer.zero_grad()
         if scaler is not None:
             scaler.update()
-        for name, part in run.parts.by_name.items():
-            kind = name.partition(".")[0]
-            if kind == "scheduler" and not isinstance(part, ReduceLROnPlateau):
-                part.step()
-            elif kind == "ema":
-                _follow(part, run.parts.by_name.get(f"model{name[len(kind) :]}"))
+        _step_schedulers_and_emas(parts)
         return norm
 
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:
-        """How it went: as `trainmedic.Medic.report`, which gets the step and the learning rates as well.
+        """Say how it went: as `trainmedic.Medic.report`, which gets the step and the learning rates as well.
 
         Without ``samples`` they are worked out from the loader's batch size, where that is known.
         """
-        self._run.report(self, loss, grad_norm, samples, more)
+        self._boundary.report(self.number, self.is_update, loss, grad_norm, samples, more)
         self.is_reported = True
 
     def __enter__(self) -> Step:
-        self._run.begin()
+        self._boundary.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        run = self._run
-        run.end()
+        boundary = self._boundary
+        boundary.end()
         if kind is None:
-            run.complete(self)
+            boundary.complete(self.number, self.is_update, self.is_reported)
             return False
         if issubclass(kind, Interrupted):
-            run.interrupted()
+            boundary.step_was_interrupted()
             return True
         return False
 
 
-def _scaler(run: Run) -> Any:
+def _scaler(parts: StateParts) -> Any:
     """The gradient scaler, None without one. Raises ConfigurationError where it is not known which is meant."""
-    if any(name.startswith("scaler.") for name in run.parts.by_name):
+    if any(name.startswith("scaler.") for name in parts.by_name):
         raise ConfigurationError(
             "step.backward() and step.update() know one gradient scaler at most; with several, call them yourself"
         )
-    return run.parts.by_name.get("scaler")
+    return parts.by_name.get("scaler")
 
 
-def _follow(ema: Any, model: Any) -> None:
-    """PyTorch's AveragedModel, or the ``update(model)`` of others; of several, each that of the model of its name."""
+def _step_schedulers_and_emas(parts: StateParts) -> None:
+    for name, part in parts.by_name.items():
+        kind = name.partition(".")[0]
+        if kind == "scheduler" and not isinstance(part, ReduceLROnPlateau):
+            part.step()
+        elif kind == "ema":
+            _update_ema(part, parts.by_name.get(f"model{name[len(kind) :]}"))
+
+
+def _update_ema(ema: Any, model: Any) -> None:
+    """Call PyTorch's AveragedModel, or the ``update(model)`` of others.
+
+    Of several emas, each follows the model of its name.
+    """
     if model is None:
         raise ConfigurationError(
             "step.update() does not know which model an ema follows: give several by the same names, "

@@ -104,7 +104,7 @@ class LiveCommands:
             if earlier.recall():
                 changes.restore(earlier.state())
             elif self._rate.scale != 1.0:
-                changes.note(LEARNING_RATE, {_AS_LOADED: self._rate.scale})
+                changes.set_factors(LEARNING_RATE, {_AS_LOADED: self._rate.scale})
         changes.restore(self._medic.group("changes").choose(changes.state))
         self._rate.set_scale(changes.scale(LEARNING_RATE))
 
@@ -123,7 +123,7 @@ class LiveCommands:
         factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
         before = self._rate.values
         self._rate.set_scale(math.prod(factors.values()))
-        changes.note(LEARNING_RATE, factors)
+        changes.set_factors(LEARNING_RATE, factors)
         return rate_change(before, self._rate.values, self._rate.scale)
 
     def _pause(self, command: JobCommand) -> Mapping[str, Any]:

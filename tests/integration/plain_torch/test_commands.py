@@ -21,6 +21,7 @@ from tests.support.command_sender import Commander
 from tests.support.programs import eventually
 from trainmedic.errors import ConfigurationError
 from trainmedic.job.progress import LOOK_EVERY
+from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.wire import envelope
 
 Begin = Callable[..., Training]
@@ -43,12 +44,12 @@ def test_a_scaled_learning_rate_is_kept_over_rollbacks_and_restarts(begin: Begin
     assert (scaled["before"], scaled["after"], scaled["step"]) == (0.01, 0.005, 12)
     assert went_back["learning_rate"] == 0.005
     assert (again["before"], again["after"], again["scale"], again["step"]) == (0.005, 0.0025, 0.25, 10)
-    assert training.run.rate.value == 0.0025
+    assert training.run.training.rate.value == 0.0025
     training.run.close()
     later = begin(scheduler=constant)
     later.run.resume()
     later.train(22)
-    assert (later.run.rate.value, later.run.lr_scale) == (0.0025, 0.25)
+    assert (later.run.training.rate.value, later.run.lr_scale) == (0.0025, 0.25)
 
 
 def test_a_scale_is_undone_exactly_and_stays_undone(begin: Begin) -> None:
@@ -58,12 +59,12 @@ def test_a_scale_is_undone_exactly_and_stays_undone(begin: Begin) -> None:
     undo = training.undo(0, "job.scale_lr", factor=1 / 0.3)
     training.train(26, {5: third, 8: tenth, 15: undo, 17: training.order("job.rollback", step=10)})
     assert training.run.lr_scale == 0.1
-    assert training.run.rate.value == 0.01 * 0.1
+    assert training.run.training.rate.value == 0.01 * 0.1
     training.run.close()
     later = begin(scheduler=constant)
     later.run.resume()
     later.train(28, {27: later.order("job.scale_lr", undo_of=training.sent[1], factor=10.0)})
-    assert (later.run.lr_scale, later.run.rate.value) == (1.0, 0.01)
+    assert (later.run.lr_scale, later.run.training.rate.value) == (1.0, 0.01)
 
 
 def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begin, medic: trainmedic.Medic) -> None:
@@ -77,7 +78,7 @@ def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begi
     assert values["training_learning_rate"] == values["training_learning_rate_expected"] == 0.005
     training.optimizer.param_groups[0]["lr"] = 1.0
     time.sleep(LOOK_EVERY)
-    training.run.report(training.run.step(), None, None, None, {})
+    training.run.step().report()
     assert medic.progress.values(time.perf_counter())["training_learning_rate_deviation"] > 0.9
 
 
@@ -91,7 +92,7 @@ def test_a_smaller_batch_keeps_the_global_one_and_no_sample_is_lost(begin: Begin
     assert told["global_batch_before"] == told["global_batch_after"] == 4
     assert sizes(training) == [4] * 4 + [2] * 8 + [4] * 4 + [2]
     assert sorted(index for batch in training.seen for index in batch) == list(range(SAMPLES))
-    assert (training.run.accumulation, training.run.feed.batch_size) == (1, 4)  # type: ignore[union-attr]
+    assert (training.run.accumulation, training.run.training.batch_source.batch_size) == (1, 4)  # type: ignore[union-attr]
 
 
 def test_a_batch_of_another_size_trains_as_the_whole_one(begin: Begin, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_batch_of_another_size_trains_as_the_whole_one(begin: Begin, tmp_path:
         data = [(torch.ones(4, 4) * number, torch.arange(4)) for number in range(4)]
         loader = DataLoader(_Rows(data), batch_size=4)
         training = begin(directory=tmp_path / name, loader=loader, accumulation=1)
-        training.model = training.run.parts.by_name["model"].eval()
+        training.model = training.run.training.parts.by_name["model"].eval()
         orders = {2: training.order("job.scale_batch", factor=0.5)} if at else {}
         training.train(4, orders)
         losses.append(training.model[0].weight.detach().clone())
@@ -141,7 +142,7 @@ def test_what_commands_changed_is_changed_again_after_a_restart(begin: Begin) ->
     later.run.resume()
     later.train(11)
     assert sizes(later) == [2, 2]
-    assert later.run.feed.workers == 1  # type: ignore[union-attr]
+    assert later.run.training.batch_source.workers == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_workers_are_changed_without_losing_or_repeating_a_batch(begin: Begin, s
     (told,) = training.outputs()
     assert (told["previous"], told["count"]) == (start, count)
     assert sorted(index for batch in training.seen for index in batch) == list(range(SAMPLES))
-    assert training.run.feed.workers == count  # type: ignore[union-attr]
+    assert training.run.training.batch_source.workers == count  # type: ignore[union-attr]
 
 
 def test_workers_that_cannot_be_started_leave_the_loader_as_it_was(begin: Begin, tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_workers_that_cannot_be_started_leave_the_loader_as_it_was(begin: Begin,
 
     loader = DataLoader(Augmented(), 4, collate_fn=refuses, multiprocessing_context=None)
     training = begin(loader=loader)
-    training.run.feed._pattern = DataLoader(  # type: ignore[union-attr]
+    training.run.training.batch_source._pattern = DataLoader(  # type: ignore[union-attr]
         Augmented(), 4, collate_fn=refuses, num_workers=1, multiprocessing_context="spawn"
     )
     training.train(13, {5: training.order("job.dataloader_workers", count=2)})
@@ -247,7 +248,7 @@ def test_a_bug_in_the_way_of_a_command_costs_the_command_and_not_the_job(begin: 
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(training.run.returning, "roll_back", broken)
+    monkeypatch.setattr(CheckpointRestore, "roll_back", broken)
     training.train(14, {11: training.order("job.rollback"), 12: training.order("job.scale_lr", factor=0.5)})
     failed, applied = training.replies()
     assert (failed.status, failed.output["reason"], applied.status) == ("failed", "ZeroDivisionError: a bug", "applied")
@@ -390,7 +391,10 @@ def test_a_run_resumes_with_a_loader_of_another_kind(begin: Begin, caplog: Any) 
     first.run.close()
     later = begin(loader=Endless())
     assert later.run.resume() == 20
-    assert (later.run.epoch, later.run.feed.place if later.run.feed else None) == (epoch, 0)
+    assert (later.run.epoch, later.run.training.batch_source.place if later.run.training.batch_source else None) == (
+        epoch,
+        0,
+    )
     later.train(22)
     assert sorted(later.losses) == [21, 22]
 
@@ -401,6 +405,6 @@ def test_optimizers_and_schedulers_may_have_names(medic: trainmedic.Medic) -> No
     optimizers = {name: torch.optim.SGD([one], lr=0.1) for name, one in model.named_parameters()}
     schedulers = {name: constant(one) for name, one in optimizers.items()}
     with trainmedic.torch.attach(medic, model=model, optimizer=optimizers, scheduler=schedulers) as run:
-        run.rate.set_scale(0.5)
-        assert run.rate.values == [0.05, 0.05]
-        assert set(run.parts.by_name) >= {"optimizer.weight", "optimizer.bias", "scheduler.weight"}
+        run.training.rate.set_scale(0.5)
+        assert run.training.rate.values == [0.05, 0.05]
+        assert set(run.training.parts.by_name) >= {"optimizer.weight", "optimizer.bias", "scheduler.weight"}

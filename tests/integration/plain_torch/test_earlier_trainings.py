@@ -40,7 +40,7 @@ def test_a_batch_larger_than_the_epoch_is_rejected(begin: Begin) -> None:
     """There would be none, where only whole ones are taken."""
     training = begin()
     training.train(4, {2: training.order("job.scale_batch", factor=100, keep_global_batch=False)})
-    assert (training.replies()[0].status, training.run.own_batch_size) == ("rejected", 4)
+    assert (training.replies()[0].status, training.run.training.script_batch_size) == ("rejected", 4)
 
 
 def several(medic: trainmedic.Medic, directory: Path, names: tuple[str, ...] = ("a", "b")) -> trainmedic.torch.Run:
@@ -56,7 +56,7 @@ def several(medic: trainmedic.Medic, directory: Path, names: tuple[str, ...] = (
 
 def one_step(run: trainmedic.torch.Run) -> None:
     with run.step() as step:
-        models = [part for name, part in run.parts.by_name.items() if name.startswith("model.")]
+        models = [part for name, part in run.training.parts.by_name.items() if name.startswith("model.")]
         step.backward(sum((model(torch.ones(3, 2)) ** 2).mean() for model in models))  # type: ignore[arg-type]
         step.update()
 
@@ -66,9 +66,9 @@ def test_each_average_follows_the_model_of_its_name(medic: trainmedic.Medic, tmp
     with several(medic, tmp_path) as run:
         one_step(run)
         one_step(run)
-        averages = [run.parts.by_name[f"ema.{name}"].module.weight for name in "ab"]
+        averages = [run.training.parts.by_name[f"ema.{name}"].module.weight for name in "ab"]
         assert not torch.equal(*averages)
-        assert all(run.parts.by_name[f"ema.{name}"].n_averaged == 2 for name in "ab")
+        assert all(run.training.parts.by_name[f"ema.{name}"].n_averaged == 2 for name in "ab")
 
 
 def test_what_is_ambiguous_is_told_to_the_program(medic: trainmedic.Medic, tmp_path: Path) -> None:

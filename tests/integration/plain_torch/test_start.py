@@ -68,8 +68,8 @@ VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def steps_found(training: Training) -> list[int]:
-    assert training.run.storage is not None
-    return sorted(one.step for one in training.run.storage.found())
+    assert training.run.training.storage is not None
+    return sorted(one.step for one in training.run.training.storage.found())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -110,7 +110,7 @@ def test_what_was_scaled_and_skipped_since_the_beginning_stays_so(begin: Begin, 
     assert (scaled.status, went.status, again.status) == ("applied", "applied", "rejected")
     assert "the budget is 1" in again.output["reason"]
     assert training.seen[3:] == calm.seen[5:8]
-    assert training.run.rate.scale == 0.5
+    assert training.run.training.rate.scale == 0.5
 
 
 def test_it_is_written_once_before_the_first_step(begin: Begin, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class Training:
         """An act that sends the command, and returns once it waits for the step's end."""
 
         def act() -> None:
-            medic = self.run.medic
+            medic = self.run.training.medic
             self.sent.append(self.commander.send_and_wait(medic, action, undo_of=undo_of, **params))
 
         return act

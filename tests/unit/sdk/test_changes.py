@@ -11,7 +11,7 @@ from trainmedic.recovery.changes import ACCUMULATION, FILE, LEARNING_RATE, Appli
 
 
 def scaled(changes: AppliedChanges, command_id: str, factor: float, undo_of: str | None = None) -> float:
-    changes.note(LEARNING_RATE, changes.with_factor(LEARNING_RATE, command_id, factor, undo_of))
+    changes.set_factors(LEARNING_RATE, changes.with_factor(LEARNING_RATE, command_id, factor, undo_of))
     return changes.scale(LEARNING_RATE)
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_begins_anew_forgets(tmp_path: Path) -> None:
 def test_the_first_checkpoint_of_a_run_that_began_anew_ends_what_was_before(tmp_path: Path) -> None:
     """A script that does not look for checkpoints: whoever resumes from its own later gets its own changes."""
     scaled(AppliedChanges(tmp_path), "a", 0.5)
-    AppliedChanges(tmp_path).settle()
+    AppliedChanges(tmp_path).drop_earlier_run()
     later = AppliedChanges(tmp_path)
     later.recall()
     assert later.scale(LEARNING_RATE) == 1.0

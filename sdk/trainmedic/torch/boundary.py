@@ -1,0 +1,177 @@
+"""The boundary between two steps: there, and nowhere else, commands are carried out and checkpoints written.
+
+Nearly every step ends with nothing to do, and what that costs is what it touches: the step's own work has emptied
+the processor's caches. So a boundary looks at as few objects as it can. Not here: the commands themselves
+(``handlers``), the step as the loop sees it (``steps``). Who calls it: a step, and the loop over the batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Callable, Mapping
+
+from trainmedic.errors import Refusal
+from trainmedic.job.interrupt import Interrupter
+from trainmedic.job.parameters import Rollback
+from trainmedic.recovery.pausing import LoopPause
+from trainmedic.torch.checkpoint_writer import CheckpointWriter
+from trainmedic.torch.restore import CheckpointRestore
+from trainmedic.torch.training_state import TrainingState
+
+log = logging.getLogger("trainmedic")
+
+
+class StepBoundary:
+    """The boundaries of one training. ``every`` is after how many steps a checkpoint is due; None for never.
+
+    ``begin`` and ``end`` enclose what may be interrupted when it hangs: a step, or the loading of a batch.
+    """
+
+    __slots__ = (
+        "_every",
+        "_interrupter",
+        "_medic",
+        "_pause",
+        "_progress",
+        "_restore",
+        "_writer",
+        "begin",
+        "end",
+        "training",
+    )
+
+    def __init__(
+        self,
+        training: TrainingState,
+        writer: CheckpointWriter,
+        restore: CheckpointRestore,
+        pause: LoopPause,
+        every: int | None,
+    ) -> None:
+        medic = training.medic
+        self.training = training
+        self._writer = writer
+        self._restore = restore
+        self._pause = pause
+        self._every = every
+        self._medic = medic
+        self._progress = medic.progress
+        # With several ranks, where a step hangs on one of them the others wait for it in a collective: getting
+        # one out of it leaves the rest there.
+        self._interrupter = Interrupter(
+            self._is_worth_interrupting, lambda: medic.stall().is_hang, enabled=medic.world_size == 1
+        )
+        self.begin: Callable[[], None] = self._interrupter.arm
+        self.end: Callable[[], None] = self._interrupter.disarm
+        if self._interrupter.works:
+            medic.on_arrival = self._interrupter.look
+
+    def close(self) -> None:
+        """Leave signals as they were."""
+        if self._medic.on_arrival == self._interrupter.look:
+            self._medic.on_arrival = None
+        self._interrupter.close()
+
+    # --- a step's calls ---------------------------------------------------------------------------------
+
+    def report(
+        self, number: int, is_update: bool, loss: Any, grad_norm: Any, samples: float | None, more: Mapping[str, Any]
+    ) -> None:
+        """Tell the medic how step ``number`` went. Of a step of several batches the last one reports, with the
+        mean of their losses."""
+        training = self.training
+        if training.accumulation > 1:
+            if loss is not None:
+                training.losses.append(loss.detach() if hasattr(loss, "detach") else loss)
+            if not is_update:
+                return
+            if training.losses:
+                loss, training.losses = sum(training.losses) / len(training.losses), []
+        progress = self._progress
+        progress.step = number
+        if (
+            time.perf_counter() < progress.next_look
+            and samples is None
+            and type(loss) is not float
+            and type(grad_norm) is not float
+            and not more
+        ):
+            return  # the next look counts this step as well
+        source = training.batch_source
+        if samples is None and source is not None and source.batch_size is not None:
+            step_samples = source.batch_size * training.accumulation * self._medic.world_size
+            samples = step_samples * progress.steps_to(number)
+        rate = training.rate
+        more = {"learning_rate": rate.present, "expected_learning_rate": rate.expected, **more}
+        self._medic.report(number, loss, grad_norm, samples=samples, **more)
+
+    def complete(self, number: int, is_update: bool, is_reported: bool) -> None:
+        """A batch of step ``number`` is done. With the last one of a step comes the boundary."""
+        training = self.training
+        if not is_update:
+            training.batches_done += 1
+            return
+        training.batches_done = 0
+        training.global_step = number
+        training.current_checkpoint = None
+        if not is_reported:
+            self.report(number, True, None, None, None, {})
+        if not self._medic.is_quiet(number) or (self._every is not None and number % self._every == 0):
+            self.cross()
+
+    def step_was_interrupted(self) -> None:
+        """The step hung and was ended; what it had done by then is anybody's guess."""
+        training = self.training
+        log.warning("%s: step %d hung and was interrupted", self._medic.job, training.global_step + 1)
+        training.current_checkpoint = None
+        self.cross(interrupted=True)
+
+    # --- the boundary -----------------------------------------------------------------------------------
+
+    def cross(self, interrupted: bool = False) -> None:
+        """Carry out the commands that have come, stay for as long as a pause lasts, and save where that is due.
+
+        Raises HalfLoaded, the only thing in here that may end the training: there is nothing left to train on.
+        """
+        training = self.training
+        rollbacks = training.rollbacks
+        training.was_interrupted = interrupted
+        try:
+            for command in self._medic.commands(training.global_step):
+                command.unsupported()
+            if self._pause.lasts:
+                self._pause.hold(training.global_step)
+            # After a rollback the present state is that of a checkpoint, and whole.
+            if training.rollbacks == rollbacks and training.broken is None:
+                if interrupted:
+                    self._go_on_after_interruption()
+                elif self._every is not None and training.global_step % self._every == 0:
+                    self._writer.save_or_log()
+        except Exception:  # a fault of ours costs a repair, not the training
+            log.exception("%s: a step boundary failed; training goes on", self._medic.job)
+        finally:
+            training.was_interrupted = False
+        if training.broken is not None:
+            raise training.broken
+
+    def _go_on_after_interruption(self) -> None:
+        self.training.drop_unfinished_step()
+        if not self.training.stopping:
+            log.error("%s: the interrupted step was not rolled back; training goes on without it", self._medic.job)
+
+    def _is_worth_interrupting(self) -> bool:
+        """Whether a command waits that helps a loop that hangs, and would be carried out.
+
+        The interrupter's thread calls it, so it only looks.
+        """
+        for command in self._medic.unanswered():
+            if command.action == "job.stop":
+                return True
+            if isinstance(command.parameters, Rollback) and self.training.storage is not None:
+                try:
+                    self._restore.choose(command.parameters)
+                except Refusal:
+                    continue
+                return True
+        return False
