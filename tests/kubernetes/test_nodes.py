@@ -187,7 +187,7 @@ async def test_what_is_waited_for_is_told_while_the_api_is_away(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Minutes without a word would leave people guessing."""
-    monkeypatch.setattr(base, "TELL_EVERY", timedelta(0))
+    monkeypatch.setattr(base, "REPORT_EVERY", timedelta(0))
     told: list[str] = []
 
     async def tell(what: str) -> None:
@@ -240,7 +240,7 @@ async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_
 
 async def test_a_long_wait_is_told(world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks at the run sees what it waits for, before the step ends."""
-    monkeypatch.setattr("trainmedic_server.actions.kubernetes.base.TELL_EVERY", timedelta(0))
+    monkeypatch.setattr("trainmedic_server.actions.kubernetes.base.REPORT_EVERY", timedelta(0))
     node = await world.node()
     told: list[str] = []
 
@@ -288,7 +288,7 @@ async def test_a_change_that_may_be_made_and_is_refused_from_then_on_is_unknown(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refusal says nothing of the try before it: the undo stays owed."""
-    monkeypatch.setattr(base, "TELL_EVERY", timedelta(0))
+    monkeypatch.setattr(base, "REPORT_EVERY", timedelta(0))
     node = await world.node()
     refusal = Fault(403, times=10**6, resource="nodes")
 

@@ -10,22 +10,20 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
+from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
 from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import PermanentFailure
-from trainmedic_server.ports.actions import Action, Call, Inverse, Services
+from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.outside import AlertSource
 
 COMMENT_LIMIT = 1000
 """Characters. What is longer is cut: it may hold text from the alert."""
 
 
-class SilenceParams(BaseModel):
+class SilenceParams(ActionParams):
     """How long, and which of the alert's labels."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     duration: Duration = Field(description="How long the silence lasts, from when the step runs.", gt=timedelta(0))
     comment: str = Field(
@@ -38,10 +36,8 @@ class SilenceParams(BaseModel):
     )
 
 
-class ExpireParams(BaseModel):
+class ExpireParams(ActionParams):
     """Which silence: by its id, or as an undo by the comment that it was made with."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     silence_id: str | None = Field(None, pattern=r"^[0-9A-Za-z-]{1,64}$", description="The silence's id.")
     comment: str | None = Field(
@@ -55,33 +51,33 @@ class ExpireParams(BaseModel):
         return self
 
 
-class SilenceAlert:
+class _AlertmanagerAction(BasicAction):
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
+
+    @property
+    def alertmanager(self) -> AlertSource:
+        if self.services.alertmanager is None:
+            raise PermanentFailure("the Alertmanager's URL is not configured")
+        return self.services.alertmanager
+
+
+class SilenceAlert(_AlertmanagerAction):
     """Makes a silence for the run's alert."""
 
     name: ClassVar[str] = "alertmanager.silence"
     summary: ClassVar[str] = "Silence this alert in the Alertmanager for a while; undo ends the silence."
-    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
-    harmful: ClassVar[bool] = True
-    default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = SilenceParams
-
-    def __init__(self, services: Services) -> None:
-        self._clock = services.clock
-        self._alertmanager = services.alertmanager
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SilenceParams, call.params)
-        alertmanager = _configured(self._alertmanager)
+        alertmanager = self.alertmanager
         matchers = _matchers(call.alert.labels, params.labels)
         # From when the attempt was first made, so that a resumed one does not lengthen the silence.
         ends_at = call.issued_at + params.duration
-        if ends_at <= self._clock.now():
+        if ends_at <= self.services.clock.now():
             raise PermanentFailure("the silence would have ended already")
         silence_id = await alertmanager.silence(matchers, ends_at, _comment(params.comment, call.command_id))
         return {"silence_id": silence_id, "ends_at": ends_at.isoformat(), "matchers": matchers}
-
-    def outcome_saved(self, command_id: str) -> None:
-        """Nothing is held for it."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -90,22 +86,16 @@ class SilenceAlert:
         return Inverse(ExpireSilence.name, {"comment": cast(SilenceParams, params).comment})
 
 
-class ExpireSilence:
-    """Ends a silence; one that has ended already is left as it is."""
+class ExpireSilence(Irreversible, _AlertmanagerAction):
+    """Ends a silence; one that has ended already is left as it is. It is not begun again."""
 
     name: ClassVar[str] = "alertmanager.expire_silence"
     summary: ClassVar[str] = "End a silence in the Alertmanager."
-    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
-    harmful: ClassVar[bool] = True
-    default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = ExpireParams
-
-    def __init__(self, services: Services) -> None:
-        self._alertmanager = services.alertmanager
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(ExpireParams, call.params)
-        alertmanager = _configured(self._alertmanager)
+        alertmanager = self.alertmanager
         silence_id = params.silence_id
         if silence_id is None:
             if call.undo_of is None:
@@ -115,19 +105,6 @@ class ExpireSilence:
             return {"silence_id": None}
         await alertmanager.expire_silence(silence_id)
         return {"silence_id": silence_id}
-
-    def outcome_saved(self, command_id: str) -> None:
-        """Nothing is held for it."""
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        """A silence that was ended is not begun again."""
-
-
-def _configured(alertmanager: AlertSource | None) -> AlertSource:
-    if alertmanager is None:
-        raise PermanentFailure("the Alertmanager's URL is not configured")
-    return alertmanager
 
 
 def _comment(comment: str, command_id: str) -> str:

@@ -10,39 +10,26 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from trainmedic.wire import envelope
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.actions.base import ActionParams, BasicAction
+from trainmedic_server.domain.target import Target
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import Call, Inverse, Services
+from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
-"""The bus waits this long beyond the deadline for replies; when it returns later than that, some are missing."""
+"""The bus waits this long beyond the deadline for replies; where it returns only then, some are missing."""
 
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 
 
-class CommandParams(BaseModel):
-    """Base of the parameters; what is not known is refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class NoParams(CommandParams):
+class NoParams(ActionParams):
     """There is nothing to say."""
 
 
-class Irreversible:
-    """Mixed into a command that nothing takes back; a playbook that asks for its undo is refused."""
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        return None
-
-
-class CommandAction:
+class CommandAction(BasicAction):
     """Sends one command and waits for everyone who must answer it.
 
     Applied by all is success; its output is that of the first rank, with ``ranks`` (how many) and,
@@ -51,16 +38,12 @@ class CommandAction:
     then its undo stays owed, and a retry uses the same command id, so that nobody does it twice.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    targets: ClassVar[frozenset[TargetKind]]
-    harmful: ClassVar[bool] = True
-    default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = NoParams
     waits_for_receiver: ClassVar[bool] = True
     """Whether a receiver that is not connected may still come: a job that is starting again does."""
 
     def __init__(self, services: Services) -> None:
+        super().__init__(services)
         self._bus = services.bus
         self._clock = services.clock
 
@@ -84,10 +67,6 @@ class CommandAction:
 
     def outcome_saved(self, command_id: str) -> None:
         self._bus.acknowledge(command_id)
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return None
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         """The parameters as they are sent."""
@@ -114,26 +93,30 @@ class CommandAction:
     async def _presence(self, target: Target) -> Presence | None:
         present = await (self._bus.jobs() if target.job is not None else self._bus.agents())
         name = target.job if target.job is not None else target.node
-        return next((one for one in present if one.name == name), None)
+        return next((presence for presence in present if presence.name == name), None)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
-        """Who has not answered, as a sentence without its full stop; empty where everybody has."""
+        """Who has not answered, as a sentence without its full stop; empty where everybody has.
+
+        Where the receiver does not say which ranks it has, one final reply is taken for all, unless the bus waited
+        to its end: then it knew of a rank that is missing.
+        """
         finals = {reply.rank for reply in replies if reply.is_final}
         if presence is None and not replies:
             return _nobody_connected(call.target)
-        wanted = _ranks(presence)
-        silent = sorted(wanted - finals)
-        if not silent and finals and (wanted or self._clock.now() < call.deadline + WAITED_OUT):
+        expected = _ranks(presence)
+        silent = sorted(expected - finals)
+        if not silent and finals and (expected or self._clock.now() < call.deadline + WAITED_OUT):
             return ""
         begun = {reply.rank for reply in replies} - finals
-        told = f"{_receiver(call.target)} did not answer in time"
+        missing = f"{_receiver(call.target)} did not answer in time"
         if silent and call.target.job is not None:
-            told = f"{_numbered(silent)} of {told}"
+            missing = f"{_numbered(silent)} of {missing}"
         elif finals:
-            told = f"not every rank of {_receiver(call.target)} answered in time"
+            missing = f"not every rank of {_receiver(call.target)} answered in time"
         if begun:
-            told += ", but has taken the command up" if len(begun) == 1 else ", but have taken the command up"
-        return told if presence is not None else f"{told}; {_nobody_connected(call.target)}"
+            missing += f", but {'has' if len(begun) == 1 else 'have'} taken the command up"
+        return missing if presence is not None else f"{missing}; {_nobody_connected(call.target)}"
 
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
@@ -141,19 +124,19 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)
-    told = "; ".join([*(_told(receiver, reply) for reply in bad[:4]), *([missing] if missing else [])])
+    reason = "; ".join([*(_refusal(receiver, reply) for reply in bad[:4]), *([missing] if missing else [])])
     if len(bad) > 4:
-        told += f"; and {len(bad) - 4} more ranks alike"
+        reason += f"; and {len(bad) - 4} more ranks alike"
     if missing or (bad and len(bad) < len(finals)):
         applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
         if applied and bad:
-            told = f"{_numbered(applied)} applied it, but {told}"
-        raise OutcomeUnknown(told, outputs)
+            reason = f"{_numbered(applied)} applied it, but {reason}"
+        raise OutcomeUnknown(reason, outputs)
     if bad:
         kind: type[ActionFailure] = TemporaryFailure
         if any(reply.status in _REFUSED for reply in bad):
             kind = PermanentFailure
-        raise kind(told, outputs)
+        raise kind(reason, outputs)
     return outputs
 
 
@@ -170,16 +153,16 @@ def _outputs(replies: Sequence[envelope.Reply]) -> dict[str, Any]:
     return output
 
 
-def _told(receiver: str, reply: envelope.Reply) -> str:
-    who = receiver if reply.rank is None else f"rank {reply.rank} of {receiver}"
-    said = {
+def _refusal(receiver: str, reply: envelope.Reply) -> str:
+    sender = receiver if reply.rank is None else f"rank {reply.rank} of {receiver}"
+    verb = {
         envelope.REJECTED: "rejected the command",
         envelope.UNSUPPORTED: "does not support the command",
         envelope.FAILED: "failed",
         envelope.EXPIRED: "got the command too late",
     }[reply.status]
     reason = reply.output.get("reason")
-    return f"{who} {said}: {reason}" if isinstance(reason, str) and reason else f"{who} {said}"
+    return f"{sender} {verb}: {reason}" if isinstance(reason, str) and reason else f"{sender} {verb}"
 
 
 def _ranks(presence: Presence | None) -> set[int]:

@@ -19,9 +19,9 @@ import jinja2
 from jinja2 import nodes
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
-from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.actions.base import BasicAction, Irreversible
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import Action, Call, Services
+from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.outside import HttpReply
 
 KEPT_HEADERS = ("content-length", "content-type", "date", "etag", "retry-after", "x-request-id")
@@ -33,7 +33,7 @@ _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
 _MAY_PASS = frozenset({408, 425, 429})
 _GATEWAY = frozenset({502, 504})
-"""A gateway's words for a server behind it that may have acted."""
+"""What a gateway answers when it cannot tell whether the server behind it has acted (RFC 9110, 15.6.3 and 15.6.5)."""
 
 
 def _url(text: str) -> str:
@@ -65,24 +65,24 @@ def _header(name: str) -> None:
         raise ValueError(f"header {name} is set by Trainmedic")
 
 
-def _headers(given: dict[str, str]) -> dict[str, str]:
-    for name, value in given.items():
+def _headers(headers: dict[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
         _header(name)
         if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value):
             raise ValueError(f"header {name} has a control character in its value")
-    return given
+    return headers
 
 
-def _as_list(given: Any) -> Any:
-    return [str(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
+def _as_list(value: Any) -> Any:
+    return [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
 
 
-def _statuses(given: tuple[str, ...]) -> tuple[str, ...]:
-    for one in given:
-        found = _STATUSES.match(one)
-        if found is None or (found[3] is not None and found[3] < found[2]):
-            raise ValueError(f"{one!r} is not a status or a range of them; write 204, 2xx or 200-204")
-    return given
+def _statuses(statuses: tuple[str, ...]) -> tuple[str, ...]:
+    for status in statuses:
+        match = _STATUSES.match(status)
+        if match is None or (match[3] is not None and match[3] < match[2]):
+            raise ValueError(f"{status!r} is not a status or a range of them; write 204, 2xx or 200-204")
+    return statuses
 
 
 class HttpParams(BaseModel):
@@ -131,9 +131,9 @@ class HttpParams(BaseModel):
         return self.method in ("GET", "HEAD", "PUT", "DELETE")
 
     def expects(self, status: int) -> bool:
-        for one in self.expect:
-            low, _, high = one.replace("xx", "00").partition("-")
-            last = int(low) + 99 if one.endswith("xx") else int(high or low)
+        for expected in self.expect:
+            low, _, high = expected.replace("xx", "00").partition("-")
+            last = int(low) + 99 if expected.endswith("xx") else int(high or low)
             if int(low) <= status <= last:
                 return True
         return False
@@ -145,25 +145,19 @@ class HttpParams(BaseModel):
         return f"{self.url}{'&' if '?' in self.url else '?'}{urlencode(self.query, quote_via=quote)}"
 
 
-class HttpRequest:
+class HttpRequest(Irreversible, BasicAction):
     """Makes one call, and repeats it after a crash only where that is harmless."""
 
     name: ClassVar[str] = "http.request"
     summary: ClassVar[str] = "Make one HTTP call."
-    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
-    harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = HttpParams
-
-    def __init__(self, services: Services) -> None:
-        self._clock = services.clock
-        self._http = services.http
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(HttpParams, call.params)
         if call.resumed and not params.may_repeat:
             raise OutcomeUnknown("the call may or may not have been made before, and is not said to be idempotent")
-        left = call.deadline - self._clock.now()
+        left = call.deadline - self.services.clock.now()
         if left <= timedelta(0):
             raise TemporaryFailure("no time was left to make the call")
         headers = {**params.headers, "Idempotency-Key": call.command_id}
@@ -172,15 +166,9 @@ class HttpRequest:
             body = json.dumps(params.json_).encode()
             if not any(name.lower() == "content-type" for name in headers):
                 headers["Content-Type"] = "application/json"
-        reply = await self._http.call(params.method, params.full_url, headers, body, left, params.bearer_from_env)
+        secret = params.bearer_from_env
+        reply = await self.services.http.call(params.method, params.full_url, headers, body, left, secret)
         return _judged(params, reply)
-
-    def outcome_saved(self, command_id: str) -> None:
-        """Nothing is held for it."""
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        """What would take back a call to some service is not known here."""
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
@@ -199,7 +187,7 @@ def _check_url_template(text: str) -> None:
     try:
         parts = jinja2.Environment(autoescape=True).parse(text).body
     except jinja2.TemplateSyntaxError:
-        return  # told, with its line, where templates are compiled
+        return  # reported, with its line, where templates are compiled
     pieces: list[nodes.Node] = []
     for part in parts:
         if not isinstance(part, nodes.Output):
@@ -221,7 +209,7 @@ def _check_url_template(text: str) -> None:
 
 
 def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
-    """The output, where the status is an expected one; else the failure that it means."""
+    """The output, where the status is an expected one; else raises the failure that it means."""
     output: dict[str, Any] = {
         "status": reply.status,
         "headers": {name: reply.headers[name] for name in KEPT_HEADERS if name in reply.headers},
@@ -234,12 +222,14 @@ def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
             output["json"] = None
     if params.expects(reply.status):
         return output
-    told = f"{params.method} {urlsplit(params.url).netloc} was answered {reply.status}, not {', '.join(params.expect)}"
+    reason = (
+        f"{params.method} {urlsplit(params.url).netloc} was answered {reply.status}, not {', '.join(params.expect)}"
+    )
     if reply.status in _GATEWAY and not params.may_repeat:
-        raise OutcomeUnknown(f"{told}; the service behind it may have acted", output)
+        raise OutcomeUnknown(f"{reason}; the service behind it may have acted", output)
     if reply.status >= 500 or reply.status in _MAY_PASS:
-        raise TemporaryFailure(told, output)
-    raise PermanentFailure(told, output)
+        raise TemporaryFailure(reason, output)
+    raise PermanentFailure(reason, output)
 
 
 ACTIONS: tuple[type[Action], ...] = (HttpRequest,)

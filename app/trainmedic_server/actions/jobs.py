@@ -2,6 +2,12 @@
 
 Each class is the name, the parameters and the inverse of one command; `CommandAction` does the
 rest. What a job can carry out, and whether live or by a restart of its loop, is the job's to say.
+
+The SDK has the same parameters once more, as dataclasses (``trainmedic.job.parameters``). They are not derived from
+each other, because they say different things: a model here has the bounds and descriptions of the playbook
+language, a dataclass there has what a loop works with, and takes what other versions of the server send. Of nine
+fields three have another type and five other bounds, and generated models would lose their static types; that came
+to more code than the models below. Tests hold the names, defaults and wire forms of both together.
 """
 
 from __future__ import annotations
@@ -13,7 +19,8 @@ from typing import Any, ClassVar, cast
 from pydantic import AwareDatetime, BaseModel, Field, model_validator
 
 from trainmedic.wire import envelope
-from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible, NoParams
+from trainmedic_server.actions.base import ActionParams, Irreversible
+from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse
@@ -32,7 +39,7 @@ class JobCheckpoint(Irreversible, _JobAction):
     default_timeout: ClassVar[timedelta] = _SLOW
 
 
-class RollbackParams(CommandParams):
+class RollbackParams(ActionParams):
     """Where to go back to: at most one of the first three. Without any, to before the alert began."""
 
     before: AwareDatetime | None = Field(None, description="The newest complete checkpoint from before this time.")
@@ -67,20 +74,23 @@ class JobRollback(Irreversible, _JobAction):
         return wire
 
 
-class FactorParams(CommandParams):
+class FactorParams(ActionParams):
     """A factor; the undo uses its reciprocal."""
 
     factor: int | float = Field(gt=0, le=1000, description="What the present value is multiplied by.")
 
 
-class JobScaleLr(_JobAction):
-    name: ClassVar[str] = "job.scale_lr"
-    summary: ClassVar[str] = "Multiply the learning rate."
+class _Scaling(_JobAction):
     Params: ClassVar[type[BaseModel]] = FactorParams
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(cls.name, {"factor": 1 / cast(FactorParams, params).factor})
+        return Inverse(cls.name, {**params.model_dump(), "factor": 1 / cast(FactorParams, params).factor})
+
+
+class JobScaleLr(_Scaling):
+    name: ClassVar[str] = "job.scale_lr"
+    summary: ClassVar[str] = "Multiply the learning rate."
 
 
 class ScaleBatchParams(FactorParams):
@@ -89,28 +99,18 @@ class ScaleBatchParams(FactorParams):
     keep_global_batch: bool = Field(True, description="Let gradient accumulation make up for it.")
 
 
-class JobScaleBatch(_JobAction):
+class JobScaleBatch(_Scaling):
     name: ClassVar[str] = "job.scale_batch"
     summary: ClassVar[str] = "Multiply the micro-batch size, by default keeping the global batch."
     Params: ClassVar[type[BaseModel]] = ScaleBatchParams
 
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        given = cast(ScaleBatchParams, params)
-        return Inverse(cls.name, {"factor": 1 / given.factor, "keep_global_batch": given.keep_global_batch})
 
-
-class JobAccumulate(_JobAction):
+class JobAccumulate(_Scaling):
     name: ClassVar[str] = "job.accumulate"
     summary: ClassVar[str] = "Multiply the number of gradient accumulation steps."
-    Params: ClassVar[type[BaseModel]] = FactorParams
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(cls.name, {"factor": 1 / cast(FactorParams, params).factor})
 
 
-class DataloaderWorkersParams(CommandParams):
+class DataloaderWorkersParams(ActionParams):
     count: int = Field(ge=0, le=1024, description="Worker processes of each rank's data loader.")
 
 
@@ -131,10 +131,9 @@ class JobDataloaderWorkers(_JobAction):
 class JobEmptyCache(Irreversible, _JobAction):
     name: ClassVar[str] = "job.empty_cache"
     summary: ClassVar[str] = "Give cached GPU memory back to the driver."
-    Params: ClassVar[type[BaseModel]] = NoParams
 
 
-class PauseParams(CommandParams):
+class PauseParams(ActionParams):
     max: Duration = Field(default="1h", validate_default=True, description="The job goes on by itself after this time.")
 
     @model_validator(mode="after")
@@ -159,7 +158,7 @@ class JobResume(Irreversible, _JobAction):
     summary: ClassVar[str] = "End a pause."
 
 
-class StopParams(CommandParams):
+class StopParams(ActionParams):
     checkpoint: bool = Field(True, description="Write a checkpoint first.")
 
 

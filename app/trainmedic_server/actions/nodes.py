@@ -1,6 +1,6 @@
 """The commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``.
 
-The agent's own policy limits what even a valid command may do: the floor of a power limit, the
+The agent's own policy limits what even a valid command may do: how low a power limit may be, the
 cleaning rules that exist, the actions that are allowed.
 """
 
@@ -14,15 +14,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic.wire import envelope
-from trainmedic_server.actions.commands import CommandAction, CommandParams, Irreversible
+from trainmedic_server.actions.base import ActionParams, Irreversible
+from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams, id_at
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""How long a power cap outlives the last word from the server. Long enough for a restart of the server or of
-Redis; short enough that a GPU whose repair nobody minds any more is not slow for long."""
+"""How long a power cap outlives the last renewal. Long enough for a restart of the server or of Redis; short enough
+that a GPU whose repair nobody minds any more is not slow for long."""
 RENEW = "gpu.renew_lease"
+"""The command by which the server keeps caps up. No playbook can name it, because it is no action."""
 
 
 class PowerLimitParams(PlacedParams):
@@ -64,32 +66,32 @@ class GpuPowerLimit(PlacedAction):
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
         lowest = output.get("lowest")
-        told = (lowest if isinstance(lowest, Mapping) else output).get("lease_seconds")
-        if isinstance(told, int | float) and 0 < told < cls.lease.total_seconds():
-            return timedelta(seconds=told)
+        seconds = (lowest if isinstance(lowest, Mapping) else output).get("lease_seconds")
+        if isinstance(seconds, int | float) and 0 < seconds < cls.lease.total_seconds():
+            return timedelta(seconds=seconds)
         return cls.lease
 
-    async def renew(self, holds: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """One command to each node, for all that is held there."""
+    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
+        """Send one command to each node, for all caps that stand there."""
         by_node: dict[str, dict[str, LeasedEffect]] = {}
-        for hold in holds:
-            if hold.params.get("restore"):
+        for cap in effects:
+            if cap.params.get("restore"):
                 continue
-            if hold.target.kind is TargetKind.JOB:
-                for place in self.places(hold.params):
-                    by_node.setdefault(place.node or "", {})[id_at(hold.command_id, place)] = hold
+            if cap.target.kind is TargetKind.JOB:
+                for place in self.places(cap.params):
+                    by_node.setdefault(place.node or "", {})[id_at(cap.command_id, place)] = cap
             else:
-                by_node.setdefault(hold.target.node or "", {})[hold.command_id] = hold
-        told = await asyncio.gather(*(self._renew_on(node, held, until) for node, held in by_node.items()))
-        return [renewal for of_node in told for renewal in of_node]
+                by_node.setdefault(cap.target.node or "", {})[cap.command_id] = cap
+        renewals = await asyncio.gather(*(self._renew_on(node, caps, until) for node, caps in by_node.items()))
+        return [renewal for of_node in renewals for renewal in of_node]
 
-    async def _renew_on(self, node: str, held: Mapping[str, LeasedEffect], until: datetime) -> list[Renewal]:
+    async def _renew_on(self, node: str, caps: Mapping[str, LeasedEffect], until: datetime) -> list[Renewal]:
         now = self._clock.now()
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
             action=RENEW,
             target={"kind": str(TargetKind.NODE), "node": node},
-            params=_renewal_params(held, self.lease),
+            params=_renewal_params(caps, self.lease),
             run_id="",
             playbook="",
             reason="these power limits are still wanted",
@@ -100,32 +102,32 @@ class GpuPowerLimit(PlacedAction):
         self._bus.acknowledge(command.id)
         reply = next((reply for reply in replies if reply.is_final), None)
         if reply is None:
-            return [Renewal(hold, node, "unanswered", f"the agent on {node} did not answer") for hold in held.values()]
+            return [Renewal(cap, node, "unanswered", f"the agent on {node} did not answer") for cap in caps.values()]
         if reply.status != envelope.APPLIED:
             why = f"the agent on {node} answered {reply.status}: {reply.output.get('reason', 'no reason given')}"
-            return [Renewal(hold, node, "refused", why) for hold in held.values()]
-        return [_renewal_of(one, hold, node, reply.output) for one, hold in held.items()]
+            return [Renewal(cap, node, "refused", why) for cap in caps.values()]
+        return [_renewal_of(command_id, cap, node, reply.output) for command_id, cap in caps.items()]
 
 
-def _renewal_params(held: Mapping[str, LeasedEffect], lease: timedelta) -> Mapping[str, Any]:
-    again = [one for one, hold in held.items() if hold.again]
-    return {"holds": list(held), "lease_seconds": lease.total_seconds(), **({"again": again} if again else {})}
+def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mapping[str, Any]:
+    again = [command_id for command_id, cap in caps.items() if cap.again]
+    return {"holds": list(caps), "lease_seconds": lease.total_seconds(), **({"again": again} if again else {})}
 
 
-def _renewal_of(one: str, hold: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
-    """What an agent's answer says of one hold. Agents of another version leave out what they do not know."""
+def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
+    """What an agent's answer says of one cap. Agents of another version leave out what they do not know."""
     unknown, lapsed = output.get("unknown"), output.get("lapsed")
     ended, again = output.get("ended"), output.get("again")
-    if not isinstance(unknown, list) or one not in unknown:
-        told = again.get(one) if isinstance(again, Mapping) else None
-        return Renewal(hold, node, "renewed", output={"gpus": told} if told else {})
-    why = ended.get(one) if isinstance(ended, Mapping) else None
+    if not isinstance(unknown, list) or command_id not in unknown:
+        gpus = again.get(command_id) if isinstance(again, Mapping) else None
+        return Renewal(cap, node, "renewed", output={"gpus": gpus} if gpus else {})
+    why = ended.get(command_id) if isinstance(ended, Mapping) else None
     return Renewal(
-        hold,
+        cap,
         node,
         "lost",
         f"the agent on {node} holds it no more: {why or 'no such cap stands there'}",
-        has_lapsed=isinstance(lapsed, list) and one in lapsed,
+        has_lapsed=isinstance(lapsed, list) and command_id in lapsed,
     )
 
 
@@ -134,7 +136,7 @@ async def _is_enough() -> bool:
     return True
 
 
-class CleanParams(CommandParams):
+class CleanParams(ActionParams):
     rules: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
         min_length=1, description="Names of cleaning rules in the agent's policy, in this order."
     )

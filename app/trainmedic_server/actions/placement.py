@@ -20,7 +20,8 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from trainmedic_server.actions import pods
-from trainmedic_server.actions.commands import CommandAction, CommandParams
+from trainmedic_server.actions.base import ActionParams
+from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
@@ -33,7 +34,7 @@ _SHOWN = 4
 _DROPPED: Any = object()
 
 
-class PlacedParams(CommandParams):
+class PlacedParams(ActionParams):
     """Parameters of an action that works on every node of a job."""
 
     nodes: Annotated[

@@ -6,7 +6,7 @@ checking playbooks. Another package adds an action by naming its class in its ow
     [project.entry-points."trainmedic.actions"]
     "acme.page" = "acme_trainmedic.pages:Page"
 
-An entry point that cannot be used is left out, told in `Registry.problems` and in the log, and
+An entry point that cannot be used is left out, named in `Registry.problems` and in the log, and
 takes nothing else down. An action of another package never replaces one that is there already.
 
 Not here: the actions (each module of this package lists its own in ``ACTIONS``).
@@ -68,14 +68,14 @@ class Registry:
         if services is not None:
             self._make(services)
         for problem in self.problems:
-            log.warning("action_left_out", problem=problem)
+            log.warning("an action is left out", problem=problem)
 
     def _make(self, services: Services) -> None:
         for name, spec in self._specs.items():
             try:
                 self._instances[name] = spec(services)
-            except Exception as error:  # the class may be another package's, and one must not take down the rest
-                self.problems.append(f"action {name} cannot be made: {_told(error)}")
+            except Exception as error:  # it may be another package's, whose fault must not take down the rest
+                self.problems.append(f"action {name} cannot be made: {_described(error)}")
 
     def names(self) -> Sequence[str]:
         return sorted(self._specs)
@@ -119,7 +119,7 @@ def combine(
         try:
             loaded = point.load()
         except Exception as error:  # whatever another package raises while it is imported
-            problems.append(f"entry point {_named(point)} cannot be loaded: {_told(error)}")
+            problems.append(f"entry point {_named(point)} cannot be loaded: {_described(error)}")
             continue
         fault = _fault(loaded)
         if fault is not None:
@@ -165,5 +165,5 @@ def _named(point: metadata.EntryPoint) -> str:
     return f"{point.name} = {point.value} (of {owner})"
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

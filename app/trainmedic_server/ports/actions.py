@@ -1,4 +1,7 @@
-"""What a step does: an action, one call of it, what takes it back, and the registry of all."""
+"""What a step does: an action, one call of it, the action that takes it back, and the registry of all actions.
+
+Most of this is public: authors of actions import it from ``trainmedic_server.extending``.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +20,44 @@ if TYPE_CHECKING:
 
 
 Clearance = Literal["go_on", "hold", "stop"]
+"""Whether an attempt in progress may make further changes: yes; not while the server is paused; never again,
+because its run was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One attempt of an action. ``deadline`` is absolute; ``resumed`` says that it may
-    already have been done under the same ``command_id``: by a server that was killed, or by an
-    attempt before this one whose outcome is unknown. ``report_wait`` puts into the history what the attempt
-    waits for, where that takes long."""
+    """One attempt of an action."""
 
     command_id: str
+    """The attempt's id, a UUIDv7. Whoever carries it out must take effect once for it, however often it is sent."""
     run_id: str
     playbook: str
+    """The playbook's name."""
     target: Target
     params: BaseModel
+    """The rendered parameters, an instance of the action's ``Params``."""
     reason: str
+    """One sentence on why this is done, for people."""
     issued_at: datetime
+    """When the attempt was first made (aware UTC). It stays the same when the attempt is resumed."""
     deadline: datetime
+    """When the attempt must have ended (aware UTC)."""
     alert: Alert
+    """The alert that the run began with."""
     resumed: bool = False
+    """Whether it may already have been done under this ``command_id``: by a server that was killed, or by an
+    attempt before this one whose outcome is unknown."""
     undo_of: str | None = None
+    """For an undo, the command id of what it takes back."""
     report_wait: Callable[[str], Awaitable[None]] | None = None
+    """Puts into the history what the attempt waits for, where that takes long."""
     clearance: Callable[[], Awaitable[Clearance]] | None = None
+    """Asks for operators' orders since the attempt began. None where nobody holds the attempt back, as with undos."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inverse:
-    """The action that takes another back."""
+    """The action that takes another back, by its name, and its parameters."""
 
     action: str
     params: Mapping[str, Any]
@@ -66,13 +80,17 @@ class Action(Protocol):
     """What a step does. Classes with these members are found through the registry."""
 
     name: ClassVar[str]
+    """What a playbook's step writes: lower-case words with dots between them, such as ``acme.page``."""
     summary: ClassVar[str]
+    """One sentence for the people who choose an action."""
     targets: ClassVar[frozenset[TargetKind]]
     """The kinds of target it can work on."""
     harmful: ClassVar[bool]
     """Whether it changes anything; pause holds back only what does."""
     default_timeout: ClassVar[timedelta]
+    """How long an attempt may take where the step sets no timeout."""
     Params: ClassVar[type[BaseModel]]
+    """The model of its parameters, by which playbooks are checked."""
 
     def __init__(self, services: Services) -> None: ...
 
@@ -85,13 +103,13 @@ class Action(Protocol):
         ...
 
     def outcome_saved(self, command_id: str) -> None:
-        """The outcome of that attempt is durable."""
+        """The outcome of that attempt is durable, so whatever was kept to repeat it can go."""
         ...
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         """What would take it back. Asked before the act with `output` None, and after it with the
-        output; None where it cannot be taken back (or not told before the act).
+        output; None where it cannot be taken back, or where only the output will tell how.
 
         A class whose effect can never be taken back annotates it ``-> None``; a playbook that asks
         for its undo is refused when it is loaded."""
@@ -117,36 +135,34 @@ class HasPlaces(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeasedEffect:
-    """An effect that ends by itself unless it is renewed in time: what a command of a run brought about.
-
-    ``params`` are those of the step. ``is_certain`` is False where it may not have been applied. ``again``: where
-    it has ended because nobody renewed it, it is to be brought about again.
-    """
+    """What a command of a run brought about, where it ends by itself unless it is renewed in time."""
 
     command_id: str
     run_id: str
     step_id: str
     target: Target
     params: Mapping[str, Any]
+    """The parameters of the step."""
     is_certain: bool
+    """False where the command may not have been applied."""
     again: bool = False
+    """Whether the effect is to be brought about again where it has ended because nobody renewed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of a hold at one of its places; ``place`` is a node's name.
-
-    ``outcome`` is ``renewed``; ``lost``: there is no such hold there; ``refused``; or ``unanswered``.
-    ``has_lapsed``: of one that is lost nothing but its lease has ended it, so it can be brought about again.
-    ``output`` is that of a hold which has been.
-    """
+    """What became of a leased effect at one of its places."""
 
     effect: LeasedEffect
     place: str
+    """The name of the node."""
     outcome: str
+    """``renewed``; ``lost``, where there is no such effect at that place; ``refused``; or ``unanswered``."""
     why: str = ""
     has_lapsed: bool = False
+    """For one that is lost: nothing but its lease has ended it, so it can be brought about again."""
     output: Mapping[str, Any] = field(default_factory=dict)
+    """The output of an effect that was brought about again."""
 
 
 @runtime_checkable
@@ -161,15 +177,15 @@ class LeasedAction(Protocol):
         """How long the effect of a step with this output lasts: at most ``lease``, for a receiver may grant less."""
         ...
 
-    async def renew(self, holds: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Have these holds last for ``lease`` from now on. Returns by `until` or soon after, and never raises
+    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
+        """Have these effects last for ``lease`` from now on. Returns by `until` or soon after, and never raises
         for what is away."""
         ...
 
 
 @runtime_checkable
 class TemplateChecked(Protocol):
-    """An action class that also wants to see its parameters as the playbook's author wrote them."""
+    """An action class that also checks its parameters as the playbook's author wrote them."""
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:

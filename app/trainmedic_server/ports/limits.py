@@ -1,4 +1,4 @@
-"""What the engine is told by its settings."""
+"""The settings that bound what the engine does; made by ``settings``, handed in by ``wiring``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from trainmedic_server.domain.modes import Mode
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the engine is told by its settings.
-
-    ``max_age``: older alerts are stale. ``breaker_share`` of the known nodes may be acted on within
-    ``breaker_window`` before the breaker opens, and it never opens for fewer than ``breaker_min_nodes``.
-    ``queue``: deliveries that may wait for admission before more are refused.
-    """
+    """How far the engine may go. The reasons for the defaults are in ``settings.server``."""
 
     mode: Mode = Mode.OBSERVE
+    """The server's mode; the stricter of this and the playbook's is used."""
     max_age: timedelta = timedelta(minutes=15)
+    """Alerts that are older are stale, and not acted on."""
     assume_resolved_after: timedelta = timedelta(hours=12)
+    """An alert that was not heard of for this long counts as resolved."""
     breaker_window: timedelta = timedelta(minutes=10)
+    """How far back the breaker counts the nodes that were acted on."""
     breaker_share: float = 0.5
+    """Share of the known nodes, 0 to 1, that may be acted on within the window before the breaker opens."""
     breaker_min_nodes: int = 10
+    """The breaker never opens for fewer nodes."""
     queue: int = 1000
+    """Deliveries that may wait for admission before more are refused."""

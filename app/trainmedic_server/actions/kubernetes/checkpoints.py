@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic.wire import envelope
@@ -25,7 +25,7 @@ ACTION = "job.checkpoint"
 
 async def ask_for(bus: CommandBus, clock: Clock, call: Call, patience: timedelta) -> dict[str, str]:
     """What became of each job's checkpoint, by job: ``written``, or why not. Returns when all have
-    answered, and at the latest after `patience` counted from when the step began."""
+    answered, and at the latest when `patience` is over, counted from when the step began."""
     until = min(call.issued_at + patience, call.deadline)
     try:
         jobs = [job for job in await bus.jobs() if _is_on(job.details, node_of(call))]
@@ -36,11 +36,11 @@ async def ask_for(bus: CommandBus, clock: Clock, call: Call, patience: timedelta
     if jobs and call.report_wait is not None:
         names = ", ".join(sorted(job.name for job in jobs))
         await call.report_wait(f"the drain waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
-    told = await asyncio.gather(*(_one(bus, call, job.name, until) for job in jobs))
-    return {job.name: outcome for job, outcome in zip(jobs, told, strict=True)}
+    outcomes = await asyncio.gather(*(_checkpoint(bus, call, job.name, until) for job in jobs))
+    return {job.name: outcome for job, outcome in zip(jobs, outcomes, strict=True)}
 
 
-async def _one(bus: CommandBus, call: Call, job: str, until: Any) -> str:
+async def _checkpoint(bus: CommandBus, call: Call, job: str, until: datetime) -> str:
     command = envelope.Command(
         id=_derived(call.command_id, job),
         action=ACTION,
@@ -63,7 +63,7 @@ async def _one(bus: CommandBus, call: Call, job: str, until: Any) -> str:
 def _is_on(details: Mapping[str, Any], node: str) -> bool:
     placement = details.get("placement")
     return isinstance(placement, list) and any(
-        isinstance(one, Mapping) and one.get("node") == node for one in placement
+        isinstance(rank, Mapping) and rank.get("node") == node for rank in placement
     )
 
 

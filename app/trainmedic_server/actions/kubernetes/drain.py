@@ -16,19 +16,20 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field
 
+from trainmedic.wire.backoff import Backoff
+from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.kubernetes import checkpoints, nodes
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
     LONGEST_ASKED_FOR,
+    REPORT_EVERY,
     STOPPED,
-    TELL_EVERY,
     ClusterAction,
-    ClusterParams,
     Permission,
     Refusals,
     because,
+    clearance_of,
     node_of,
-    told,
 )
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import TargetKind
@@ -44,16 +45,17 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref
 
-ROUND = timedelta(seconds=1)
-"""Between two looks at the pods that are still there."""
-_LONGEST_ROUND = timedelta(seconds=10)
+ROUND = 1.0
+"""Seconds between two looks at the pods that are still there; it doubles while nothing moves."""
+_LONGEST_ROUND = 10.0
 _AT_ONCE = 20
 """Evictions in flight: enough for a node, and no burden to the API server."""
 _SHOWN = 20
+"""Pods that the output names; more would fill the history."""
 _MIRROR = "kubernetes.io/config.mirror"
 
 
-class DrainParams(ClusterParams):
+class DrainParams(ActionParams):
     grace_period: Duration | None = Field(
         None, description="How long each pod may take to end. By default what the pod itself asks for."
     )
@@ -70,25 +72,32 @@ class DrainParams(ClusterParams):
 
 @dataclass(frozen=True, slots=True)
 class PodSelection:
-    """A node's pods: those to end, those left alone (how many by kind), those that forbid the drain (why)."""
+    """What a drain does with each pod of a node."""
 
     ending: tuple[Object, ...]
+    """Those that it ends."""
     skipped: Mapping[str, int]
+    """How many are left alone, by kind."""
     forbidding: Mapping[str, str]
+    """Why the drain must not begin, by the name of the pod that forbids it."""
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What has been seen so far, by uid."""
+    """What has been seen so far. Pods are kept by uid, because another may take the name of one that has gone."""
 
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     why: dict[str, str] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
+    """Why a pod is still there."""
+    seen: set[str] = field(default_factory=set)
+    """Every pod that had to end at some look."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
+    """Why the API server could not be asked last time; empty where it could."""
     is_held: bool = False
-    told_at: datetime | None = None
+    """Whether the server is paused."""
+    reported_at: datetime | None = None
 
     def ends(self, pod: Object) -> None:
         """It is on its way out, by us or by somebody else."""
@@ -126,7 +135,7 @@ class DrainNode(ClusterAction):
         try:
             if params.checkpoint is not None:
                 await self._may_begin(call, params)
-                asking = checkpoints.ask_for(self._bus, self._clock, call, params.checkpoint)
+                asking = checkpoints.ask_for(self.services.bus, self._clock, call, params.checkpoint)
                 output["checkpoints"] = await self._unless_stopped(call, asking)
             output |= await self._empty(call, params)
         except ActionFailure as failure:
@@ -146,7 +155,7 @@ class DrainNode(ClusterAction):
         try:
             await self._look(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
-            pass  # which the drain itself outlasts
+            pass  # the drain itself tries again
         except ClusterRefused as error:
             if not error.may_pass:
                 raise
@@ -156,61 +165,65 @@ class DrainNode(ClusterAction):
         task = asyncio.ensure_future(work)
         try:
             while True:
-                tick = asyncio.ensure_future(self._clock.sleep_until(self._clock.now() + ROUND))
+                tick = asyncio.ensure_future(self._clock.sleep_until(self._clock.now() + timedelta(seconds=ROUND)))
                 await asyncio.wait({task, tick}, return_when=asyncio.FIRST_COMPLETED)
                 tick.cancel()
                 if task.done():
                     return task.result()
-                if await told(call) == "stop":
+                if await clearance_of(call) == "stop":
                     raise TemporaryFailure(STOPPED)
         finally:
             task.cancel()
 
     async def _empty(self, call: Call, params: DrainParams) -> dict[str, Any]:
-        progress, wait, refusals = _Progress(), ROUND, Refusals()
+        progress, refusals, backoff = _Progress(), Refusals(), Backoff(2 * ROUND, _LONGEST_ROUND)
         left: Sequence[Object] = ()
         while True:
             try:
                 left = await self._look(call, params, progress)
                 if not left:
                     return progress.output(())
-                word = await told(call)
-                if word == "stop":
+                clearance = await clearance_of(call)
+                if clearance == "stop":
                     raise TemporaryFailure(f"{STOPPED}: {_unfinished(left, progress)}", progress.output(left))
-                progress.is_held = word == "hold"
+                progress.is_held = clearance == "hold"
                 is_stuck, asked = (True, 0.0) if progress.is_held else await self._evict_all(left, params, progress)
-                wait = _longer(wait, asked) if is_stuck else ROUND
+                if not is_stuck:
+                    backoff.reset()
+                wait = max(backoff.next(), min(asked, LONGEST_ASKED_FOR)) if is_stuck else ROUND
                 progress.trouble, refusals = "", Refusals()
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
                 if refusals.are_believed(error, self._clock.now()):
                     raise
                 progress.trouble = str(error)
-                wait = _longer(wait, getattr(error, "retry_after", None) or 0.0)
-            await self._tell(call, left, progress)
-            if self._clock.now() + wait >= call.deadline:
+                asked = getattr(error, "retry_after", None) or 0.0
+                wait = max(backoff.next(), min(asked, LONGEST_ASKED_FOR))
+            await self._report(call, left, progress)
+            again_at = self._clock.now() + timedelta(seconds=wait)
+            if again_at >= call.deadline:
                 raise TemporaryFailure(_unfinished(left, progress), progress.output(left))
-            await self._clock.sleep_until(self._clock.now() + wait)
+            await self._clock.sleep_until(again_at)
 
     async def _look(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
         """The pods that are still to end. Raises PermanentFailure where one forbids the drain."""
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={node_of(call)}")
-        found = sort(pods, params)
-        if found.forbidding:
-            shown = "; ".join(f"{pod} {why}" for pod, why in list(found.forbidding.items())[:5])
-            more = f"; and {len(found.forbidding) - 5} more" if len(found.forbidding) > 5 else ""
+        selection = sort(pods, params)
+        if forbidding := selection.forbidding:
+            shown = "; ".join(f"{pod} {why}" for pod, why in list(forbidding.items())[:5])
+            more = f"; and {len(forbidding) - 5} more" if len(forbidding) > 5 else ""
             begun = "the drain stopped" if progress.evicted else "nothing was evicted"
-            raise PermanentFailure(f"{begun}: {shown}{more}", progress.output(found.ending))
-        present = {uid_of(pod) for pod in found.ending}
-        progress.names |= {uid_of(pod): name_of(pod) for pod in found.ending}
-        progress.gone |= progress.names.keys() - present
-        progress.skipped = found.skipped
-        return found.ending
+            raise PermanentFailure(f"{begun}: {shown}{more}", progress.output(selection.ending))
+        present = {uid_of(pod) for pod in selection.ending}
+        progress.seen |= present
+        progress.gone |= progress.seen - present
+        progress.skipped = selection.skipped
+        return selection.ending
 
     async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> tuple[bool, float]:
-        """Ask for every pod that does not end yet. Whether all that were asked for were held back, and how many
-        seconds the API server asks for.
+        """Ask for every pod that does not end yet. Returns whether all that were asked for were held back, and how
+        many seconds the API server asks to wait.
 
-        What the API server says of one pod holds up no other, and is told beside its name.
+        What the API server says of one pod holds up no other, and is reported beside its name.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
@@ -240,11 +253,11 @@ class DrainNode(ClusterAction):
         pauses = [getattr(error, "retry_after", None) or 0.0 for error in failures]
         return bool(failures) and len(failures) == len(asked), max(pauses, default=0.0)
 
-    async def _tell(self, call: Call, left: Sequence[Object], progress: _Progress) -> None:
+    async def _report(self, call: Call, left: Sequence[Object], progress: _Progress) -> None:
         now = self._clock.now()
-        if call.report_wait is None or (progress.told_at is not None and now - progress.told_at < TELL_EVERY):
+        if call.report_wait is None or (progress.reported_at and now - progress.reported_at < REPORT_EVERY):
             return
-        progress.told_at = now
+        progress.reported_at = now
         await call.report_wait(_unfinished(left, progress))
 
     async def _leave_event(self, call: Call, reason: str, what: str, warning: bool = False) -> None:
@@ -253,11 +266,6 @@ class DrainNode(ClusterAction):
         except ActionFailure:
             return  # the history has it as well
         await self.cluster.record(node, reason, because(call, what), warning)
-
-
-def _longer(wait: timedelta, asked: float) -> timedelta:
-    """The next wait where nothing moves, or the one that the API server asks for."""
-    return max(min(wait * 2, _LONGEST_ROUND), timedelta(seconds=min(asked, LONGEST_ASKED_FOR)))
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
@@ -294,12 +302,12 @@ def uid_of(pod: Object) -> str:
 
 
 def _controller(pod: Object) -> Mapping[str, Any] | None:
-    return next((one for one in pod["metadata"].get("ownerReferences") or () if one.get("controller")), None)
+    return next((owner for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")), None)
 
 
 def _data_on_disk(pod: Object) -> bool:
     volumes = (pod.get("spec") or {}).get("volumes") or ()
-    return any("emptyDir" in one and (one["emptyDir"] or {}).get("medium") != "Memory" for one in volumes)
+    return any("emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") != "Memory" for volume in volumes)
 
 
 def _unfinished(left: Sequence[Object], progress: _Progress) -> str:

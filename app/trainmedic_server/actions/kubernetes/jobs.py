@@ -9,14 +9,14 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
     STOPPED,
     ClusterAction,
-    ClusterParams,
     Permission,
     because,
-    told,
+    clearance_of,
 )
 from trainmedic_server.errors import ObjectExists, ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
@@ -30,7 +30,7 @@ _LONGEST_NAME = 50
 _NAMESPACE = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
-class CreateJobParams(ClusterParams):
+class CreateJobParams(ActionParams):
     manifest: dict[str, Any] | None = Field(
         None, description="The Job (batch/v1), as Kubernetes writes it; strings in it may be templates."
     )
@@ -60,7 +60,7 @@ class CreateJobParams(ClusterParams):
         return self
 
 
-class CreateClusterJob(ClusterAction):
+class CreateClusterJob(Irreversible, ClusterAction):
     name: ClassVar[str] = "k8s.create_job"
     summary: ClassVar[str] = "Run a Job from a manifest beside the playbook, and wait for its end."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
@@ -76,35 +76,31 @@ class CreateClusterJob(ClusterAction):
             return {**output, "result": "created"}
         return {**output, **await self._result(call, ref, output)}
 
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        """A Job that ran has run."""
-
     async def _make(self, call: Call, ref: Ref, body: Mapping[str, Any]) -> Object:
         try:
             made = await self.cluster.create(JOBS, ref.namespace, body)
         except ObjectExists:
-            found = await self.cluster.get(ref)
-            if (found["metadata"].get("annotations") or {}).get(COMMAND) != call.command_id:
+            present = await self.cluster.get(ref)
+            if (present["metadata"].get("annotations") or {}).get(COMMAND) != call.command_id:
                 raise
-            return found
+            return present
         await self.cluster.record(made, "Created", because(call, "Created"))
         return made
 
     async def _result(self, call: Call, ref: Ref, output: Mapping[str, Any]) -> dict[str, Any]:
         while True:
             try:
-                found = await self.insist(call, lambda: self.cluster.get(ref))
+                job = await self.insist(call, lambda: self.cluster.get(ref))
             except ObjectMissing as error:
                 raise PermanentFailure(f"{ref} was deleted before it had ended", output) from error
-            conditions = (found.get("status") or {}).get("conditions") or ()
-            ended = {one.get("type"): one for one in conditions if one.get("status") == "True"}
+            conditions = (job.get("status") or {}).get("conditions") or ()
+            ended = {condition.get("type"): condition for condition in conditions if condition.get("status") == "True"}
             if "Complete" in ended:
                 return {"result": "succeeded"}
             if "Failed" in ended:
-                said = ended["Failed"].get("message") or ended["Failed"].get("reason") or "no reason given"
-                raise PermanentFailure(f"{ref} failed: {said}", {**output, "result": "failed"})
-            if await told(call) == "stop":
+                reason = ended["Failed"].get("message") or ended["Failed"].get("reason") or "no reason given"
+                raise PermanentFailure(f"{ref} failed: {reason}", {**output, "result": "failed"})
+            if await clearance_of(call) == "stop":
                 raise TemporaryFailure(f"{STOPPED}; {ref} is left to end by itself", {**output, "result": "running"})
             if self._clock.now() + LOOK_EVERY >= call.deadline:
                 raise TemporaryFailure(f"{ref} has not ended in time", {**output, "result": "running"})
@@ -121,8 +117,8 @@ def _without_none(value: Any) -> Any:
 def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
     """The Job of this command, and its name: always the same for the same command."""
     manifest = params.manifest or {}
-    given = manifest.get("metadata") or {}
-    metadata = dict(given) if isinstance(given, Mapping) else {}
+    written = manifest.get("metadata") or {}
+    metadata = dict(written) if isinstance(written, Mapping) else {}
     namespace = params.namespace or metadata.get("namespace")
     if not namespace:
         raise PermanentFailure("the Job has no namespace: give one in the step, or in the manifest's metadata")

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
+from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.kubernetes import notes
 from trainmedic_server.ports.cluster import DAEMON_SETS, DEPLOYMENTS, JOBS, STATEFUL_SETS, Object, Resource
 
@@ -29,14 +30,7 @@ class WorkloadKind:
     """The path of the pod template whose change rolls it out anew."""
 
 
-_KUBEFLOW = {
-    "PyTorchJob": "pytorchjobs",
-    "MPIJob": "mpijobs",
-    "TFJob": "tfjobs",
-    "XGBoostJob": "xgboostjobs",
-    "PaddleJob": "paddlejobs",
-    "JAXJob": "jaxjobs",
-}
+_KUBEFLOW = ("PyTorchJob", "MPIJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
 
 KNOWN: Mapping[str, WorkloadKind] = {
     "Deployment": WorkloadKind(DEPLOYMENTS, replicas="spec.replicas", template="spec.template"),
@@ -50,16 +44,14 @@ KNOWN: Mapping[str, WorkloadKind] = {
     "RayJob": WorkloadKind(Resource("ray.io/v1", "rayjobs", "RayJob"), suspend="spec.suspend"),
     "RayCluster": WorkloadKind(Resource("ray.io/v1", "rayclusters", "RayCluster"), suspend="spec.suspend"),
     **{
-        kind: WorkloadKind(Resource("kubeflow.org/v1", plural, kind), suspend="spec.runPolicy.suspend")
-        for kind, plural in _KUBEFLOW.items()
+        kind: WorkloadKind(Resource("kubeflow.org/v1", f"{kind.lower()}s", kind), suspend="spec.runPolicy.suspend")
+        for kind in _KUBEFLOW
     },
 }
 
 
-class CustomKind(BaseModel):
+class CustomKind(ActionParams):
     """A kind that is not known: its API's names, and the paths of what a step sets."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     api_version: str = Field(
         pattern=r"^([a-z0-9.-]+/)?v[0-9][a-z0-9]*$", description="Its API version, `example.com/v1`."
@@ -77,10 +69,8 @@ class CustomKind(BaseModel):
         )
 
 
-class WorkloadParams(BaseModel):
+class WorkloadParams(ActionParams):
     """Parameters that name one workload."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: str | CustomKind = Field(
         description="A kind that is known (Deployment, StatefulSet, DaemonSet, Job, JobSet, PyTorchJob, …), or a "
@@ -105,13 +95,13 @@ def field_at(name: str, path: str) -> notes.NotedField:
     """The value at `path`, as a field that can be set and put back."""
     parts = tuple(path.split("."))
 
-    def read(found: Object) -> Any:
-        value: Any = found
+    def read(present: Object) -> Any:
+        value: Any = present
         for part in parts:
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
 
-    def write(found: Object, value: Any) -> notes.Change:
+    def write(present: Object, value: Any) -> notes.Change:
         for part in reversed(parts):
             value = {part: value}
         return dict(value)

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field, model_validator
 
+from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.kubernetes import notes
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
     GONE,
     ClusterAction,
-    ClusterParams,
     Permission,
     because,
     node_of,
@@ -27,12 +27,10 @@ from trainmedic_server.ports.cluster import NODES, Object, Ref
 _NAME = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 _VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 
-_CHANGES_NODES = (Permission("", "nodes", ("get", "patch")), EVENTS)
-
 
 def _is_ready(node: Object) -> bool:
     conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return any(state.get("type") == "Ready" and state.get("status") == "True" for state in conditions)
 
 
 def _read_unschedulable(node: Object) -> bool:
@@ -51,8 +49,8 @@ def label_field(key: str) -> notes.NotedField:
     """A label of an object; None where it has none of that name."""
     return notes.NotedField(
         f"label/{key}",
-        lambda found: (found["metadata"].get("labels") or {}).get(key),
-        lambda found, value: {"metadata": {"labels": {key: value}}},
+        lambda present: (present["metadata"].get("labels") or {}).get(key),
+        lambda present, value: {"metadata": {"labels": {key: value}}},
         ("metadata", "labels", key),
     )
 
@@ -67,7 +65,8 @@ def taint_field(key: str, effect: str) -> notes.NotedField:
         return None
 
     def write(node: Object, value: str | None) -> notes.Change:
-        # A merge patch can only replace the whole list. The patch holds for this version of the node alone.
+        # A merge patch can only replace the whole list. So that no other writer's taint is lost, the patch is for this
+        # version of the node alone (`notes`).
         taints = [
             taint
             for taint in (node.get("spec") or {}).get("taints") or ()
@@ -83,10 +82,18 @@ def taint_field(key: str, effect: str) -> notes.NotedField:
 class _NodeAction(ClusterAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
-    permissions: ClassVar[tuple[Permission, ...]] = _CHANGES_NODES
+    permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "nodes", ("get", "patch")), EVENTS)
+
+    async def _set_or_restore(
+        self, call: Call, field: notes.NotedField, value: str | None, is_undo: bool
+    ) -> dict[str, Any]:
+        ref = Ref(NODES, node_of(call))
+        if is_undo:
+            return await self.restore(call, ref, field, "Restored", f"{field.name} put back")
+        return await self.assign(call, ref, field, value, "Changed", f"{field.name} set")
 
 
-class CordonParams(ClusterParams):
+class CordonParams(ActionParams):
     unless_ready: bool = Field(
         False,
         description="Fail, temporarily, while the node's kubelet reports it Ready to Kubernetes: then the node is "
@@ -94,7 +101,7 @@ class CordonParams(ClusterParams):
     )
 
 
-class UncordonParams(ClusterParams):
+class UncordonParams(ActionParams):
     force: bool = Field(False, description="Also where somebody else has cordoned the node.")
     restore: Literal[True] | None = Field(None, description="As an undo: take this run's own cordon away.")
 
@@ -165,7 +172,7 @@ class UncordonNode(_NodeAction):
             was = _read_unschedulable(node)
             if was:
                 node = await self.cluster.patch(ref, UNSCHEDULABLE.write(node, False))
-            return node, was or why == "put back"
+            return node, was or why == notes.PUT_BACK
 
         node, was = await self.insist(call, attempt)
         if was:
@@ -177,7 +184,7 @@ class UncordonNode(_NodeAction):
         return {"node": ref.name, "before": {"cordoned": before}, "after": {"cordoned": after}, "note": why}
 
 
-class TaintParams(ClusterParams):
+class TaintParams(ActionParams):
     key: str = Field(pattern=_NAME, description="The taint's key.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
         "NoSchedule", description="What happens to pods that do not tolerate it. NoExecute ends those that run."
@@ -195,15 +202,15 @@ class TaintNode(_NodeAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(TaintParams, call.params)
         field = taint_field(params.key, params.effect)
-        return await self.set_or_restore(call, field, None if params.remove else params.value, bool(params.restore))
+        return await self._set_or_restore(call, field, None if params.remove else params.value, bool(params.restore))
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        given = cast(TaintParams, params)
-        return Inverse(cls.name, {"key": given.key, "effect": given.effect, "restore": True})
+        taint = cast(TaintParams, params)
+        return Inverse(cls.name, {"key": taint.key, "effect": taint.effect, "restore": True})
 
 
-class LabelParams(ClusterParams):
+class LabelParams(ActionParams):
     key: str = Field(pattern=_NAME, description="The label's name.")
     value: str | None = Field(None, pattern=_VALUE, description="Its value; without one the label is taken away.")
     restore: Literal[True] | None = Field(None, description="As an undo: what was there before this run.")
@@ -222,7 +229,7 @@ class LabelNode(_NodeAction):
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(LabelParams, call.params)
-        return await self.set_or_restore(call, label_field(params.key), params.value, bool(params.restore))
+        return await self._set_or_restore(call, label_field(params.key), params.value, bool(params.restore))
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:

@@ -19,6 +19,8 @@ from trainmedic_server.ports.cluster import Object
 
 PREFIX: Final = "trainmedic.io/run-"
 FIELD_MANAGER: Final = "trainmedic"
+PUT_BACK: Final = "put back"
+_LEFT: Final = "changed by somebody else meanwhile: left as it is"
 
 Change = dict[str, Any]
 """A JSON merge patch."""
@@ -54,10 +56,10 @@ class TakenBack:
     why: str
 
 
-def notes(found: Object, field: NotedField) -> dict[str, RunNote]:
+def notes(present: Object, field: NotedField) -> dict[str, RunNote]:
     """The notes on `field`, by run id. What cannot be read is nobody's."""
     kept: dict[str, RunNote] = {}
-    for name, text in (found["metadata"].get("annotations") or {}).items():
+    for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
             note = _read(text).get(field.name)
             if isinstance(note, Mapping) and {"was", "set"} <= note.keys():
@@ -65,50 +67,50 @@ def notes(found: Object, field: NotedField) -> dict[str, RunNote]:
     return kept
 
 
-def change(found: Object, field: NotedField, value: Any, run_id: str) -> Change | None:
+def change(present: Object, field: NotedField, value: Any, run_id: str) -> Change | None:
     """The patch that sets `field` and notes it for the run; None where somebody else has it so already,
     or where this run has."""
-    held = notes(found, field)
-    before = field.read(found)
+    held = notes(present, field)
+    before = field.read(present)
     if run_id in held and before == value == held[run_id].set:
         return None
     if before == value and not held:
-        return None  # so it was: nothing of ours to take back
+        return None  # it was so before: there is nothing of ours to take back
     was = next(iter(held.values())).was if held else before
-    return _with_note(found, field, field.write(found, value), run_id, {"was": was, "set": value})
+    return _with_note(present, field, field.write(present, value), run_id, {"was": was, "set": value})
 
 
-def undo(found: Object, field: NotedField, run_id: str) -> TakenBack:
+def undo(present: Object, field: NotedField, run_id: str) -> TakenBack:
     """Take the run's note away, and put the value back where nobody else holds or has changed it."""
-    held = notes(found, field)
+    held = notes(present, field)
     mine = held.pop(run_id, None)
     if mine is None:
         return TakenBack(None, "nothing of this run's to take back")
-    bare = _with_note(found, field, {}, run_id, None)
+    bare = _with_note(present, field, {}, run_id, None)
     if held:
         return TakenBack(bare, f"held by {len(held)} other run{'s' if len(held) > 1 else ''} still")
-    if field.read(found) != mine.set or not _is_ours(found, field):
-        return TakenBack(bare, "changed by somebody else meanwhile: left as it is")
-    return TakenBack(_merged(bare, field.write(found, mine.was)), "put back")
+    if field.read(present) != mine.set or not _is_ours(present, field):
+        return TakenBack(bare, _LEFT)
+    return TakenBack(_merged(bare, field.write(present, mine.was)), PUT_BACK)
 
 
-def release(found: Object, field: NotedField) -> TakenBack:
+def release(present: Object, field: NotedField) -> TakenBack:
     """Take all runs' notes away and put the value back, as `undo` for every run at once."""
-    held = notes(found, field)
+    held = notes(present, field)
     if not held:
         return TakenBack(None, "not set by Trainmedic")
     bare: Change = {}
     for run_id in held:
-        bare = _merged(bare, _with_note(found, field, {}, run_id, None))
-    note = next(iter(held.values()))
-    if field.read(found) not in [one.set for one in held.values()] or not _is_ours(found, field):
-        return TakenBack(bare, "changed by somebody else meanwhile: left as it is")
-    return TakenBack(_merged(bare, field.write(found, note.was)), "put back")
+        bare = _merged(bare, _with_note(present, field, {}, run_id, None))
+    oldest = next(iter(held.values()))
+    if field.read(present) not in [note.set for note in held.values()] or not _is_ours(present, field):
+        return TakenBack(bare, _LEFT)
+    return TakenBack(_merged(bare, field.write(present, oldest.was)), PUT_BACK)
 
 
-def _is_ours(found: Object, field: NotedField) -> bool:
-    """Whether nobody else has set the field since; where the API server does not tell, it is."""
-    entries = found["metadata"].get("managedFields") or []
+def _is_ours(present: Object, field: NotedField) -> bool:
+    """Whether nobody else has set the field since. Where the API server does not say who did, it counts as ours."""
+    entries = present["metadata"].get("managedFields") or []
     setters = [entry.get("manager") for entry in entries if field.managed and _has(entry.get("fieldsV1"), field)]
     return not setters or FIELD_MANAGER in setters
 
@@ -119,15 +121,17 @@ def _has(tree: Any, field: NotedField) -> bool:
     return tree is not None
 
 
-def _with_note(found: Object, field: NotedField, patch: Change, run_id: str, note: Mapping[str, Any] | None) -> Change:
+def _with_note(
+    present: Object, field: NotedField, patch: Change, run_id: str, note: Mapping[str, Any] | None
+) -> Change:
     """`patch`, and the run's annotation with `note` in it (without it, where None); for this version alone."""
     name = PREFIX + run_id
-    members = _read((found["metadata"].get("annotations") or {}).get(name, "{}"))
+    members = _read((present["metadata"].get("annotations") or {}).get(name, "{}"))
     members.pop(field.name, None)
     if note is not None:
         members[field.name] = dict(note)
     text = json.dumps(members, sort_keys=True, separators=(",", ":")) if members else None
-    metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": {name: text}}
+    metadata = {"resourceVersion": present["metadata"]["resourceVersion"], "annotations": {name: text}}
     return _merged(patch, {"metadata": metadata})
 
 
@@ -139,9 +143,9 @@ def _read(text: Any) -> dict[str, Any]:
     return members if isinstance(members, dict) else {}
 
 
-def _merged(one: Change, other: Change) -> Change:
+def _merged(patch: Change, other: Change) -> Change:
     """Both patches in one; they set different things."""
-    result = dict(one)
+    result = dict(patch)
     for name, value in other.items():
         mine = result.get(name)
         result[name] = _merged(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field, model_validator
 
-from trainmedic_server.actions.kubernetes.base import EVENTS, GONE, ClusterAction, ClusterParams, Permission, because
-from trainmedic_server.actions.kubernetes.kinds import KNOWN, WorkloadKind, WorkloadParams, field_at
+from trainmedic_server.actions.base import ActionParams, Irreversible
+from trainmedic_server.actions.kubernetes.base import EVENTS, ClusterAction, Permission, because
+from trainmedic_server.actions.kubernetes.kinds import KNOWN, WorkloadParams, field_at
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.errors import ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
@@ -41,25 +42,23 @@ class _WorkloadAction(ClusterAction):
             raise PermanentFailure(f"{self.name} does not work on a {kind}: it has no {self.needs} that could be set")
         return str(path)
 
-    async def _assign(self, call: Call, params: WorkloadParams, value: Any, said: str) -> dict[str, Any]:
-        ref, field = ref_of(params), field_at(self.needs, self._path(params))
-        found, before, is_held = await self.set_field(call, ref, field, value)
-        if is_held:
-            await self.cluster.record(found, said, because(call, said))
-        return {"object": str(ref), "before": {self.needs: before}, "after": {self.needs: field.read(found)}}
-
-    async def _restore(self, call: Call, params: WorkloadParams, said: str) -> dict[str, Any]:
-        ref, field = ref_of(params), field_at(self.needs, self._path(params))
-        try:
-            found, why, is_back = await self.take_back(call, ref, field)
-        except ObjectMissing:
-            return {"object": str(ref), "note": GONE}
-        if is_back:
-            await self.cluster.record(found, said, because(call, said))
-        return {"object": str(ref), "after": {self.needs: field.read(found)}, "note": why}
+    async def _set_or_restore(
+        self, call: Call, params: WorkloadParams, value: Any, is_undo: bool, event: str
+    ) -> dict[str, Any]:
+        field = field_at(self.needs, self._path(params))
+        if is_undo:
+            return await self.restore(call, ref_of(params), field, event)
+        return await self.assign(call, ref_of(params), field, value, event)
 
 
-class RestartWorkload(_WorkloadAction):
+class _Restorable(_WorkloadAction):
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        named = params.model_dump(mode="json", include={"kind", "namespace", "name"}, exclude_none=True)
+        return Inverse(cls.name, {**named, "restore": True})
+
+
+class RestartWorkload(Irreversible, _WorkloadAction):
     name: ClassVar[str] = "k8s.restart"
     summary: ClassVar[str] = "Roll a Deployment, StatefulSet or DaemonSet out anew, as `kubectl rollout restart` does."
     Params: ClassVar[type[BaseModel]] = WorkloadParams
@@ -74,22 +73,18 @@ class RestartWorkload(_WorkloadAction):
         field = field_at("restartedAt", path)
 
         async def attempt() -> tuple[Object, Any]:
-            found = await self.cluster.get(ref)
-            annotations = (((field.read(found) or {}).get("metadata") or {}).get("annotations")) or {}
+            workload = await self.cluster.get(ref)
+            annotations = (((field.read(workload) or {}).get("metadata") or {}).get("annotations")) or {}
             before = annotations.get(_RESTARTED_AT)
             if before == moment:
-                return found, None
-            version = {"resourceVersion": found["metadata"]["resourceVersion"]}
-            change = field.write(found, {"metadata": {"annotations": {_RESTARTED_AT: moment}}})
+                return workload, None
+            version = {"resourceVersion": workload["metadata"]["resourceVersion"]}
+            change = field.write(workload, {"metadata": {"annotations": {_RESTARTED_AT: moment}}})
             return await self.cluster.patch(ref, {**change, "metadata": version}), before
 
-        found, before = await self.insist(call, attempt)
-        await self.cluster.record(found, "Restarted", because(call, "Restarted"))
+        workload, before = await self.insist(call, attempt)
+        await self.cluster.record(workload, "Restarted", because(call, "Restarted"))
         return {"object": str(ref), "before": {"restarted_at": before}, "after": {"restarted_at": moment}}
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        """What was restarted is not restarted back."""
 
 
 class ScaleParams(WorkloadParams):
@@ -103,7 +98,7 @@ class ScaleParams(WorkloadParams):
         return self
 
 
-class ScaleWorkload(_WorkloadAction):
+class ScaleWorkload(_Restorable):
     name: ClassVar[str] = "k8s.scale"
     summary: ClassVar[str] = "Set the number of replicas; undo restores what it was, unless it was changed meanwhile."
     Params: ClassVar[type[BaseModel]] = ScaleParams
@@ -112,56 +107,45 @@ class ScaleWorkload(_WorkloadAction):
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(ScaleParams, call.params)
-        if params.restore:
-            return await self._restore(call, params, "Scaled back")
-        return await self._assign(call, params, params.replicas, "Scaled")
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(cls.name, _naming(cast(WorkloadParams, params)))
+        is_undo = bool(params.restore)
+        return await self._set_or_restore(
+            call, params, params.replicas, is_undo, "Scaled back" if is_undo else "Scaled"
+        )
 
 
 class SuspendParams(WorkloadParams):
     restore: Literal[True] | None = Field(None, description="As an undo: as it was before this run.")
 
 
-class _SetsSuspend(_WorkloadAction):
+class SuspendWorkload(_Restorable):
+    name: ClassVar[str] = "k8s.suspend"
+    summary: ClassVar[str] = "Suspend a Job, JobSet or training job: its pods end, and start again when it is resumed."
     Params: ClassVar[type[BaseModel]] = SuspendParams
     permissions: ClassVar[tuple[Permission, ...]] = _permissions("suspend")
     needs: ClassVar[str] = "suspend"
-    value: ClassVar[bool]
+    is_suspended: ClassVar[bool] = True
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SuspendParams, call.params)
-        if params.restore:
-            return await self._restore(call, params, "Resumed" if self.value else "Suspended")
-        return await self._assign(call, params, self.value, "Suspended" if self.value else "Resumed")
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(cls.name, _naming(cast(WorkloadParams, params)))
+        is_undo = bool(params.restore)
+        event = "Suspended" if self.is_suspended is not is_undo else "Resumed"
+        return await self._set_or_restore(call, params, self.is_suspended, is_undo, event)
 
 
-class SuspendWorkload(_SetsSuspend):
-    name: ClassVar[str] = "k8s.suspend"
-    summary: ClassVar[str] = "Suspend a Job, JobSet or training job: its pods end, and start again when it is resumed."
-    value: ClassVar[bool] = True
-
-
-class ResumeWorkload(_SetsSuspend):
+class ResumeWorkload(SuspendWorkload):
     name: ClassVar[str] = "k8s.resume"
     summary: ClassVar[str] = "Let a suspended Job, JobSet or training job go on."
-    value: ClassVar[bool] = False
+    is_suspended: ClassVar[bool] = False
 
 
-class DeletePodParams(ClusterParams):
+class DeletePodParams(ActionParams):
     namespace: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", description="The pod's namespace.")
     pod: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", description="The pod's name.")
     grace_period: Duration | None = Field(None, description="How long it may take to end; by default as it asks for.")
 
 
-class DeletePod(ClusterAction):
-    """Sound when repeated: what was there when the command was issued is deleted, never its successor."""
+class DeletePod(Irreversible, ClusterAction):
+    """It may be repeated: the pod that was there when the command was issued is deleted, never its successor."""
 
     name: ClassVar[str] = "k8s.delete_pod"
     summary: ClassVar[str] = "Delete one pod, so that its controller makes it anew."
@@ -174,44 +158,34 @@ class DeletePod(ClusterAction):
         ref = Ref(PODS, params.pod, params.namespace)
         issued = call.issued_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
-        seen: Object | None = None
+        pod: Object | None = None
 
-        async def attempt() -> tuple[Object | None, str]:
-            nonlocal seen
+        async def attempt() -> str:
+            nonlocal pod
             try:
-                found = await self.cluster.get(ref)
+                present = await self.cluster.get(ref)
             except ObjectMissing:
-                if seen is None and not call.resumed:
+                if pod is None and not call.resumed:
                     raise
-                return seen, "deleted" if seen else "it is gone"
-            metadata = found["metadata"]
-            is_another = seen is not None and seen["metadata"]["uid"] != metadata["uid"]
+                return "deleted" if pod else "it is gone"
+            metadata = present["metadata"]
+            is_another = pod is not None and pod["metadata"]["uid"] != metadata["uid"]
             if is_another or (call.resumed and str(metadata.get("creationTimestamp", "")) > issued):
-                return seen, "deleted" if seen else "another has taken its place already"
-            seen = found
+                return "deleted" if pod else "another has taken its place already"
+            pod = present
             if not metadata.get("deletionTimestamp"):
                 await self.cluster.delete(ref, str(metadata["uid"]), params.grace_period)
-            return found, "deleted"
+            return "deleted"
 
-        found, why = await self.insist(call, attempt)
-        if found is not None and why == "deleted":
-            await self.cluster.record(found, "Deleted", because(call, "Deleted"))
-        before = None if found is None else {"uid": found["metadata"]["uid"], "node": found["spec"].get("nodeName")}
+        why = await self.insist(call, attempt)
+        if pod is not None and why == "deleted":
+            await self.cluster.record(pod, "Deleted", because(call, "Deleted"))
+        before = None if pod is None else {"uid": pod["metadata"]["uid"], "node": pod["spec"].get("nodeName")}
         return {"pod": str(ref), "before": before, "note": why}
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        """A pod that was deleted is not made again by us."""
 
 
 def ref_of(params: WorkloadParams) -> Ref:
-    workload: WorkloadKind = params.workload
-    return Ref(workload.resource, params.name, params.namespace)
-
-
-def _naming(params: WorkloadParams) -> dict[str, Any]:
-    named = params.model_dump(mode="json", include={"kind", "namespace", "name"}, exclude_none=True)
-    return {**named, "restore": True}
+    return Ref(params.workload.resource, params.name, params.namespace)
 
 
 ACTIONS: tuple[type[Action], ...] = (RestartWorkload, ScaleWorkload, SuspendWorkload, ResumeWorkload, DeletePod)

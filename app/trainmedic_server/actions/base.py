@@ -1,0 +1,54 @@
+"""What actions are built from: defaults for the members of `ports.actions.Action`, and for their parameters.
+
+Every action here derives from `BasicAction`, as those of other packages may (``trainmedic_server.extending``). An
+action need not: the registry asks only for the members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.ports.actions import Inverse, Services
+
+
+class ActionParams(BaseModel):
+    """Base of an action's parameters: a name that the model does not know is refused when the playbook is loaded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class BasicAction:
+    """An action that works on every kind of target, changes something, and keeps nothing between its attempts.
+
+    A subclass gives ``name``, ``summary``, ``Params`` and ``perform``, and overrides what is different for it.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
+    harmful: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
+    Params: ClassVar[type[BaseModel]]
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+
+    def outcome_saved(self, command_id: str) -> None:
+        """Nothing is kept for the attempt, so there is nothing to let go."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return None
+
+
+class Irreversible:
+    """Mixed into an action that nothing takes back; a playbook that asks for its undo is refused when it is loaded."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        return None
