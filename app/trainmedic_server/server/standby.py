@@ -54,7 +54,7 @@ class SwitchableApp:
         self._feed: Any = None
         self.state = SimpleNamespace(feed=self)
 
-    def put(self, app: Any) -> None:
+    def switch_to(self, app: Any) -> None:
         """Serve `app` from now on; its streams end when the listener stops."""
         self._app, self._feed = app, app.state.feed
 

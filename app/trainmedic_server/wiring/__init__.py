@@ -1,2 +1,5 @@
-"""The composition roots: ``server`` builds the server, ``agent`` the node agent. Nothing else reads settings or
-builds adapters. Each imports its own process's libraries only."""
+"""The composition roots: ``server`` builds the server, ``agent`` the node agent.
+
+No other module builds adapters from settings; the simulation and ``cli.playbook``, which need no server, make
+the few that they use. Each root imports only the libraries of its own process.
+"""

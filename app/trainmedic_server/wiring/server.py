@@ -1,12 +1,12 @@
 """The server's composition root: builds every part from the settings, starts them in order, and stops them.
 
-The order: the run store first, for it also holds the lock that keeps a second server away; Redis
-beside it; then the playbooks, the engine, which takes up what an earlier process left, and last
-the listener, so that nobody is answered before everything can be. Stopping goes the other way.
-What fails while it starts takes down what has started.
+The order: the run store first, because it also holds the lock that keeps a second server away; then Redis,
+the playbooks, and the engine, which resumes what an earlier process left; and last the listener, so that
+no request is answered before everything works. Stopping goes the other way. Where a part fails to start,
+the parts that have started are stopped.
 
-With PostgreSQL the listener comes first: it answers for a server that stands by, until the lock is
-this one's. Then everything else is started, as after a restart, and takes its place.
+With PostgreSQL the listener comes first: it answers for a server that stands by until this server has the
+lock. Then everything else is started, as after a restart, and the listener serves the real application.
 
 Who calls it: ``cli.serve``, and tests that want a whole server in their process.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -42,7 +41,7 @@ from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable, StoreUnavailable
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.cluster import Cluster
-from trainmedic_server.ports.outside import Clock, Pods
+from trainmedic_server.ports.outside import Pods
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
@@ -51,36 +50,21 @@ from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.settings.server import ServerSettings
 
 PRUNE_EVERY = timedelta(hours=1)
-_SHORT_KEY = 16
+_SHORT_KEY = 16  # bytes
 _PRUNE_FIRST_AFTER = timedelta(minutes=1)
 _FIRST_LOOK_SECONDS = 2.0
-"""How long a start waits for a slow Redis to tell where jobs run; the first alerts may come at once."""
+"""How long a start waits for a slow Redis to say where jobs run; the first alerts may come at once."""
 
 log = telemetry.logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A server that has started, without its listener."""
-
-    api: FastAPI
-    store: SqlStore
-    bus: RedisBus
-    catalog: Library
-    engine: Engine
-    metrics: telemetry.Metrics
-    redis_url: str
-
-
 class TrainmedicServer:
-    """One server. `clock` and `metrics` can be handed in by tests."""
+    """One server, from its settings to its listener."""
 
-    def __init__(
-        self, settings: ServerSettings, clock: Clock | None = None, metrics: telemetry.Metrics | None = None
-    ) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._clock = clock or SystemClock()
-        self._metrics = metrics or telemetry.Metrics()
+        self._clock = SystemClock()
+        self._metrics = telemetry.Metrics()
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
         """Serve until `stop` is set; `on_started` is told the address once requests are answered.
@@ -90,39 +74,40 @@ class TrainmedicServer:
         """
         settings = self._settings
         if postgresql.is_meant(settings.database_url):
-            await self._run_in_turn(stop, on_started)
+            await self._run_elected(stop, on_started)
         else:
             began = asyncio.get_running_loop().time()
 
-            def started(host: str, port: int) -> None:
+            def listening(host: str, port: int) -> None:
                 self._log_ready(began, host=host, port=port)
                 if on_started is not None:
                     on_started(host, port)
 
-            async with self.started() as parts:
-                await listener.serve(parts.api, settings.host, settings.port, stop, started)
+            async with self._started() as api:
+                await listener.serve(api, settings.host, settings.port, stop, listening)
         log.info("stopped")
 
-    async def _run_in_turn(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None) -> None:
-        """Serve as one of several: stand by, and work when the lock is free."""
+    async def _run_elected(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None) -> None:
+        """Serve as one of several servers: stand by, and work once the lock is free."""
         settings = self._settings
-        self._authenticator()  # what is wrong with it is said before anybody is answered
+        self._authenticator()  # built for its checks alone: wrong tokens end the process before anybody is answered
         if settings.redis is None and settings.advertise is not None:
             log.warning("the embedded Redis is this server's alone: agents and jobs are lost to one that takes over")
-        turn = Election(settings.database_url, settings.takeover, settings.advertise or "")
-        standby = Standby(turn, self._clock, self._metrics)
-        front = SwitchableApp(standby)
+        election = Election(settings.database_url, settings.takeover, settings.advertise or "")
+        standby = Standby(election, self._clock, self._metrics)
+        app = SwitchableApp(standby)
 
         def listening(host: str, port: int) -> None:
             log.info("listening", host=host, port=port, version=__version__)
             if on_started is not None:
                 on_started(host, port)
 
-        serving = asyncio.create_task(listener.serve(front, settings.host, settings.port, stop, listening))
-        working = asyncio.create_task(self._work_in_turn(turn, front))
+        serving = asyncio.create_task(listener.serve(app, settings.host, settings.port, stop, listening))
+        working = asyncio.create_task(self._work_once_elected(election, app))
         try:
             await asyncio.wait([serving, working], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Requests in work end before the engine that they use does.
             stop.set()
             await asyncio.wait([serving])
             working.cancel()
@@ -132,35 +117,38 @@ class TrainmedicServer:
             if not task.cancelled():
                 task.result()
 
-    async def _work_in_turn(self, turn: Election, front: SwitchableApp) -> None:
-        """Until cancelled."""
-        session = await turn.come()
+    async def _work_once_elected(self, election: Election, app: SwitchableApp) -> None:
+        """Wait for the lock, and then work until cancelled."""
+        session = await election.come()
         began = asyncio.get_running_loop().time()
-        async with self.started(session) as parts:
-            front.put(parts.api)
+        async with self._started(session) as api:
+            app.switch_to(api)
             self._log_ready(began)
             await asyncio.get_running_loop().create_future()
 
-    def _log_ready(self, began: float, **more: Any) -> None:
+    def _log_ready(self, began: float, **address: Any) -> None:
         seconds = round(asyncio.get_running_loop().time() - began, 3)
-        log.info("ready", **more, version=__version__, mode=self._settings.mode, seconds=seconds)
+        log.info("ready", **address, version=__version__, mode=self._settings.mode, seconds=seconds)
 
     @contextlib.asynccontextmanager
-    async def started(self, session: postgresql.Session | None = None) -> AsyncIterator[RunningServer]:
-        """The server without its listener, for as long as the block lasts; `session` has the lock, with PostgreSQL."""
+    async def _started(self, session: postgresql.Session | None = None) -> AsyncIterator[FastAPI]:
+        """Run everything but the listener for as long as the block lasts, and yield the API.
+
+        With PostgreSQL, `session` is the one that has the lock.
+        """
         settings, clock, metrics = self._settings, self._clock, self._metrics
         authenticator = self._authenticator()
-        written = dict(file_inventory.load(settings.inventory)) if settings.inventory else {}
+        inventory = dict(file_inventory.load(settings.inventory)) if settings.inventory else {}
 
         async with contextlib.AsyncExitStack() as stack:
             store = await asyncio.to_thread(self._store, session)
             stack.push_async_callback(store.close)
-            redis_url = await self._redis(stack)
             bus = RedisBus(
-                redis_url,
+                await self._redis_url(stack),
                 clock,
                 metrics,
                 _key(settings),
+                # The engine is made below, because it needs the bus; replies come once both have started.
                 on_late_reply=lambda reply: engine.note_late_reply(reply),
                 fence=store.fence,
             )
@@ -174,7 +162,7 @@ class TrainmedicServer:
                 clock,
                 metrics,
                 lambda: any(_names_its_job(book) for book in catalog.all()),
-                written,
+                inventory,
                 pods.inventory if pods is not None else dict,
                 pods,
             )
@@ -189,48 +177,52 @@ class TrainmedicServer:
                 services.alertmanager,
                 store.fence,
             )
-            await bus.start()
-            stack.push_async_callback(bus.close)
-            with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` says so, and tries again
-                async with asyncio.timeout(_FIRST_LOOK_SECONDS):
-                    await topology.refresh()
-            await stack.enter_async_context(_background(topology.watch(), "whereabouts"))
-            await engine.start()
-            stack.push_async_callback(engine.stop)
-            metrics.working.set(1)
-            stack.callback(metrics.working.set, 0)
+            await self._start_work(stack, bus, topology, engine)
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
             await stack.enter_async_context(_background(self._prune(store), "retention"))
-            api = factory.create_app(
+            yield factory.create_app(
                 engine=engine,
                 runs=store,
+                store=store,
                 catalog=catalog,
                 bus=bus,
                 pods=pods,
-                store=store,
                 metrics=metrics,
                 auth=authenticator,
                 clock=clock,
                 limits=ServerLimits(body_bytes=settings.max_body, held_bytes=max(8 * settings.max_body, 64 << 20)),
             )
-            yield RunningServer(api, store, bus, catalog, engine, metrics, redis_url)
+
+    async def _start_work(
+        self, stack: contextlib.AsyncExitStack, bus: RedisBus, topology: TopologyWatch, engine: Engine
+    ) -> None:
+        """Start the bus, the topology and the engine, in this order, and have `stack` stop them."""
+        await bus.start()
+        stack.push_async_callback(bus.close)
+        with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` logs it, and tries again
+            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                await topology.refresh()
+        await stack.enter_async_context(_background(topology.watch(), "whereabouts"))
+        await engine.start()
+        stack.push_async_callback(engine.stop)
+        self._metrics.working.set(1)
+        stack.callback(self._metrics.working.set, 0)
 
     def _authenticator(self) -> auth.Authenticator:
+        """The tokens that are set. Raises ConfigurationError where the address must not be served with them."""
         settings = self._settings
-        made = auth.Authenticator.from_file(settings.tokens) if settings.tokens else auth.Authenticator()
-        auth.check_exposure(settings.host, made.has_tokens, settings.allow_anonymous)
-        return made
+        authenticator = auth.Authenticator.from_file(settings.tokens) if settings.tokens else auth.Authenticator()
+        auth.check_exposure(settings.host, authenticator.has_tokens, settings.allow_anonymous)
+        return authenticator
 
     def _store(self, session: postgresql.Session | None) -> SqlStore:
-        def failed() -> None:
-            self._metrics.store_errors.inc()
-
+        on_error = self._metrics.store_errors.inc
         if session is not None:
-            return SqlStore.of_session(session, on_error=failed)
-        return SqlStore.open(self._settings.database_url, on_error=failed)
+            return SqlStore.of_session(session, on_error=on_error)
+        return SqlStore.open(self._settings.database_url, on_error=on_error)
 
-    async def _redis(self, stack: contextlib.AsyncExitStack) -> str:
-        """The URL of the Redis that is configured, else of the embedded one, which is started."""
+    async def _redis_url(self, stack: contextlib.AsyncExitStack) -> str:
+        """The URL of the Redis that is set, else of the embedded one, which this starts."""
         if self._settings.redis is not None:
             return self._settings.redis.get_secret_value()
         embedded = EmbeddedRedis(self._settings.state_dir)
@@ -268,10 +260,10 @@ class TrainmedicServer:
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Callable[[], object]
     ) -> tuple[Cluster | None, KubernetesTopology | None]:
-        """The Kubernetes cluster that is configured, and what its watch knows. Its client takes a third of a
-        second to import, which a server without a cluster does not wait for."""
+        """The Kubernetes cluster that is set, and what its watch knows."""
         if self._settings.kubernetes == "off":
             return None, None
+        # Imported here, because its client takes a third of a second to import, and few servers have a cluster.
         from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 
         cluster = await KubernetesCluster.opened(self._settings.kubeconfig, fence=fence)
@@ -283,7 +275,7 @@ class TrainmedicServer:
         return cluster, watched
 
     async def _prune(self, store: RunStore) -> None:
-        """Delete what is older than the retention, every hour; the first time when the start has settled."""
+        """Delete runs older than the retention every hour; the first time a minute after the start, which is busy."""
         await self._clock.sleep_until(self._clock.now() + _PRUNE_FIRST_AFTER)
         while True:
             try:
@@ -299,7 +291,7 @@ class TrainmedicServer:
 
 @contextlib.asynccontextmanager
 async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run `work` beside the block."""
+    """Run `work` as a task for as long as the block lasts."""
     task = asyncio.create_task(work, name=name)
     try:
         yield
@@ -309,7 +301,7 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
 
 
 def _names_its_job(book: CompiledPlaybook) -> bool:
-    """Whether the target is a job that may be named by what it uses."""
+    """Whether the target is a job, which labels may name by a GPU, pod or node that it uses."""
     return isinstance(book.spec.target, TargetParts) and book.spec.target.job is not None
 
 
