@@ -24,7 +24,7 @@ def member(directory: Path, playbook: str, database: str, redis: str, *options: 
     """A server on `database`, with a state directory and port of its own; not started yet."""
     server = Server(directory, playbook, "--database", database, "--redis", redis, *options)
     if advertise:
-        server._argv += ["--advertise", f"127.0.0.1:{server.port}"]
+        server.argv += ["--advertise", f"127.0.0.1:{server.port}"]
     return server
 
 
