@@ -26,8 +26,9 @@ _SETTLES = 0.5
 """Seconds after which what was held is held: its last spell of work is over."""
 _CLEAN = """
 import json, os, sys, threading, time
-from trainmedic_server.agent.disk import pace, reading
-from trainmedic_server.agent.disk.cleaner import Cleaner, Request
+from trainmedic_server.agent.disk import throttle
+from trainmedic_server.agent.disk.cleaner import Cleaner, CleaningRequest
+from trainmedic_server.agent.disk.rules import read_cleaning
 held = 0.0
 def sleep(seconds):
     global held
@@ -37,11 +38,11 @@ def sleep(seconds):
         time.sleep(0.02)
     held += time.monotonic() - began
 rule = {"roots": [sys.argv[1]], "globs": ["**"], "min_age": "1d", "age_by": "modified"}
-cleaning = reading.read({"rules": {"tmp": rule}, "max_files": 10_000_000})
+cleaning = read_cleaning({"rules": {"tmp": rule}, "max_files": 10_000_000})
 def resident():
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-pace.take_low_priority()
+throttle.take_low_priority()
 peak = before = resident()
 began, used = time.monotonic(), time.process_time()
 done = threading.Event()
@@ -50,8 +51,8 @@ def watch():
     while not done.wait(0.05):
         peak = max(peak, resident())
 threading.Thread(target=watch, daemon=True).start()
-request = Request(("tmp",), time.time() + float(sys.argv[4]), dry_run=sys.argv[2] == "dry")
-output = Cleaner(cleaning, pace.Time(sleep=sleep)).clean(request, lambda: False)
+request = CleaningRequest(("tmp",), time.time() + float(sys.argv[4]), dry_run=sys.argv[2] == "dry")
+output = Cleaner(cleaning, throttle.Clocks(sleep=sleep)).clean(request, lambda: False)
 done.set()
 print(json.dumps({"files": output["files"], "seconds": time.monotonic() - began - held,
                   "cpu": time.process_time() - used, "before": before, "peak": peak, "after": resident()}))

@@ -23,8 +23,7 @@ from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic_server.agent import mapping_reader
-from trainmedic_server.agent.disk import reading
-from trainmedic_server.agent.disk.rules import Cleaning
+from trainmedic_server.agent.disk.rules import CleaningInvalid, CleaningPolicy, read_cleaning
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_server.catalog import yaml_text
 from trainmedic_server.catalog.problems import did_you_mean, shown
@@ -61,7 +60,7 @@ class Policy:
 
     allow: frozenset[str] = frozenset()
     power: PowerBounds = field(default_factory=PowerBounds)
-    cleaning: Cleaning = field(default_factory=Cleaning)
+    cleaning: CleaningPolicy = field(default_factory=CleaningPolicy)
     source: str | None = None
     digest: str | None = None
 
@@ -149,12 +148,12 @@ def _lease(raw: object) -> timedelta:
     return lease
 
 
-def _cleaning(value: Any, faults: list[FieldFault]) -> Cleaning:
+def _cleaning(value: Any, faults: list[FieldFault]) -> CleaningPolicy:
     try:
-        return reading.read(value.get("cleaning") if isinstance(value, Mapping) else None)
-    except reading.CleaningInvalid as error:
+        return read_cleaning(value.get("cleaning") if isinstance(value, Mapping) else None)
+    except CleaningInvalid as error:
         faults.extend(error.faults)
-        return Cleaning()
+        return CleaningPolicy()
 
 
 def _placed(document: yaml_text.Document, fault: FieldFault) -> str:

@@ -21,7 +21,7 @@ from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeL
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.disk.cleaner import Cleaner
-from trainmedic_server.agent.disk.hand import DiskClean
+from trainmedic_server.agent.disk.executor import DiskCleanExecutor
 from trainmedic_server.agent.executors import Executor, PeriodicTask
 from trainmedic_server.agent.exporter import AgentCollector, Exporter
 from trainmedic_server.agent.facts.executor import NodeFactsExecutor
@@ -104,7 +104,7 @@ def tools(settings: AgentSettings, policy: Policy, journal: Journal, tally: Agen
                 hands=[
                     PowerLimitExecutor(control),
                     RenewLeaseExecutor(control),
-                    DiskClean(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
+                    DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
                     NodeFactsExecutor(settings.node, gpus, places),
                 ],
                 keepers=[LeaseExpiry(control, since_boot)],

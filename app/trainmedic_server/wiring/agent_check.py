@@ -27,9 +27,9 @@ from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent import privileges
-from trainmedic_server.agent.disk import roots
-from trainmedic_server.agent.disk.holders import Holders
-from trainmedic_server.agent.disk.pace import Pace, Time
+from trainmedic_server.agent.disk.filesystems import inode_at, opened_roots
+from trainmedic_server.agent.disk.open_files import FileUsage
+from trainmedic_server.agent.disk.throttle import Clocks, Throttle
 from trainmedic_server.agent.facts.gpu import presence
 from trainmedic_server.agent.policy import CHANGING, READING, Policy
 from trainmedic_server.agent.privileges import Privileges
@@ -105,7 +105,7 @@ def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: CheckRe
     cleaning = policy.cleaning
     told: dict[str, Any] = {}
     for name, rule in cleaning.rules.items():
-        with roots.opened(rule.roots, cleaning.owners, roots.identity(state_dir)) as opened:
+        with opened_roots(rule.roots, cleaning.owners, inode_at(state_dir)) as opened:
             usable = {root.path: None for root in opened.roots}
             states = {path: usable.get(path, opened.refused.get(path)) for path in rule.roots}
         told[name] = {"kind": rule.kind, "do": rule.do, "min_age": duration.write(rule.min_age), "roots": states}
@@ -126,9 +126,9 @@ def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: CheckRe
         report.warnings.append(
             f"files of other users than {mine.user} will be left where they are: that needs {', '.join(missing)}"
         )
-    clock = Time()
-    holders = Holders(clock, Pace(clock, math.inf, lambda: False))
-    if not holders.sees_every_process() or mine.lacks(privileges.PROCESSES_OF_OTHERS):
+    clocks = Clocks()
+    usage = FileUsage(clocks, Throttle(clocks, math.inf, lambda: False))
+    if not usage.sees_every_process() or mine.lacks(privileges.PROCESSES_OF_OTHERS):
         report.warnings.append(
             "not all processes of this machine can be seen (CAP_SYS_PTRACE, the first PID namespace, no hidepid): "
             "where the kernel does not say whether a file is open, it is left"

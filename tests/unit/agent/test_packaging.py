@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent import privileges
-from trainmedic_server.agent.disk.rules import Kind
+from trainmedic_server.agent.disk.rules import EntryKind
 from trainmedic_server.settings.agent import SPECS
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +55,7 @@ def test_the_example_policy_is_careful(policy: policies.Policy) -> None:
     assert policy.power.floor_percent >= 50
     rules = policy.cleaning.rules.values()
     assert all(rule.min_age.days >= 1 for rule in rules if rule.do == "delete")
-    assert all(rule.keep_newest >= 2 for rule in rules if rule.kind is Kind.CHECKPOINTS)
+    assert all(rule.keep_newest >= 2 for rule in rules if rule.kind is EntryKind.CHECKPOINTS)
     assert policy.cleaning.max_bytes is not None
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.disk.rules import Cleaning, Rule
+from trainmedic_server.agent.disk.rules import CleaningPolicy, CleaningRule
 from trainmedic_server.agent.policy import CHANGING, Policy, PowerBounds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "agent-policy.md").read_text(encoding="utf-8")
 NOT_IN_THE_FILE = {"name", "source", "digest"}
-KEYS = {one.name for part in (Policy, PowerBounds, Cleaning, Rule) for one in fields(part)} - NOT_IN_THE_FILE
+PARTS = (Policy, PowerBounds, CleaningPolicy, CleaningRule)
+KEYS = {key.name for part in PARTS for key in fields(part)} - NOT_IN_THE_FILE
 
 
 @pytest.mark.parametrize("key", sorted(KEYS))
@@ -30,4 +31,4 @@ def test_the_defaults_are_those_of_the_code() -> None:
     """Floor, lease and files per command."""
     assert f"| `floor_percent` | `{PowerBounds().floor_percent:g}` |" in PAGE
     assert PowerBounds().max_lease.total_seconds() == 15 * 60
-    assert f"| `max_files` | `{Cleaning().max_files}` |" in PAGE
+    assert f"| `max_files` | `{CleaningPolicy().max_files}` |" in PAGE

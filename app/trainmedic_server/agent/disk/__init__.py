@@ -1,8 +1,8 @@
 """Freeing disk space on a node by the rules of the agent's policy: the action ``disk.clean``.
 
-``rules`` says what a rule means, ``reading`` makes rules of the policy's text. For one command, ``cleaner``
-goes through the rules that it names: ``roots`` opens their directories, ``walk`` goes through these,
-``files`` and ``checkpoints`` find what is due, ``holders`` says whether somebody uses it, ``removal``
-deletes or truncates it, ``space`` measures, ``pace`` keeps it gentle, ``report`` becomes the output.
-``hand`` is what the agent calls.
+``rules`` says what a rule means and reads rules from the policy. The agent calls ``executor``, which checks a command
+and hands it to ``cleaner``; this goes through the rules that the command names. ``filesystems`` opens their roots and
+measures free space, ``walk`` goes through a root, ``search`` finds what is due, ``checkpoints`` knows checkpoint
+directories, ``open_files`` says whether anybody uses a file, ``removal`` deletes or truncates, ``throttle`` keeps it
+gentle, and ``report`` becomes the output.
 """

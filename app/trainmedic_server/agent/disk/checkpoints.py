@@ -1,19 +1,19 @@
-"""Knowing a checkpoint directory, and which of them have to stay.
+"""Knowing a checkpoint directory, and which of those in one directory have to stay.
 
 **A checkpoint** is a directory that holds one of Trainmedic's markers, or the index that
 torch.distributed.checkpoint writes, or that is called like one: ``checkpoint-100``, ``step_100``,
 ``global_step100``, ``iter_0000100``, ``epoch=1-step=100.ckpt``.
 
-**Complete** it is with Trainmedic's marker, that index, or the state of the Hugging Face trainer, each of
+**It is complete** with Trainmedic's marker, that index, or the state of the Hugging Face trainer, each of
 which is written last; or, as DeepSpeed and Megatron do it, if a file beside it names it or a later one as the
-latest. A name that begins with ``tmp-`` or ends in ``.tmp`` is not complete. Of any other it cannot be told.
+latest. A name that begins with ``tmp-`` or ends in ``.tmp`` is not complete. Of any other it is unknown.
 
 **These stay**, of the checkpoints in one directory: the newest two (or ``keep_newest``, if that is more)
-that are complete, and as many of those of which it cannot be told; "newest" both by the time of writing and by
+that are complete, and as many of those of which it is unknown; "newest" both by the time of writing and by
 step, which differ after a rollback. Further those with the marker of a rollback target, and the one that
 the Hugging Face trainer calls its best.
 
-Not here: the walk and the conditions of a rule (``units``), deleting (``unit_removal``).
+Not here: finding checkpoints and the conditions of a rule (``search``), deleting them (``removal``).
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainmedic_server.agent.disk.reasons import Reason
-from trainmedic_server.agent.disk.rules import KEPT_CHECKPOINTS
+from trainmedic_server.agent.disk.report import Reason
+from trainmedic_server.agent.disk.rules import MIN_KEPT_CHECKPOINTS
 
 COMPLETE_MARKER = ".trainmedic-complete"
 PINNED_MARKER = ".trainmedic-pinned"
 _DISTRIBUTED_INDEX = ".metadata"
 _TRAINER_STATE = "trainer_state.json"
-_MARKS = (COMPLETE_MARKER, PINNED_MARKER, _DISTRIBUTED_INDEX)
 _LATEST = ("latest", "latest_checkpointed_iteration.txt")
 """DeepSpeed's ("global_step100") and Megatron's ("100")."""
 
@@ -45,17 +44,20 @@ _BEST = re.compile(rb'"best_model_checkpoint":\s*"((?:[^"\\]|\\.)*)"')
 
 
 class Completeness(StrEnum):
+    """Whether a checkpoint was written to its end."""
+
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What decides whether a checkpoint stays beside the others of its directory. `written` is its latest write."""
+class CheckpointTraits:
+    """What decides whether a checkpoint stays beside the others of its directory."""
 
     name: str
-    written: int
+    written_ns: int
+    """Its latest write, in nanoseconds since the epoch."""
     completeness: Completeness
     is_pinned: bool
     best: str | None
@@ -64,7 +66,8 @@ class Standing:
 
 def is_checkpoint(fd: int, name: str) -> bool:
     """Whether the open directory `fd`, called `name`, is a checkpoint."""
-    return _NAME.fullmatch(name) is not None or any(_has(fd, mark) for mark in _MARKS)
+    markers = (COMPLETE_MARKER, PINNED_MARKER, _DISTRIBUTED_INDEX)
+    return _NAME.fullmatch(name) is not None or any(_has(fd, marker) for marker in markers)
 
 
 def is_pinned(fd: int) -> bool:
@@ -72,54 +75,56 @@ def is_pinned(fd: int) -> bool:
     return _has(fd, PINNED_MARKER)
 
 
-def standing(parent: int, fd: int, name: str, written: int) -> Standing:
-    """How the checkpoint `name`, open as `fd`, stands in the open directory `parent`."""
-    return Standing(name, written, _completeness(parent, fd, name), is_pinned(fd), _best(fd))
+def traits_of(parent: int, fd: int, name: str, written_ns: int) -> CheckpointTraits:
+    """The traits of the checkpoint `name`, open as `fd`, in the open directory `parent`."""
+    return CheckpointTraits(name, written_ns, _completeness(parent, fd, name), is_pinned(fd), _best(fd))
 
 
 def step_of(name: str) -> int | None:
     """The step that a checkpoint's name tells."""
-    if (found := _STEP.search(name)) is not None:
-        return int(found[1])
-    return int(number[0]) if (number := _NUMBER.search(name)) is not None else None
+    if (match := _STEP.search(name)) is not None:
+        return int(match[1])
+    return int(match[0]) if (match := _NUMBER.search(name)) is not None else None
 
 
-def staying(siblings: Sequence[Standing], keep_newest: int) -> dict[str, Reason]:
-    """Which of the checkpoints of one directory stay, whatever their age, and why."""
-    count = max(keep_newest, KEPT_CHECKPOINTS)
-    stay: dict[str, Reason] = {}
-    for kind in (Completeness.COMPLETE, Completeness.UNKNOWN):
-        stay.update(dict.fromkeys(_newest([one for one in siblings if one.completeness is kind], count), Reason.NEWEST))
-    newest = max((one for one in siblings if one.best is not None), key=lambda one: one.written, default=None)
-    if newest is not None and newest.best is not None:
-        stay[newest.best] = Reason.BEST
-    stay.update({one.name: Reason.PINNED for one in siblings if one.is_pinned})
-    return stay
+def kept(siblings: Sequence[CheckpointTraits], keep_newest: int) -> dict[str, Reason]:
+    """The names of the checkpoints of one directory that stay, whatever their age, and why each stays."""
+    count = max(keep_newest, MIN_KEPT_CHECKPOINTS)
+    reasons: dict[str, Reason] = {}
+    for completeness in (Completeness.COMPLETE, Completeness.UNKNOWN):
+        alike = [sibling for sibling in siblings if sibling.completeness is completeness]
+        reasons.update(dict.fromkeys(_newest(alike, count), Reason.NEWEST))
+    # Each trainer state records the best checkpoint of its own time; the latest one holds.
+    recorded = [(sibling.written_ns, sibling.best) for sibling in siblings if sibling.best is not None]
+    if recorded:
+        reasons[max(recorded, key=lambda record: record[0])[1]] = Reason.BEST
+    reasons.update({sibling.name: Reason.PINNED for sibling in siblings if sibling.is_pinned})
+    return reasons
 
 
-def _newest(siblings: Collection[Standing], count: int) -> set[str]:
-    by_time = sorted(siblings, key=lambda one: (one.written, one.name), reverse=True)[:count]
-    with_step = [(step, one.name) for one in siblings if (step := step_of(one.name)) is not None]
-    return {one.name for one in by_time} | {name for _, name in sorted(with_step, reverse=True)[:count]}
+def _newest(siblings: Collection[CheckpointTraits], count: int) -> set[str]:
+    by_time = [(sibling.written_ns, sibling.name) for sibling in siblings]
+    by_step = [(step, sibling.name) for sibling in siblings if (step := step_of(sibling.name)) is not None]
+    return {name for order in (by_time, by_step) for _, name in sorted(order, reverse=True)[:count]}
 
 
 def _completeness(parent: int, fd: int, name: str) -> Completeness:
     if name.startswith("tmp-") or name.endswith(".tmp"):
         return Completeness.INCOMPLETE
-    if any(_has(fd, mark) for mark in (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)):
+    if any(_has(fd, marker) for marker in (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)):
         return Completeness.COMPLETE
     step = step_of(name)
     for latest in _LATEST:
-        named = step_of(_beginning(parent, latest, 256).decode("utf-8", "replace"))
-        if step is not None and named is not None and step <= named:
+        latest_step = step_of(_beginning(parent, latest, 256).decode("utf-8", "replace"))
+        if step is not None and latest_step is not None and step <= latest_step:
             return Completeness.COMPLETE
     return Completeness.UNKNOWN
 
 
 def _best(fd: int) -> str | None:
-    # The trainer sorts the keys, so it stands before the long history.
-    found = _BEST.search(_beginning(fd, _TRAINER_STATE, 4096))
-    return None if found is None else found[1].decode("utf-8", "replace").rstrip("/").rpartition("/")[2]
+    # The trainer sorts the keys, so this one stands before the long history.
+    match = _BEST.search(_beginning(fd, _TRAINER_STATE, 4096))
+    return None if match is None else match[1].decode("utf-8", "replace").rstrip("/").rpartition("/")[2]
 
 
 def _has(fd: int, name: str) -> bool:
@@ -130,21 +135,17 @@ def _has(fd: int, name: str) -> bool:
 
 
 def _beginning(directory: int, name: str, size: int) -> bytes:
-    """The first bytes of a file; none where it cannot be read."""
+    """The first bytes of a file; no bytes where it cannot be read."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        # Reading it must not make it young.
-        fd = os.open(name, flags | os.O_NOATIME, dir_fd=directory)
-    except PermissionError:
         try:
+            # Reading it must not make it young. O_NOATIME is for the owner and for root alone.
+            fd = os.open(name, flags | os.O_NOATIME, dir_fd=directory)
+        except PermissionError:
             fd = os.open(name, flags, dir_fd=directory)
-        except OSError:
-            return b""
+        try:
+            return os.read(fd, size)
+        finally:
+            os.close(fd)
     except OSError:
         return b""
-    try:
-        return os.read(fd, size)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)

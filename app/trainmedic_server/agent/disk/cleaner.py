@@ -1,7 +1,7 @@
 """One cleaning: the rules that a command names, in its order, until enough is free or something ends it.
 
-`Cleaner.clean` is called by the hand; everything below is put together here. What goes wrong with one file or
-root is counted and told, and the rest is done.
+The executor calls `Cleaner.clean`, which puts the parts of this package together. What goes wrong with one file or
+root is counted and reported, and the rest is done.
 """
 
 from __future__ import annotations
@@ -13,251 +13,265 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainmedic_server.agent.disk import files, reasons, roots, space, units
-from trainmedic_server.agent.disk.files import Due
-from trainmedic_server.agent.disk.holders import Holders, Inode
-from trainmedic_server.agent.disk.pace import Pace, Time
-from trainmedic_server.agent.disk.reasons import Reason
-from trainmedic_server.agent.disk.removal import Remover
-from trainmedic_server.agent.disk.report import Tally
-from trainmedic_server.agent.disk.roots import Opened, Root
-from trainmedic_server.agent.disk.rules import Cleaning, Deed, Kind, Rule
-from trainmedic_server.agent.disk.space import Filesystems, Measure
-from trainmedic_server.agent.disk.unit_removal import UnitRemover
-from trainmedic_server.agent.disk.walk import Directory
+from trainmedic_server.agent.disk.filesystems import (
+    Filesystems,
+    Inode,
+    MeasureSpace,
+    OpenedRoots,
+    Root,
+    inode_at,
+    measure_space,
+    opened_roots,
+)
+from trainmedic_server.agent.disk.open_files import FileUsage
+from trainmedic_server.agent.disk.removal import CheckpointRemover, FileRemover
+from trainmedic_server.agent.disk.report import Reason, RuleCounters
+from trainmedic_server.agent.disk.rules import CleaningOperation, CleaningPolicy, CleaningRule, EntryKind
+from trainmedic_server.agent.disk.search import BATCH_SIZE, CheckpointSearch, DueCheckpoint, DueFile, FileSearch
+from trainmedic_server.agent.disk.throttle import Clocks, Throttle
+from trainmedic_server.agent.disk.walk import WalkedDirectory
 
 _OPEN_DIRECTORIES = 32
 """Kept open between deletions, since neighbours are often of the same age."""
+_UNLIMITED = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a command asks for. ``deadline`` in seconds since the epoch; ``until_free`` in percent."""
+class CleaningRequest:
+    """What a command asks for."""
 
     rules: tuple[str, ...]
+    """Names of rules of the policy, in the order in which they work."""
     deadline: float
+    """In seconds since the epoch."""
     until_free: float | None = None
+    """The percentage of free space at which a filesystem is left alone; None for no end."""
     dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaner:
-    """Cleans by the policy's rules. The clocks, the measuring of free space and ``/proc`` are handed in; ``state_dir``
-    is the agent's own, which no rule touches."""
+    """Cleans by the rules of the policy."""
 
-    cleaning: Cleaning
-    time: Time = field(default_factory=Time)
-    measure: Measure = space.measured
+    cleaning: CleaningPolicy
+    clocks: Clocks = field(default_factory=Clocks)
+    measure: MeasureSpace = measure_space
     proc: str = "/proc"
-    batch: int = files.BATCH
+    """Where the process filesystem is mounted."""
+    batch_size: int = BATCH_SIZE
     state_dir: Path | None = None
+    """The agent's own directory, which no rule touches."""
 
-    def clean(self, request: Request, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
+    def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
         """Do it, or say what would be done; the output of the command.
 
         The rules must be in the policy. ``stopped`` says what ended it before everything that the rules mean
         was dealt with: the target (``free_enough``), a limit, the deadline, the end of the agent, or nothing.
         """
-        pace = Pace(self.time, request.deadline, is_stopping)
-        filesystems = Filesystems(self.measure, request.until_free, dry_run=request.dry_run, pace=pace)
-        session = _Session(self, request, pace, filesystems, Holders(self.time, pace, self.proc))
+        throttle = Throttle(self.clocks, request.deadline, is_stopping)
+        filesystems = Filesystems(self.measure, request.until_free, dry_run=request.dry_run, throttle=throttle)
+        run = _CleaningRun(self, request, throttle, filesystems, FileUsage(self.clocks, throttle, self.proc))
         try:
-            tallies = {name: session.apply(self.cleaning.rules[name]) for name in dict.fromkeys(request.rules)}
+            counters = {name: run.apply(self.cleaning.rules[name]) for name in dict.fromkeys(request.rules)}
             return {
                 "dry_run": request.dry_run,
-                "files": sum(tally.files for tally in tallies.values()),
-                "bytes": sum(tally.bytes for tally in tallies.values()),
+                "files": run.files,
+                "bytes": run.bytes,
                 **filesystems.output(),
-                "stopped": pace.halt or session.ended,
-                "rules": {name: tally.output() for name, tally in tallies.items()},
+                "stopped": throttle.stop_reason or run.ended_by,
+                "rules": {name: part.output() for name, part in counters.items()},
             }
         finally:
             filesystems.close()
 
 
 @dataclass(slots=True)
-class _Session:
+class _CleaningRun:
     """What the rules of one cleaning share."""
 
     cleaner: Cleaner
-    request: Request
-    pace: Pace
+    request: CleaningRequest
+    throttle: Throttle
     filesystems: Filesystems
-    holders: Holders
+    usage: FileUsage
     gone: set[Inode] = field(default_factory=set)
     """What is still there in a trial run and would not be in a cleaning; for the rules that follow."""
     files: int = 0
     bytes: int = 0
-    ended: Reason | None = None
+    ended_by: Reason | None = None
     """What ended the last rule that was not done to its end."""
 
-    def apply(self, rule: Rule) -> Tally:
-        tally = Tally(checkpoints=0 if rule.kind is Kind.CHECKPOINTS else None)
-        if self.pace.halt is None:
+    def apply(self, rule: CleaningRule) -> RuleCounters:
+        counters = RuleCounters(checkpoints=0 if rule.kind is EntryKind.CHECKPOINTS else None)
+        if self.throttle.stop_reason is None:
             state_dir = self.cleaner.state_dir
-            spared = roots.identity(state_dir) if state_dir is not None else None
-            with roots.opened(rule.roots, self.cleaner.cleaning.owners, spared) as opened:
-                _Turn(self, rule, tally).take(opened)
-        return tally
+            protected = inode_at(state_dir) if state_dir is not None else None
+            with opened_roots(rule.roots, self.cleaner.cleaning.owners, protected) as opened:
+                _RuleRun(self, rule, counters).apply(opened)
+        return counters
 
 
 @dataclass(slots=True)
-class _Turn:
-    """One rule's turn."""
+class _RuleRun:
+    """One rule at work."""
 
-    session: _Session
-    rule: Rule
-    tally: Tally
+    run: _CleaningRun
+    rule: CleaningRule
+    counters: RuleCounters
     considered: int = 0
+    """Due entries whose turn has come."""
+    cutoff_ns: int = field(init=False)
+    """The latest time from which the age of an entry that is old enough counts, in nanoseconds since the epoch."""
 
-    def take(self, opened: Opened) -> None:
-        self.tally.refused.update(opened.refused)
-        usable = tuple(root for root in opened.roots if self._is_usable(root))
-        wanted = tuple(root for root in usable if self._is_called_for(root))
-        self.tally.enough.extend(root.path for root in usable if root not in wanted)
-        if len(usable) > 0 and not wanted:
-            self.session.ended = Reason.FREE_ENOUGH
-        youngest = round((self.session.cleaner.time.now() - self.rule.min_age.total_seconds()) * 1e9)
-        ended = (self._clean_files if self.rule.kind is Kind.FILES else self._clean_units)(wanted, youngest)
-        ended = ended or self.session.pace.halt
-        if ended is not None:
-            self.session.ended = ended
-            self.tally.left_over(ended, self.tally.matched - self.considered)
+    def __post_init__(self) -> None:
+        self.cutoff_ns = round((self.run.cleaner.clocks.now() - self.rule.min_age.total_seconds()) * 1e9)
 
-    def _is_usable(self, root: Root) -> bool:
+    def apply(self, opened: OpenedRoots) -> None:
+        self.counters.refused_roots.update(opened.refused)
+        measured = tuple(root for root in opened.roots if self._measure(root))
+        roots = tuple(root for root in measured if self._needs_space(root))
+        self.counters.free_enough_roots.extend(root.path for root in measured if root not in roots)
+        if measured and not roots:
+            self.run.ended_by = Reason.FREE_ENOUGH
+        ended_by = self._clean_files(roots) if self.rule.kind is EntryKind.FILES else self._clean_checkpoints(roots)
+        ended_by = ended_by or self.run.throttle.stop_reason
+        if ended_by is not None:
+            self.run.ended_by = ended_by
+            self.counters.leave_rest(ended_by, self.counters.matched - self.considered)
+
+    def _measure(self, root: Root) -> bool:
         try:
-            self.session.filesystems.seen(root.device, root.fd, root.path)
+            self.run.filesystems.add(root)
         except OSError as error:
-            self.tally.refused[root.path] = f"{root.path}: its free space cannot be read: {error.strerror}"
+            self.counters.refused_roots[root.path] = f"{root.path}: its free space cannot be read: {error.strerror}"
             return False
         return True
 
-    def _is_called_for(self, root: Root) -> bool:
+    def _needs_space(self, root: Root) -> bool:
         """Whether the rule is to work on a root at all."""
         limit = self.rule.when_free_below
-        if limit is not None and self.session.filesystems.now(root.device).percent >= limit:
+        if limit is not None and self.run.filesystems.space(root.device).percent >= limit:
             return False
-        return not self._has_enough(root)
+        return not self.run.filesystems.has_enough(root.device)
 
-    def _has_enough(self, root: Root) -> bool:
-        return self.session.filesystems.has_enough(root.device)
-
-    def _clean_files(self, wanted: tuple[Root, ...], youngest: int) -> Reason | None:
-        session = self.session
-        search = files.Search(
-            self.rule, wanted, youngest, session.pace, self.tally, session.gone, session.cleaner.batch
+    def _clean_files(self, roots: tuple[Root, ...]) -> Reason | None:
+        run = self.run
+        search = FileSearch(
+            self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone, run.cleaner.batch_size
         )
+        remover = FileRemover(run.usage, self.rule.age_by, self.cutoff_ns, run.request.dry_run)
         enough: set[int] = set()
-        remover = Remover(session.holders, session.request.dry_run)
-        with _OpenDirectories() as parents:
-            for batch in search.batches(lambda root: root.device not in enough):
+        with _DirectoryCache() as parents:
+            for batch in search.batches(enough):
                 for due in batch:
-                    root = due.directory.root
-                    if root.device in enough or self._has_enough(root):
-                        enough.add(root.device)
-                        if len(enough) == len({one.device for one in wanted}):
+                    device = due.directory.root.device
+                    if device in enough or run.filesystems.has_enough(device):
+                        enough.add(device)
+                        if enough.issuperset(root.device for root in roots):
                             return Reason.FREE_ENOUGH
                         continue
-                    if not session.pace.goes_on():
-                        return session.pace.halt
+                    if not run.throttle.may_continue():
+                        return run.throttle.stop_reason
                     if self._files_left() < 1:
                         return Reason.LIMIT_FILES
                     self.considered += 1
-                    self._settle(due, self._remove(remover, parents, due, youngest))
+                    self._remove(due, remover, parents)
         return Reason.FREE_ENOUGH if enough else None
 
-    def _remove(self, remover: Remover, parents: _OpenDirectories, due: Due, youngest: int) -> int | Reason:
-        if due.size > self._bytes_left():
-            return Reason.LIMIT_BYTES
-        try:
-            parent = parents.fd_of(due.directory)
-        except OSError as error:
-            return reasons.of(error)
-        if self.rule.do is Deed.TRUNCATE:
-            return remover.truncate(parent, due.chosen, self.rule.age_by, youngest)
-        return remover.delete(parent, due.chosen, self.rule.age_by)
-
-    def _settle(self, due: Due, outcome: int | Reason) -> None:
+    def _remove(self, due: DueFile, remover: FileRemover, parents: _DirectoryCache) -> None:
+        outcome: int | Reason
+        if due.stored > self._bytes_left():
+            outcome = Reason.LIMIT_BYTES
+        else:
+            try:
+                parent = parents.fd_of(due.directory)
+            except OSError as error:
+                outcome = Reason.of(error)
+            else:
+                is_truncating = self.rule.do is CleaningOperation.TRUNCATE
+                outcome = (remover.truncate if is_truncating else remover.delete)(parent, due)
         if isinstance(outcome, Reason):
-            self.tally.left(outcome, due.directory, due.name)
+            self.counters.leave(outcome, due.directory, due.name)
             return
-        device = due.directory.root.device
-        self._count(device, 1, outcome)
-        request = self.session.request
-        if request.dry_run and len(request.rules) > 1:
-            self.session.gone.add((device, due.chosen.inode))
+        self._count(due.directory, 1, outcome)
+        # With one rule alone nobody asks for it, and a million inodes would take memory for nothing.
+        if self.run.request.dry_run and len(self.run.request.rules) > 1:
+            self.run.gone.add(due.inode)
 
-    def _clean_units(self, wanted: tuple[Root, ...], youngest: int) -> Reason | None:
-        session = self.session
-        search = units.Search(self.rule, wanted, youngest, session.pace, self.tally, session.gone)
-        remover = UnitRemover(session.holders, session.pace, self.rule.age_by, youngest, session.request.dry_run)
-        ended = None
-        for unit in search.due(lambda _: True):
-            if not session.pace.goes_on():
-                return session.pace.halt
-            if self._has_enough(unit.directory.root):
-                ended = Reason.FREE_ENOUGH
-                self.considered += 1
-                self.tally.left(ended, unit.directory, "")
-                continue
+    def _clean_checkpoints(self, roots: tuple[Root, ...]) -> Reason | None:
+        run = self.run
+        search = CheckpointSearch(self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone)
+        remover = CheckpointRemover(run.usage, run.throttle, self.rule.age_by, self.cutoff_ns, run.request.dry_run)
+        ended_by = None
+        for due in search.due():
+            if not run.throttle.may_continue():
+                return run.throttle.stop_reason
             self.considered += 1
-            if unit.survey.files > self._files_left() or unit.survey.bytes > self._bytes_left():
-                too_many = unit.survey.files > self._files_left()
-                self.tally.left(Reason.LIMIT_FILES if too_many else Reason.LIMIT_BYTES, unit.directory, "")
-                continue
-            removed = remover.delete(unit)
-            self._count(unit.directory.root.device, removed.files, removed.bytes)
-            if removed.reason is not None:
-                self.tally.left(removed.reason, unit.directory, "")
-                continue
-            self.tally.checkpoints = (self.tally.checkpoints or 0) + 1
-            if session.request.dry_run:
-                session.gone.add(unit.inode)
-        return ended
+            if run.filesystems.has_enough(due.directory.root.device):
+                reason: Reason | None = Reason.FREE_ENOUGH
+                ended_by = Reason.FREE_ENOUGH
+            else:
+                reason = self._remove_checkpoint(due, remover)
+            if reason is not None:
+                self.counters.leave(reason, due.directory, "")
+        return ended_by
 
-    def _count(self, device: int, count: int, size: int) -> None:
-        self.tally.files += count
-        self.tally.bytes += size
-        self.session.files += count
-        self.session.bytes += size
-        self.session.filesystems.freed(device, size)
+    def _remove_checkpoint(self, due: DueCheckpoint, remover: CheckpointRemover) -> Reason | None:
+        """Delete a checkpoint whole; why it, or a part of it, was left, if so."""
+        if due.contents.files > self._files_left():
+            return Reason.LIMIT_FILES
+        if due.contents.bytes > self._bytes_left():
+            return Reason.LIMIT_BYTES
+        removal = remover.delete(due)
+        self._count(due.directory, removal.files, removal.bytes)
+        if removal.reason is None:
+            self.counters.checkpoints = (self.counters.checkpoints or 0) + 1
+            if self.run.request.dry_run:
+                self.run.gone.add(due.inode)
+        return removal.reason
+
+    def _count(self, directory: WalkedDirectory, files: int, size: int) -> None:
+        self.counters.files += files
+        self.counters.bytes += size
+        self.run.files += files
+        self.run.bytes += size
+        self.run.filesystems.count_freed(directory.root.device, size)
 
     def _files_left(self) -> int:
         """Files that may still be deleted, by the policy and by the rule."""
-        own = self.rule.max_files
-        return min(
-            self.session.cleaner.cleaning.max_files - self.session.files,
-            10**9 if own is None else own - self.tally.files,
-        )
+        limits = ((self.run.cleaner.cleaning.max_files, self.run.files), (self.rule.max_files, self.counters.files))
+        return _least_left(*limits)
 
     def _bytes_left(self) -> int:
-        most, own = self.session.cleaner.cleaning.max_bytes, self.rule.max_bytes
-        return min(
-            2**63 if most is None else most - self.session.bytes,
-            2**63 if own is None else own - self.tally.bytes,
-        )
+        limits = ((self.run.cleaner.cleaning.max_bytes, self.run.bytes), (self.rule.max_bytes, self.counters.bytes))
+        return _least_left(*limits)
 
 
-class _OpenDirectories:
+def _least_left(*limits: tuple[int | None, int]) -> int:
+    """What the strictest of several limits leaves, each given with what is used of it."""
+    return min((limit - used for limit, used in limits if limit is not None), default=_UNLIMITED)
+
+
+class _DirectoryCache:
     """The directories that were used last, open."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[Directory, int] = OrderedDict()
+        self._fds: OrderedDict[WalkedDirectory, int] = OrderedDict()
 
-    def __enter__(self) -> _OpenDirectories:
+    def __enter__(self) -> _DirectoryCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in self._open.values():
+        for fd in self._fds.values():
             os.close(fd)
 
-    def fd_of(self, directory: Directory) -> int:
-        """Raises OSError where it is no longer there."""
-        if directory in self._open:
-            self._open.move_to_end(directory)
-            return self._open[directory]
-        fd = directory.reopened()
-        self._open[directory] = fd
-        if len(self._open) > _OPEN_DIRECTORIES:
-            os.close(self._open.popitem(last=False)[1])
+    def fd_of(self, directory: WalkedDirectory) -> int:
+        """An open descriptor, which the cache keeps. Raises OSError where the directory is no longer there."""
+        if directory in self._fds:
+            self._fds.move_to_end(directory)
+            return self._fds[directory]
+        fd = directory.reopen()
+        self._fds[directory] = fd
+        if len(self._fds) > _OPEN_DIRECTORIES:
+            os.close(self._fds.popitem(last=False)[1])
         return fd

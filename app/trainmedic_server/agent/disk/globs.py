@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 ANY_DEPTH = "**"
-_LONGEST = 1024
+_MAX_LENGTH = 1024
 
 Matcher = Callable[[str], object]
 
 
-def _any(_: str) -> object:
+def _accept_any(_: str) -> object:
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    """One pattern; see this module. `read` checks it."""
+    """One pattern, as this module describes it; `read` checks it."""
 
     text: str
     parts: tuple[str, ...]
@@ -40,8 +40,8 @@ class Glob:
     @classmethod
     def read(cls, text: str) -> Glob:
         """The pattern that `text` writes. Raises ValueError."""
-        if not text or len(text) > _LONGEST or "\0" in text:
-            raise ValueError(f"a pattern has 1 to {_LONGEST} characters, none of them NUL")
+        if not text or len(text) > _MAX_LENGTH or "\0" in text:
+            raise ValueError(f"a pattern has 1 to {_MAX_LENGTH} characters, none of them NUL")
         if text.startswith("/"):
             raise ValueError(f"{text!r} begins with '/'; a pattern is relative to the roots")
         parts = tuple(text.split("/"))
@@ -54,49 +54,57 @@ class Glob:
 
 
 def _matcher(part: str) -> Matcher:
-    return _any if part in (ANY_DEPTH, "*") else re.compile(fnmatch.translate(part)).match
+    return _accept_any if part in (ANY_DEPTH, "*") else re.compile(fnmatch.translate(part)).match
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What may still match below one directory: positions in several patterns, ``**`` already skipped."""
+class GlobState:
+    """What may still match below one directory: the positions that several patterns have reached there.
+
+    A ``**`` may stand for no directory, so the position after it has always been reached too.
+    """
 
     globs: tuple[Glob, ...]
     positions: frozenset[tuple[int, int]]
+    """Index of a pattern, and index of its part that is compared with the names in this directory."""
     last: tuple[Matcher, ...]
-    """Whether a name in this directory is matched as a whole path; one of these says so."""
+    """The last parts among these: a name that one of them matches completes a whole path."""
 
     @classmethod
-    def of(cls, globs: Iterable[Glob]) -> State:
-        """At the root."""
+    def of(cls, globs: Iterable[Glob]) -> GlobState:
+        """The state at the root."""
         globs = tuple(globs)
-        return cls._at(globs, ((which, 0) for which in range(len(globs))))
+        return cls._at(globs, ((index, 0) for index in range(len(globs))))
 
     @classmethod
-    def _at(cls, globs: tuple[Glob, ...], positions: Iterable[tuple[int, int]]) -> State:
-        closed = set()
-        for which, at in positions:
-            parts = globs[which].parts
-            closed.add((which, at))
-            while parts[at] == ANY_DEPTH and at + 1 < len(parts):
-                at += 1
-                closed.add((which, at))
-        ends = tuple(globs[which].matchers[at] for which, at in sorted(closed) if at + 1 == len(globs[which].parts))
-        return cls(globs, frozenset(closed), (_any,) if _any in ends else ends)
+    def _at(cls, globs: tuple[Glob, ...], positions: Iterable[tuple[int, int]]) -> GlobState:
+        reached = set()
+        for index, position in positions:
+            glob = globs[index]
+            reached.add((index, position))
+            while glob.parts[position] == ANY_DEPTH and position + 1 < len(glob.parts):
+                position += 1
+                reached.add((index, position))
+        last = tuple(
+            globs[index].matchers[position]
+            for index, position in sorted(reached)
+            if position + 1 == len(globs[index].parts)
+        )
+        return cls(globs, frozenset(reached), (_accept_any,) if _accept_any in last else last)
 
     def accepts(self, name: str) -> bool:
         """Whether the entry `name` of this directory is matched."""
         return any(match(name) for match in self.last)
 
-    def below(self, name: str) -> State | None:
+    def below(self, name: str) -> GlobState | None:
         """The state in the directory `name` of this one; None where nothing in it can match."""
         onward = set()
-        for which, at in self.positions:
-            glob = self.globs[which]
-            if glob.parts[at] == ANY_DEPTH:
-                onward.add((which, at))
-            elif at + 1 < len(glob.parts) and glob.matchers[at](name):
-                onward.add((which, at + 1))
+        for index, position in self.positions:
+            glob = self.globs[index]
+            if glob.parts[position] == ANY_DEPTH:
+                onward.add((index, position))
+            elif position + 1 < len(glob.parts) and glob.matchers[position](name):
+                onward.add((index, position + 1))
         if not onward:
             return None
-        return self if onward == self.positions else State._at(self.globs, onward)
+        return self if onward == self.positions else GlobState._at(self.globs, onward)

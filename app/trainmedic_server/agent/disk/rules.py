@@ -1,4 +1,4 @@
-"""What a cleaning rule says. Rules come from the agent's policy alone; a command can only name them.
+"""What a cleaning rule says, and reading the ``cleaning`` part of a policy. A command can only name rules.
 
 **Which entries.** Those below one of ``roots`` whose path from there is matched by one of ``globs`` and by
 none of ``exclude`` (`globs` has the syntax). Each root is walked on its own filesystem: mount points below
@@ -30,58 +30,101 @@ together, and stops at a filesystem as soon as the free space that the command a
 It also stops at the command's deadline, and when the policy's or its own ``max_files`` or ``max_bytes``
 are used up; something that is too large for the bytes that are left is left, and the next one is tried.
 
-**Deed.** ``delete`` takes the name away. ``truncate`` empties the file and keeps its name, for logs whose
+**What is done.** ``delete`` takes the name away. ``truncate`` empties the file and keeps its name, for logs whose
 writer holds them open; see `removal`.
 
-Not here: reading this from a file (``reading``), or doing it (``cleaner``).
+`read_cleaning` is called by the loader of the policy, which adds the lines to the faults. Nothing here looks at the
+disk: a root that is missing today may be mounted tomorrow, so roots are opened, and refused, when a command
+comes (``filesystems``).
 """
 
 from __future__ import annotations
 
+import os
+import posixpath
+import pwd
+import re
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import StrEnum
+from typing import Any
 
+from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.disk.globs import Glob
+from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_server.domain import duration, size
+from trainmedic_server.errors import ConfigurationError
+
+MIN_AGE_TO_DELETE = timedelta(minutes=1)
+"""The least ``min_age`` of a rule that deletes."""
+MIN_KEPT_CHECKPOINTS = 2
+"""So many complete checkpoints of a directory stay, whatever a rule says."""
+MAX_KEEP_NEWEST = 1000
+DEFAULT_MAX_FILES = 100_000
+"""Files per command where the policy says nothing: some minutes' work."""
+_MAX_MAX_FILES = 10_000_000
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
+_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
+"""Neither they nor anything in them can be a root, except for `_MEMORY_BACKED`, which are meant for data."""
+_MEMORY_BACKED = ("/dev/shm", "/run/user")  # noqa: S108
+_TOO_HIGH = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/spool")
+"""Cannot be roots themselves; what is in them can."""
+_CLEANED_BY_OTHERS = {
+    "/var/lib/containerd": "the container runtime",
+    "/var/lib/containers": "the container runtime",
+    "/var/lib/docker": "the container runtime",
+    "/var/lib/kubelet": "the kubelet",
+}
 
 
-class Kind(StrEnum):
+class EntryKind(StrEnum):
+    """Which entries a rule deletes."""
+
     FILES = "files"
     CHECKPOINTS = "checkpoints"
 
 
-class Deed(StrEnum):
+class CleaningOperation(StrEnum):
+    """What a rule does with an entry."""
+
     DELETE = "delete"
     TRUNCATE = "truncate"
 
 
 class AgeBy(StrEnum):
+    """From which of its times the age of an entry counts."""
+
     USED = "used"
     CHANGED = "changed"
     MODIFIED = "modified"
 
+    def last_used_ns(self, facts: os.stat_result) -> int:
+        """The time from which the age of an entry counts, in nanoseconds since the epoch.
 
-YOUNGEST = timedelta(minutes=1)
-"""The least ``min_age`` of a rule that deletes."""
-KEPT_CHECKPOINTS = 2
-"""So many complete checkpoints of a directory stay, whatever a rule says."""
-MOST_KEPT = 1000
-MAX_FILES = 100_000
-"""Files per command where the policy says nothing: some minutes' work."""
+        Of a directory it is its last write, whatever the rule says: looking for files reads it, and changing its
+        name changes it.
+        """
+        if self is AgeBy.MODIFIED or stat.S_ISDIR(facts.st_mode):
+            return facts.st_mtime_ns
+        if self is AgeBy.CHANGED:
+            return max(facts.st_mtime_ns, facts.st_ctime_ns)
+        return max(facts.st_mtime_ns, facts.st_ctime_ns, facts.st_atime_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule; this module says what each field means."""
+class CleaningRule:
+    """One rule; this module's docstring says what each field means."""
 
     name: str
     roots: tuple[str, ...]
     globs: tuple[Glob, ...]
     min_age: timedelta
     exclude: tuple[Glob, ...] = ()
-    kind: Kind = Kind.FILES
-    do: Deed = Deed.DELETE
+    kind: EntryKind = EntryKind.FILES
+    do: CleaningOperation = CleaningOperation.DELETE
     age_by: AgeBy = AgeBy.USED
     keep_newest: int = 0
     min_size: int | None = None
@@ -90,17 +133,125 @@ class Rule:
     max_files: int | None = None
     max_bytes: int | None = None
 
+    def allows_size(self, stored: int) -> bool:
+        """Whether an entry that takes so many bytes on the disk is neither too small nor too large."""
+        is_too_small = self.min_size is not None and stored < self.min_size
+        is_too_large = self.max_size is not None and stored > self.max_size
+        return not is_too_small and not is_too_large
+
 
 @dataclass(frozen=True, slots=True)
-class Cleaning:
-    """The ``cleaning`` part of a policy: its rules by name, and what bounds every command.
+class CleaningPolicy:
+    """The ``cleaning`` part of a policy."""
 
-    ``owners`` are the numeric ids of the users to whom a root may belong, beside root and the agent's own.
-    ``max_files`` and ``max_bytes`` are for one command, all its rules together; a file in a checkpoint
-    counts like any other.
-    """
-
-    rules: Mapping[str, Rule] = field(default_factory=dict)
+    rules: Mapping[str, CleaningRule] = field(default_factory=dict)
+    """By name."""
     owners: frozenset[int] = frozenset()
-    max_files: int = MAX_FILES
+    """Numeric ids of the users to whom a root may belong, beside root and the agent's own user."""
+    max_files: int = DEFAULT_MAX_FILES
+    """For one command, all its rules together; a file in a checkpoint counts like any other."""
     max_bytes: int | None = None
+    """As ``max_files``; None for no limit."""
+
+
+class CleaningInvalid(ConfigurationError):
+    """The ``cleaning`` part of a policy cannot be used; ``faults`` are all its mistakes."""
+
+    def __init__(self, faults: tuple[FieldFault, ...]) -> None:
+        super().__init__("; ".join(map(str, faults)))
+        self.faults = faults
+
+
+def read_cleaning(section: object) -> CleaningPolicy:
+    """The cleaning part of a policy, as YAML or JSON gave it; ``None`` is an empty one. Raises CleaningInvalid."""
+    reader = MappingReader(("cleaning",), section if section is not None else {})
+    reader.known(tuple(part.name for part in fields(CleaningPolicy)))
+    sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
+    cleaning = CleaningPolicy(
+        rules={name: _rule(reader, name, raw) for name, raw in sections.items()},
+        owners=frozenset(reader.each("owners", _owner)),
+        max_files=reader.optional("max_files", mapping_reader.whole(1, _MAX_MAX_FILES), DEFAULT_MAX_FILES),
+        max_bytes=reader.optional("max_bytes", size.parse, None),
+    )
+    if reader.faults:
+        raise CleaningInvalid(tuple(reader.faults))
+    return cleaning
+
+
+def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
+    """The rule; its mistakes are added to the parent's faults, and then it is not used."""
+    faults_before = len(parent.faults)
+    reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        reader.fault(
+            (), "a rule's name has letters, digits, and '-', '_', '.' between them; at most 128; quote a number"
+        )
+    reader.known(tuple(key.name for key in fields(CleaningRule) if key.name != "name"))
+    rule = CleaningRule(
+        name=str(name),
+        roots=reader.each("roots", _root, required=True),
+        globs=reader.each("globs", _glob, required=True),
+        min_age=reader.required("min_age", mapping_reader.age, timedelta(0)),
+        exclude=reader.each("exclude", _glob),
+        kind=reader.optional("kind", mapping_reader.one_of(EntryKind), EntryKind.FILES),
+        do=reader.optional("do", mapping_reader.one_of(CleaningOperation), CleaningOperation.DELETE),
+        age_by=reader.optional("age_by", mapping_reader.one_of(AgeBy), AgeBy.USED),
+        keep_newest=reader.optional("keep_newest", mapping_reader.whole(0, MAX_KEEP_NEWEST), 0),
+        min_size=reader.optional("min_size", size.parse, None),
+        max_size=reader.optional("max_size", size.parse, None),
+        when_free_below=reader.optional("when_free_below", mapping_reader.percent, None),
+        max_files=reader.optional("max_files", mapping_reader.whole(1, _MAX_MAX_FILES), None),
+        max_bytes=reader.optional("max_bytes", size.parse, None),
+    )
+    if len(reader.faults) == faults_before:
+        _check_together(reader, rule)
+    return rule
+
+
+def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
+    """Find the mistakes that no field shows alone."""
+    if rule.do is CleaningOperation.DELETE and rule.min_age < MIN_AGE_TO_DELETE:
+        reader.fault(
+            ("min_age",),
+            f"must be at least {duration.write(MIN_AGE_TO_DELETE)}: what is deleted must be out of use. To empty a "
+            "log that is being written, say do: truncate, which may have 0s",
+        )
+    if rule.kind is EntryKind.CHECKPOINTS and rule.do is CleaningOperation.TRUNCATE:
+        reader.fault(("do",), "a checkpoint cannot be truncated, only deleted whole")
+    if rule.min_size is not None and rule.max_size is not None and rule.min_size > rule.max_size:
+        reader.fault(("max_size",), "is below min_size, so that nothing is ever matched")
+    for index, root in enumerate(rule.roots):
+        for other in rule.roots[:index]:
+            if _is_within(root, other) or _is_within(other, root):
+                reader.fault(("roots", index), f"{root} and {other} lie in each other; name the outer one alone")
+
+
+def _glob(raw: object) -> Glob:
+    return Glob.read(mapping_reader.text(raw))
+
+
+def _owner(raw: object) -> int:
+    if isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 2**32:
+        return raw
+    try:
+        return pwd.getpwnam(mapping_reader.text(raw)).pw_uid
+    except KeyError:
+        raise ValueError(f"there is no user {raw!r} on this node; name one, or write the numeric id") from None
+
+
+def _root(raw: object) -> str:
+    path = mapping_reader.text(raw)
+    if not path.startswith("/") or posixpath.normpath(path) != path or "\0" in path or path.startswith("//"):
+        raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
+    if path in _TOO_HIGH:
+        raise ValueError(f"{path} cannot be a root: name the directory in it that is to be cleaned")
+    if not _is_within(path, *_MEMORY_BACKED) and _is_within(path, *_SYSTEM):
+        raise ValueError(f"{path} cannot be a root: it belongs to the system")
+    for directory, cleaner in _CLEANED_BY_OTHERS.items():
+        if _is_within(path, directory):
+            raise ValueError(f"{path} cannot be a root: it belongs to {cleaner}, which cleans it itself")
+    return path
+
+
+def _is_within(path: str, *directories: str) -> bool:
+    return any(path == directory or path.startswith(f"{directory}/") for directory in directories)

@@ -1,186 +1,185 @@
 """Going through what is below a root, without following anything out of it, in bounded memory.
 
 Directories are listed as a stream, so that one with a million files costs no more than one with ten. Each is
-opened by its name in its open parent and must be on the root's filesystem and mount. `DEEPEST` levels are
+opened by its name in its open parent and must be on the root's filesystem and mount. `MAX_DEPTH` levels are
 entered; what is deeper is left, with that reason.
 
-Not here: what is done with the entries (``files``, ``checkpoints``).
+Not here: what is done with the entries (``search``, ``removal``).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trainmedic_server.agent.disk import reasons, roots
-from trainmedic_server.agent.disk.globs import State
-from trainmedic_server.agent.disk.pace import Pace
-from trainmedic_server.agent.disk.reasons import Reason
-from trainmedic_server.agent.disk.roots import Root
+from trainmedic_server.agent.disk.filesystems import Root, inode_of, open_directory
+from trainmedic_server.agent.disk.globs import Glob, GlobState
+from trainmedic_server.agent.disk.report import Reason
+from trainmedic_server.agent.disk.throttle import Throttle
 
-DEEPEST = 128
+MAX_DEPTH = 128
 """Levels below a root. Each costs two file descriptors while it is walked."""
-_CHUNK = 128
+_ENTRIES_PER_CHECK = 128
 """Entries between two looks at the clock."""
 DELETING = ".trainmedic-deleting-"
 """Put before the name of a checkpoint while it is being deleted; patterns are matched without it."""
+_EVERYTHING = (Glob.read("**"),)
 
 
 @dataclass(slots=True, eq=False)
-class Directory:
-    """A directory below a root, or the root itself, known by the names that lead to it.
-
-    ``fd`` is open while it is being walked; `reopened` is for later.
-    """
+class WalkedDirectory:
+    """A directory below a root, or the root itself, known by the names that lead to it."""
 
     root: Root
-    above: Directory | None
+    parent: WalkedDirectory | None
+    """None for the root itself."""
     name: str
     depth: int
     fd: int
-
-    @classmethod
-    def at(cls, root: Root) -> Directory:
-        return cls(root, None, "", 0, root.fd)
+    """Open while the directory is being walked, else -1; `reopen` is for later."""
 
     def names(self) -> list[str]:
         """The parts of its path from the root."""
         parts: list[str] = []
-        here: Directory | None = self
-        while here is not None and here.above is not None:
-            parts.append(here.name)
-            here = here.above
+        directory = self
+        while directory.parent is not None:
+            parts.append(directory.name)
+            directory = directory.parent
         return parts[::-1]
 
     def path(self, name: str = "") -> str:
         """The whole path, of the entry `name` in it if one is given."""
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
-    def reopened(self) -> int:
+    def reopen(self) -> int:
         """A new descriptor of the directory that has this path now; the caller closes it. Raises OSError.
 
         Every part is opened in the one before it and no link is followed, so it is below the root. It may be
-        another directory than the one that was walked: what is found in it is compared before it is touched.
+        another directory than the one that was walked: each entry in it is compared before it is touched.
         """
         fd = os.dup(self.root.fd)
         for name in self.names():
             try:
-                below = roots.enter(fd, name)
+                child = open_directory(fd, name)
             finally:
                 os.close(fd)
-            fd = below
+            fd = child
         return fd
 
+    def walk_all(
+        self, throttle: Throttle, skip: SkipEntry, visit: VisitDirectory
+    ) -> Generator[WalkedEntry, None, None]:
+        """Everything in this open directory, as `Walk` yields it."""
+        top = replace(self.root, path=self.path(), fd=self.fd)
+        return Walk(_EVERYTHING, (), throttle, skip, visit)(top)
 
-Left = Callable[[Reason, Directory, str], None]
-"""Told of an entry, by its directory and name, that is left for a reason."""
-Found = tuple[Directory, os.DirEntry[str] | None]
+
+SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
+"""Is told of an entry, by its directory and name, that the walk passes over for a reason."""
+VisitDirectory = Callable[[WalkedDirectory, bool], bool]
+"""Says whether to go into a directory, which is open; the second argument is whether its path is matched."""
+WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
 
 
 @dataclass(slots=True)
 class _Level:
-    directory: Directory
+    directory: WalkedDirectory
     entries: Generator[os.DirEntry[str], None, None]
-    state: State
-    exclude: State | None
+    globs: GlobState
+    exclude: GlobState | None
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How to go through a root; calling it does.
+    """How to go through a root; calling it does."""
 
-    ``visit`` is asked about each directory, open, with whether its path is matched: whether to go into it.
-    """
+    globs: tuple[Glob, ...]
+    exclude: tuple[Glob, ...]
+    throttle: Throttle
+    skip: SkipEntry
+    visit: VisitDirectory
 
-    globs: State
-    exclude: State
-    pace: Pace
-    left: Left
-    visit: Callable[[Directory, bool], bool]
-
-    def __call__(self, root: Root) -> Generator[Found, None, None]:
+    def __call__(self, root: Root) -> Generator[WalkedEntry, None, None]:
         """Each matched entry that is not a directory, with its directory; and each directory with None at its end.
 
-        Ends early when the pace says so: then the caller must not judge by what it has seen.
+        Ends early when the throttle says so: then the caller must not judge by what it has seen. The caller closes
+        the generator (`contextlib.closing`), for it holds the descriptors of the directories that it is in.
         """
         levels: list[_Level] = []
         count = 0
-        top = Directory.at(root)
+        top = WalkedDirectory(root, None, "", 0, root.fd)
         try:
             if self.visit(top, False):
-                levels.append(_Level(top, self._listed(top), self.globs, self.exclude))
+                levels.append(_Level(top, self._list(top), GlobState.of(self.globs), GlobState.of(self.exclude)))
             while levels:
                 level = levels[-1]
                 for entry in level.entries:
                     count += 1
-                    if count % _CHUNK == 0 and not self.pace.goes_on():
+                    if count % _ENTRIES_PER_CHECK == 0 and not self.throttle.may_continue():
                         return
                     if level.exclude is not None and level.exclude.accepts(entry.name.removeprefix(DELETING)):
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         if self._descend(levels, level, entry):
                             break
-                    elif level.state.accepts(entry.name):
+                    elif level.globs.accepts(entry.name):
                         yield level.directory, entry
                 else:
                     yield level.directory, None
-                    _leave(levels.pop())
+                    _close(levels.pop())
         finally:
             while levels:
-                _leave(levels.pop())
+                _close(levels.pop())
 
-    def _listed(self, directory: Directory) -> Generator[os.DirEntry[str], None, None]:
+    def _list(self, directory: WalkedDirectory) -> Generator[os.DirEntry[str], None, None]:
         try:
             with os.scandir(directory.fd) as entries:
                 yield from entries
         except OSError as error:
-            self.left(reasons.of(error), directory, "")
+            self.skip(Reason.of(error), directory, "")
 
     def _descend(self, levels: list[_Level], level: _Level, entry: os.DirEntry[str]) -> bool:
         """Go into a directory if it has to do with the rule; whether it was entered."""
         name = entry.name.removeprefix(DELETING)
-        matched, state = level.state.accepts(name), level.state.below(name)
-        if not matched and state is None:
+        is_matched, globs = level.globs.accepts(name), level.globs.below(name)
+        if not is_matched and globs is None:
             return False
-        directory = self._opened(level.directory, entry)
-        if directory is None:
+        directory = self._open(level.directory, entry)
+        if isinstance(directory, Reason):
+            self.skip(directory, level.directory, entry.name)
             return False
-        if not self.visit(directory, matched) or state is None:
+        if not self.visit(directory, is_matched) or globs is None:
             os.close(directory.fd)
             directory.fd = -1
             return False
         exclude = level.exclude.below(name) if level.exclude is not None else None
-        levels.append(_Level(directory, self._listed(directory), state, exclude))
+        levels.append(_Level(directory, self._list(directory), globs, exclude))
         return True
 
-    def _opened(self, parent: Directory, entry: os.DirEntry[str]) -> Directory | None:
-        if parent.depth >= DEEPEST:
-            self.left(Reason.TOO_DEEP, parent, entry.name)
-            return None
+    def _open(self, parent: WalkedDirectory, entry: os.DirEntry[str]) -> WalkedDirectory | Reason:
         root = parent.root
+        if parent.depth >= MAX_DEPTH:
+            return Reason.TOO_DEEP
         try:
             # An automounter mounts what is opened, so what is elsewhere is not opened at all.
             facts = entry.stat(follow_symlinks=False)
             if facts.st_dev != root.device:
-                self.left(Reason.MOUNT_POINT, parent, entry.name)
-                return None
-            if root.spared == (facts.st_dev, facts.st_ino):
-                self.left(Reason.AGENTS_OWN, parent, entry.name)
-                return None
-            fd = roots.enter(parent.fd, entry.name)
+                return Reason.MOUNT_POINT
+            if root.protected == inode_of(facts):
+                return Reason.AGENTS_OWN
+            fd = open_directory(parent.fd, entry.name)
         except OSError as error:
-            self.left(reasons.of(error), parent, entry.name)
-            return None
+            return Reason.of(error)
+        # Another directory may have come under the name since it was looked at, so what is open is compared too.
         if not root.holds(fd):
             os.close(fd)
-            self.left(Reason.MOUNT_POINT, parent, entry.name)
-            return None
-        return Directory(root, parent, entry.name, parent.depth + 1, fd)
+            return Reason.MOUNT_POINT
+        return WalkedDirectory(root, parent, entry.name, parent.depth + 1, fd)
 
 
-def _leave(level: _Level) -> None:
+def _close(level: _Level) -> None:
     level.entries.close()
-    if level.directory.above is not None:
+    if level.directory.parent is not None:
         os.close(level.directory.fd)
         level.directory.fd = -1

@@ -160,7 +160,7 @@ def test_exactly_what_a_rule_names_goes(
             expected.append(path)
             left -= os.lstat(base / path).st_blocks * 512
         by = cleaner({"any": {**raw, "roots": [base / "root0", base / "root1"]}}, measure=filled_by(base, total))
-        by = type(by)(by.cleaning, by.time, by.measure, batch=batch)
+        by = type(by)(by.cleaning, by.clocks, by.measure, batch_size=batch)
         trial = clean(by, until=target, dry_run=True)
         assert names(base) == before
         run = clean(by, until=target)

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, filled_by, left, put
 from trainmedic_server.agent.disk import checkpoints
 from trainmedic_server.agent.disk.cleaner import Cleaner
-from trainmedic_server.agent.disk.space import Measure
+from trainmedic_server.agent.disk.filesystems import MeasureSpace
 from trainmedic_server.agent.disk.walk import DELETING
 
 
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "one"
 
 
-def by(run: Path, measure: Measure | None = None, **rule: Any) -> Cleaner:
+def by(run: Path, measure: MeasureSpace | None = None, **rule: Any) -> Cleaner:
     given = {"roots": [run.parent], "globs": "*/*", "kind": "checkpoints", **rule}
     return cleaner({"old": given}, measure=measure)
 
@@ -223,7 +223,7 @@ def test_the_step_is_read_from_the_name(name: str, step: int | None) -> None:
 
 def test_too_many_to_compare_are_all_left(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which are the newest is known only when all have been seen."""
-    monkeypatch.setattr("trainmedic_server.agent.disk.units.MOST", 3)
+    monkeypatch.setattr("trainmedic_server.agent.disk.search.MAX_CHECKPOINTS", 3)
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
     assert left(clean(by(run)), "old")["too_many_checkpoints"] == 4
@@ -234,7 +234,7 @@ def test_a_search_that_ends_early_deletes_nothing(run: Path, monkeypatch: pytest
     """It cannot know which are the newest."""
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
-    monkeypatch.setattr("trainmedic_server.agent.disk.walk._CHUNK", 1)
+    monkeypatch.setattr("trainmedic_server.agent.disk.walk._ENTRIES_PER_CHECK", 1)
     asked = iter(range(1000))
     output: Mapping[str, Any] = clean(by(run), stopping=lambda: next(asked) >= 6)
     assert (output["stopped"], output["files"], len(present(run))) == ("agent_stopping", 0, 4)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.disk.trees import DAY, NEVER, aged, checkpoint, clean, cleaner, filled_by, left, names, put
-from trainmedic_server.agent.disk.pace import Time
-from trainmedic_server.agent.disk.space import Space
+from trainmedic_server.agent.disk.filesystems import DiskSpace
+from trainmedic_server.agent.disk.throttle import Clocks
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_age_counts_from_the_last_use_unless_the_rule_says_otherwise(root: Path)
     put(root / "unpacked")
     assert left(clean(cleaner({"tmp": {"roots": [root], "age_by": "used"}})), "tmp") == {"young": 1}
     assert left(clean(cleaner({"tmp": {"roots": [root], "age_by": "changed"}})), "tmp") == {"young": 1}
-    later = Time(now=lambda: time.time() + 8 * DAY, sleep=lambda _: None)
+    later = Clocks(now=lambda: time.time() + 8 * DAY, sleep=lambda _: None)
     os.utime(root / "unpacked", (time.time() + 5 * DAY, time.time()))
-    assert left(clean(cleaner({"tmp": {"roots": [root], "age_by": "used"}}, time=later)), "tmp") == {"young": 1}
-    assert clean(cleaner({"tmp": {"roots": [root], "age_by": "changed"}}, time=later))["files"] == 1
+    assert left(clean(cleaner({"tmp": {"roots": [root], "age_by": "used"}}, clocks=later)), "tmp") == {"young": 1}
+    assert clean(cleaner({"tmp": {"roots": [root], "age_by": "changed"}}, clocks=later))["files"] == 1
 
 
 def test_a_file_that_somebody_has_open_stays(root: Path) -> None:
@@ -194,7 +194,7 @@ def test_it_ends_between_files_when_the_agent_ends(root: Path, dry_run: bool) ->
 def test_it_ends_at_the_deadline(root: Path) -> None:
     """Also while it is still looking."""
     put(root / "a")
-    by = cleaner({"tmp": {"roots": [root]}}, time=Time(now=lambda: 2 * NEVER, sleep=lambda _: None))
+    by = cleaner({"tmp": {"roots": [root]}}, clocks=Clocks(now=lambda: 2 * NEVER, sleep=lambda _: None))
     output = clean(by)
     assert (output["files"], output["stopped"], names(root)) == (0, "out_of_time", {"a"})
 
@@ -204,7 +204,7 @@ def test_more_files_than_are_remembered_at_once_go_in_the_same_order(root: Path)
     for day in range(10, 40):
         put(root / f"{day % 3}" / f"{day}", days=day, size=4096)
     by = cleaner({"tmp": {"roots": [root]}}, measure=filled_by(root, 100 * 4096))
-    small = type(by)(by.cleaning, by.time, by.measure, batch=4)
+    small = type(by)(by.cleaning, by.clocks, by.measure, batch_size=4)
     output = clean(small, until=87)
     assert {int(Path(name).name) for name in names(root)} == set(range(10, 23))
     assert (output["files"], left(output, "tmp")) == (17, {"free_enough": 13})
@@ -217,13 +217,13 @@ def test_a_filesystem_that_frees_late_is_given_a_moment(root: Path) -> None:
     moments = [0]
     shown = filled_by(root, 100 * 4096)
 
-    def late(fd: int) -> Space:
-        return shown(fd) if moments[0] >= 5 else Space(90 * 4096, 100 * 4096)
+    def late(fd: int) -> DiskSpace:
+        return shown(fd) if moments[0] >= 5 else DiskSpace(90 * 4096, 100 * 4096)
 
     def sleep(seconds: float) -> None:
         moments[0] += 1
 
-    output = clean(cleaner({"tmp": {"roots": [root]}}, measure=late, time=Time(sleep=sleep)), until=93)
+    output = clean(cleaner({"tmp": {"roots": [root]}}, measure=late, clocks=Clocks(sleep=sleep)), until=93)
     assert (output["files"], output["reached"]) == (3, True)
 
 
@@ -231,7 +231,7 @@ def test_a_filesystem_that_others_fill_meanwhile_is_cleaned_further(root: Path) 
     """What is measured counts in the end, not what was deleted."""
     for day in range(10, 20):
         put(root / f"{day}", days=day, size=4096)
-    output = clean(cleaner({"tmp": {"roots": [root]}}, measure=lambda _: Space(5, 100)), until=10)
+    output = clean(cleaner({"tmp": {"roots": [root]}}, measure=lambda _: DiskSpace(5, 100)), until=10)
     assert (output["files"], output["reached"], output["stopped"]) == (10, False, None)
 
 

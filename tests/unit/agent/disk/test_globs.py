@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.agent.disk.globs import Glob, State
+from trainmedic_server.agent.disk.globs import Glob, GlobState
 
 
 def matches(pattern: str, path: str) -> bool:
     *directories, name = path.split("/")
-    state: State | None = State.of([Glob.read(pattern)])
+    state: GlobState | None = GlobState.of([Glob.read(pattern)])
     for directory in directories:
         if state is None or (state := state.below(directory)) is None:
             return False
@@ -40,7 +40,7 @@ def test_a_pattern_matches_whole_paths_part_by_part(pattern: str, matched: list[
 
 def test_directories_in_which_nothing_can_match_are_not_entered() -> None:
     """`below` says None there, so that a walk leaves out what no pattern means."""
-    state = State.of([Glob.read("runs/*/logs/*.log"), Glob.read("tmp/**")])
+    state = GlobState.of([Glob.read("runs/*/logs/*.log"), Glob.read("tmp/**")])
     assert state.below("data") is None
     runs = state.below("runs")
     assert runs is not None

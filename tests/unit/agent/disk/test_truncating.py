@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.disk.trees import clean, cleaner, left, put
-from trainmedic_server.agent.disk.holders import Holders
+from trainmedic_server.agent.disk.open_files import FileUsage
 
 RULE = {"globs": "*.log", "do": "truncate", "min_age": "0s"}
 WRITER = """
@@ -33,7 +33,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A ``/proc`` with those processes alone that a test links into it, all of which can be seen."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "mounts").write_text("")
-    monkeypatch.setattr(Holders, "_is_first_namespace", lambda _: True)
+    monkeypatch.setattr(FileUsage, "_is_first_namespace", lambda _: True)
     return tmp_path / "proc"
 
 

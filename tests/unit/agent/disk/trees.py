@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmedic_server.agent.disk import reading
-from trainmedic_server.agent.disk.cleaner import Cleaner, Request
-from trainmedic_server.agent.disk.pace import Time
-from trainmedic_server.agent.disk.space import Measure, Space
+from trainmedic_server.agent.disk.cleaner import Cleaner, CleaningRequest
+from trainmedic_server.agent.disk.filesystems import DiskSpace, MeasureSpace
+from trainmedic_server.agent.disk.rules import read_cleaning
+from trainmedic_server.agent.disk.throttle import Clocks
 
 DAY = 86_400
 NEVER = 1e11
@@ -43,8 +43,8 @@ def checkpoint(path: Path, *, days: float = 30, mark: str | None = ".trainmedic-
 def cleaner(
     rules: Mapping[str, Any],
     *,
-    measure: Measure | None = None,
-    time: Time | None = None,
+    measure: MeasureSpace | None = None,
+    clocks: Clocks | None = None,
     proc: Path = Path("/proc"),
     **bounds: Any,
 ) -> Cleaner:
@@ -55,8 +55,8 @@ def cleaner(
         for name, rule in rules.items()
     }
     return Cleaner(
-        reading.read({"rules": written, **bounds}),
-        time=time or Time(sleep=lambda _: None),
+        read_cleaning({"rules": written, **bounds}),
+        clocks=clocks or Clocks(sleep=lambda _: None),
         proc=str(proc),
         **({} if measure is None else {"measure": measure}),
     )
@@ -70,15 +70,15 @@ def clean(
     stopping: Callable[[], bool] | None = None,
 ) -> Mapping[str, Any]:
     """Clean by the named rules, or by all."""
-    request = Request(rules or tuple(by.cleaning.rules), NEVER, until, dry_run)
+    request = CleaningRequest(rules or tuple(by.cleaning.rules), NEVER, until, dry_run)
     return by.clean(request, stopping or (lambda: False))
 
 
-def filled_by(root: Path, total: int) -> Measure:
+def filled_by(root: Path, total: int) -> MeasureSpace:
     """A filesystem of `total` bytes that holds the files below `root` and nothing else."""
 
-    def measure(_: int) -> Space:
-        return Space(total - stored_below(root), total)
+    def measure(_: int) -> DiskSpace:
+        return DiskSpace(total - stored_below(root), total)
 
     return measure
 

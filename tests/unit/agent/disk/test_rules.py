@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.agent.disk import reading, rules
+from trainmedic_server.agent.disk import rules
 
 LEAST = {"roots": ["/scratch"], "globs": ["**"], "min_age": "7d"}
 
 
 def faults(section: object) -> list[str]:
-    with pytest.raises(reading.CleaningInvalid) as caught:
-        reading.read(section)
+    with pytest.raises(rules.CleaningInvalid) as caught:
+        rules.read_cleaning(section)
     return [str(fault) for fault in caught.value.faults]
 
 
@@ -37,20 +37,24 @@ def test_a_whole_rule_is_read() -> None:
         "max_bytes": "2TB",
     }
     section = {"rules": {"old": raw}, "owners": [getpass.getuser(), 12345], "max_bytes": "500 GB"}
-    cleaning = reading.read(section)
+    cleaning = rules.read_cleaning(section)
     rule = cleaning.rules["old"]
     assert (rule.name, rule.roots, [glob.text for glob in rule.globs]) == ("old", ("/scratch",), ["*/ckpt/*"])
-    assert (rule.kind, rule.do, rule.age_by) == (rules.Kind.CHECKPOINTS, rules.Deed.DELETE, rules.AgeBy.MODIFIED)
+    assert (rule.kind, rule.do, rule.age_by) == (
+        rules.EntryKind.CHECKPOINTS,
+        rules.CleaningOperation.DELETE,
+        rules.AgeBy.MODIFIED,
+    )
     assert (rule.min_age, rule.keep_newest, rule.when_free_below) == (timedelta(days=7), 3, 20.0)
     assert (rule.min_size, rule.max_size, rule.max_bytes) == (3 * 2**29, 2 * 10**12, 2 * 10**12)
     assert cleaning.owners == {os.getuid(), 12345}
-    assert (cleaning.max_files, cleaning.max_bytes) == (rules.MAX_FILES, 500 * 10**9)
+    assert (cleaning.max_files, cleaning.max_bytes) == (rules.DEFAULT_MAX_FILES, 500 * 10**9)
 
 
 def test_no_cleaning_part_allows_nothing() -> None:
     """An empty policy has no rule that a command could name."""
-    assert reading.read(None) == rules.Cleaning()
-    assert reading.read({}).rules == {}
+    assert rules.read_cleaning(None) == rules.CleaningPolicy()
+    assert rules.read_cleaning({}).rules == {}
 
 
 @pytest.mark.parametrize(
@@ -105,4 +109,4 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
 def test_a_log_may_be_truncated_at_any_age() -> None:
     """It is young as long as it is written."""
     section = {"rules": {"logs": {**LEAST, "do": "truncate", "min_age": "0s"}}}
-    assert reading.read(section).rules["logs"].min_age == timedelta(0)
+    assert rules.read_cleaning(section).rules["logs"].min_age == timedelta(0)

@@ -6,54 +6,53 @@ from dataclasses import dataclass
 
 import pytest
 
-from trainmedic_server.agent.disk import kernel
-from trainmedic_server.agent.disk.pace import Pace, Time
-from trainmedic_server.agent.disk.reasons import Reason
+from trainmedic_server.agent.disk.report import Reason
+from trainmedic_server.agent.disk.throttle import Clocks, Throttle, seconds_stalled_for_disk
 
 
 @dataclass
 class Machine:
-    """`wanted` is the part of the time in which somebody waits for the disk."""
+    """`contention` is the part of the time in which somebody waits for the disk."""
 
-    wanted: float = 0.0
+    contention: float = 0.0
     now: float = 0.0
     stalled: float = 0.0
     slept: float = 0.0
     queued: float = 0.0
 
-    def works(self, seconds: float, pace: Pace) -> float:
+    def works(self, seconds: float, throttle: Throttle) -> float:
         """Clean for so long; the seconds of the rest after it."""
         self.passes(seconds)
         before = self.slept
-        assert pace.goes_on()
+        assert throttle.may_continue()
         return self.slept - before
 
     def passes(self, seconds: float) -> None:
         self.now += seconds
-        self.stalled += seconds * self.wanted
+        self.stalled += seconds * self.contention
 
     def sleep(self, seconds: float) -> None:
         self.passes(seconds)
         self.slept += seconds
 
-    def pace(self, deadline: float = 1e9) -> Pace:
-        clock = Time(lambda: self.now, lambda: self.now, lambda: self.queued, lambda: self.stalled, self.sleep)
-        return Pace(clock, deadline, lambda: False)
+    def throttle(self, deadline: float = 1e9) -> Throttle:
+        clock = Clocks(lambda: self.now, lambda: self.now, lambda: self.queued, lambda: self.stalled, self.sleep)
+        return Throttle(clock, deadline, lambda: False)
 
 
 def test_it_rests_sixteen_times_as_long_as_it_works_where_somebody_waits_for_the_disk() -> None:
     """So that of a reader's time it takes a seventeenth at most."""
-    machine = Machine(wanted=0.3)
-    pace = machine.pace()
+    machine = Machine(contention=0.3)
+    throttle = machine.throttle()
     for _ in range(20):
-        assert machine.works(0.02, pace) == pytest.approx(0.32)
+        assert machine.works(0.02, throttle) == pytest.approx(0.32)
 
 
 def test_it_rests_as_long_as_it_works_where_nobody_waits() -> None:
     """It begins gently and finds out."""
     machine = Machine()
-    pace = machine.pace()
-    rests = [machine.works(0.02, pace) for _ in range(8)]
+    throttle = machine.throttle()
+    rests = [machine.works(0.02, throttle) for _ in range(8)]
     assert rests[:3] == pytest.approx([0.32, 0.16, 0.08])
     assert rests[5:] == pytest.approx([0.02] * 3)
 
@@ -61,41 +60,41 @@ def test_it_rests_as_long_as_it_works_where_nobody_waits() -> None:
 def test_it_makes_room_again_when_somebody_comes() -> None:
     """Within a few rests."""
     machine = Machine()
-    pace = machine.pace()
+    throttle = machine.throttle()
     for _ in range(8):
-        machine.works(0.02, pace)
-    machine.wanted = 1.0
-    rests = [machine.works(0.02, pace) for _ in range(6)]
+        machine.works(0.02, throttle)
+    machine.contention = 1.0
+    rests = [machine.works(0.02, throttle) for _ in range(6)]
     assert rests[-1] == pytest.approx(0.32)
 
 
 def test_no_rest_is_so_long_that_the_end_would_be_missed() -> None:
     """A large file may take a second to delete; the answer must still be in time."""
-    machine = Machine(wanted=1.0)
-    assert machine.works(5, machine.pace()) == 2
+    machine = Machine(contention=1.0)
+    assert machine.works(5, machine.throttle()) == 2
 
 
 def test_waiting_for_a_core_is_no_work() -> None:
     """Else it would hardly get on where every core is busy."""
-    machine = Machine(wanted=1.0)
-    pace = machine.pace()
+    machine = Machine(contention=1.0)
+    throttle = machine.throttle()
     machine.queued = 0.9
-    assert machine.works(1.0, pace) == pytest.approx(1.6)
+    assert machine.works(1.0, throttle) == pytest.approx(1.6)
 
 
 def test_it_ends_at_the_deadline() -> None:
     """And says why."""
     machine = Machine()
-    pace = machine.pace(deadline=1)
+    throttle = machine.throttle(deadline=1)
     machine.passes(1)
-    assert not pace.goes_on()
-    assert pace.halt is Reason.NO_TIME
+    assert not throttle.may_continue()
+    assert throttle.stop_reason is Reason.NO_TIME
 
 
 def test_where_the_kernel_does_not_count_somebody_always_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old kernel, or one without PSI."""
     monkeypatch.setattr("builtins.open", _absent)
-    first, second = kernel.stalled_for_a_disk(), kernel.stalled_for_a_disk()
+    first, second = seconds_stalled_for_disk(), seconds_stalled_for_disk()
     assert 0 < first <= second
 
 

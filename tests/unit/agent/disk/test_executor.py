@@ -1,4 +1,4 @@
-"""The hand for ``disk.clean``: what a command may ask for, and what comes back."""
+"""The executor of ``disk.clean``: what a command may ask for, and what comes back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from tests.unit.agent.disk.trees import cleaner, names, put
 from trainmedic.wire import envelope
-from trainmedic_server.agent.disk import pace
-from trainmedic_server.agent.disk.hand import DiskClean
-from trainmedic_server.agent.disk.pace import Time
+from trainmedic_server.agent.disk import throttle
+from trainmedic_server.agent.disk.executor import DiskCleanExecutor
+from trainmedic_server.agent.disk.throttle import Clocks
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.errors import CommandRejected
 
@@ -24,7 +24,7 @@ from trainmedic_server.errors import CommandRejected
 @pytest.fixture(autouse=True)
 def _priority_is_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lowering it cannot be taken back, and this thread has other tests to run."""
-    monkeypatch.setattr(pace, "take_low_priority", lambda: None)
+    monkeypatch.setattr(throttle, "take_low_priority", lambda: None)
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def order(params: Mapping[str, Any], *, resumed: bool = False, lasts: float = 60
 
 def test_a_command_cleans_and_its_output_can_be_sent(root: Path) -> None:
     """Plain values only, with what a playbook asks: how much, how full before and after, and whether resumed."""
-    hand = DiskClean(cleaner({"tmp": {"roots": [root]}}))
-    assert (hand.action, hand.queue) == ("disk.clean", "disk")
-    output = json.loads(json.dumps(hand.perform(order({"rules": ["tmp"]}))))
+    executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}))
+    assert (executor.action, executor.queue) == ("disk.clean", "disk")
+    output = json.loads(json.dumps(executor.perform(order({"rules": ["tmp"]}))))
     assert (output["files"], output["bytes"], output["dry_run"], output["resumed"]) == (1, 8192, False, False)
     assert output["free_percent_before"] <= 100
     assert names(root) == set()
@@ -64,28 +64,28 @@ def test_an_undo_cleans_nothing(root: Path) -> None:
     undo = order({"rules": ["tmp"]})
     undo = replace(undo, command=replace(undo.command, undo_of="c0"))
     with pytest.raises(CommandRejected, match="has no undo"):
-        DiskClean(cleaner({"tmp": {"roots": [root]}})).perform(undo)
+        DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}})).perform(undo)
     assert names(root) == {"a"}
 
 
 def test_a_command_that_comes_again_finds_nothing_more_to_do(root: Path) -> None:
     """What the rules name is gone; the output says that it counts only the second part."""
-    hand = DiskClean(cleaner({"tmp": {"roots": [root]}}))
-    hand.perform(order({"rules": ["tmp"]}))
-    again = hand.perform(order({"rules": ["tmp"]}, resumed=True))
+    executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}))
+    executor.perform(order({"rules": ["tmp"]}))
+    again = executor.perform(order({"rules": ["tmp"]}, resumed=True))
     assert (again["files"], again["resumed"]) == (0, True)
 
 
 def test_a_trial_run_deletes_nothing(root: Path) -> None:
     """dry_run says what would go."""
-    output = DiskClean(cleaner({"tmp": {"roots": [root]}})).perform(order({"rules": ["tmp"], "dry_run": True}))
+    output = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}})).perform(order({"rules": ["tmp"], "dry_run": True}))
     assert (output["files"], names(root)) == (1, {"a"})
 
 
 def test_it_ends_before_the_command_expires(root: Path) -> None:
     """In time for the answer to be back."""
-    clock = Time(now=lambda: time.time() + 596, sleep=lambda _: None)
-    output = DiskClean(cleaner({"tmp": {"roots": [root]}}, time=clock)).perform(order({"rules": ["tmp"]}))
+    clocks = Clocks(now=lambda: time.time() + 596, sleep=lambda _: None)
+    output = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}, clocks=clocks)).perform(order({"rules": ["tmp"]}))
     assert output["stopped"] == "out_of_time"
 
 
@@ -108,13 +108,13 @@ def test_it_ends_before_the_command_expires(root: Path) -> None:
 )
 def test_what_makes_no_sense_is_rejected_and_nothing_is_touched(root: Path, params: dict[str, Any], told: str) -> None:
     """With the reason. A command can name rules; it can never say where or what to delete."""
-    hand = DiskClean(cleaner({"tmp": {"roots": [root]}, "gone": {"roots": [root / "gone"]}}))
+    executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}, "gone": {"roots": [root / "gone"]}}))
     with pytest.raises(CommandRejected, match="^.*" + told.replace("'", ".")):
-        hand.perform(order(params))
+        executor.perform(order(params))
     assert names(root) == {"a"}
 
 
 def test_a_policy_without_rules_says_so() -> None:
     """It is the policy that has to be changed, not the playbook."""
     with pytest.raises(CommandRejected, match="it has none"):
-        DiskClean(cleaner({})).perform(order({"rules": ["tmp"]}))
+        DiskCleanExecutor(cleaner({})).perform(order({"rules": ["tmp"]}))

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.disk.trees import NEVER, clean, cleaner, left, put
-from trainmedic_server.agent.disk import kernel
-from trainmedic_server.agent.disk.holders import Holders
-from trainmedic_server.agent.disk.pace import Pace, Time
-from trainmedic_server.agent.disk.reasons import Reason
+from trainmedic_server.agent.disk import open_files
+from trainmedic_server.agent.disk.open_files import FileUsage
+from trainmedic_server.agent.disk.report import Reason
+from trainmedic_server.agent.disk.throttle import Clocks, Throttle
 
 FIRST = 0xEFFFFFFC
 
 
-def holders(proc: Path) -> Holders:
-    clock = Time(sleep=lambda _: None)
-    return Holders(clock, Pace(clock, NEVER, lambda: False), str(proc))
+def file_usage(proc: Path) -> FileUsage:
+    clocks = Clocks(sleep=lambda _: None)
+    return FileUsage(clocks, Throttle(clocks, NEVER, lambda: False), str(proc))
 
 
 def process(proc: Path, pid: int, opened: dict[str, tuple[Path, int]], maps: str = "") -> None:
@@ -36,7 +36,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A ``/proc`` that shows all processes."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "mounts").write_text(f"proc {tmp_path}/proc proc rw,nosuid 0 0\n")
-    monkeypatch.setattr(Holders, "_is_first_namespace", lambda _: True)
+    monkeypatch.setattr(FileUsage, "_is_first_namespace", lambda _: True)
     return tmp_path / "proc"
 
 
@@ -55,9 +55,9 @@ def test_open_and_mapped_files_are_found(proc: Path, tmp_path: Path) -> None:
         proc, 5, {"3": (read, os.O_RDONLY), "4": (named, os.O_PATH)}, maps=f"7f02-7f03 rw-p 00000000 00:00 0\n{line}"
     )
     process(proc, 6, {"3": (written, os.O_RDWR)})
-    users = holders(proc)
-    assert [users.user_of(None, inode(path)) for path in (read, written, mapped)] == [Reason.OPEN] * 3
-    assert [users.user_of(None, inode(path)) for path in (named, free)] == [None, None]
+    usage = file_usage(proc)
+    assert [usage.obstacle(None, inode(path)) for path in (read, written, mapped)] == [Reason.OPEN] * 3
+    assert [usage.obstacle(None, inode(path)) for path in (named, free)] == [None, None]
 
 
 def test_all_writers_must_append(proc: Path, tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_all_writers_must_append(proc: Path, tmp_path: Path) -> None:
     append = os.O_WRONLY | os.O_APPEND
     process(proc, 5, {"3": (both, append), "4": (one, append)})
     process(proc, 6, {"3": (both, append), "4": (one, os.O_WRONLY), "5": (nobody, os.O_RDONLY)})
-    users = holders(proc)
-    assert [users.all_writers_append(inode(path)) for path in (both, one, nobody)] == [True, False, True]
+    usage = file_usage(proc)
+    assert [usage.all_writers_append(inode(path)) for path in (both, one, nobody)] == [True, False, True]
 
 
 @pytest.mark.parametrize("hidden", ["hidepid", "namespace", "permission"])
@@ -80,20 +80,20 @@ def test_what_cannot_be_seen_is_not_taken_for_unused(
     if hidden == "hidepid":
         (proc / "self" / "mounts").write_text(f"proc {proc} proc rw,hidepid=invisible 0 0\n")
     elif hidden == "namespace":
-        monkeypatch.setattr(Holders, "_is_first_namespace", lambda _: False)
+        monkeypatch.setattr(FileUsage, "_is_first_namespace", lambda _: False)
     else:
-        monkeypatch.setattr(Holders, "_add_mappings", _not_permitted)
-    users = holders(proc)
-    assert users.user_of(None, inode(free)) is Reason.OPEN_UNKNOWN
-    assert users.all_writers_append(inode(free)) is False
+        monkeypatch.setattr(FileUsage, "_add_mappings", _not_permitted)
+    usage = file_usage(proc)
+    assert usage.obstacle(None, inode(free)) is Reason.OPEN_UNKNOWN
+    assert usage.all_writers_append(inode(free)) is False
 
 
 def test_a_kernel_thread_has_nothing_to_see(proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not readable for everybody, and that hides nothing."""
-    monkeypatch.setattr(Holders, "_add_mappings", _not_permitted)
+    monkeypatch.setattr(FileUsage, "_add_mappings", _not_permitted)
     process(proc, 2, {})
     (proc / "2" / "stat").write_text("2 (kthread (odd) name) S 0 0 0 0 -1 2129984 0 0")
-    assert holders(proc).user_of(None, inode(put(tmp_path / "free"))) is None
+    assert file_usage(proc).obstacle(None, inode(put(tmp_path / "free"))) is None
 
 
 def test_where_there_are_no_leases_the_processes_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +102,12 @@ def test_where_there_are_no_leases_the_processes_decide(tmp_path: Path, monkeypa
     def none(fd: int) -> bool:
         raise OSError("no leases")
 
-    monkeypatch.setattr(kernel, "lease", none)
+    monkeypatch.setattr(open_files, "lease", none)
     root = tmp_path / "root"
     put(root / "a")
     for sees_all, expected in ((False, {"use_unknown": 1}), (True, {})):
-        monkeypatch.setattr(Holders, "_sees_all", lambda _, answer=sees_all: answer)
-        monkeypatch.setattr(Holders, "_add", lambda *_: True)
+        monkeypatch.setattr(FileUsage, "sees_every_process", lambda _, answer=sees_all: answer)
+        monkeypatch.setattr(FileUsage, "_add_process", lambda *_: True)
         assert left(clean(cleaner({"tmp": {"roots": [root]}})), "tmp") == expected
 
 

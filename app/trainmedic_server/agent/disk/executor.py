@@ -1,4 +1,4 @@
-"""The agent's hand for ``disk.clean``: what a command may ask for, checked, and handed to the cleaner.
+"""The agent's executor for ``disk.clean``: it checks what a command asks for, and hands it to the cleaner.
 
 A command that comes again, ``resumed`` after the agent ended in the middle of it, is simply carried out: the
 rules name what may go and the target says when to end, so what is gone already is not deleted twice. Its
@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from trainmedic_server.agent.disk import pace
-from trainmedic_server.agent.disk.cleaner import Cleaner, Request
+from trainmedic_server.agent.disk import throttle
+from trainmedic_server.agent.disk.cleaner import Cleaner, CleaningRequest
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.errors import CommandRejected
 
-_MARGIN = timedelta(seconds=5)
-"""Before a command expires its answer must be back at the server; of a short command it is a tenth."""
-_KNOWN = ("rules", "until_free_percent", "dry_run")
-_MOST_RULES = 100
+_REPLY_MARGIN = timedelta(seconds=5)
+"""Before a command expires its reply must be back at the server; of a short command the margin is a tenth."""
+_PARAMETERS = ("rules", "until_free_percent", "dry_run")
+_MAX_RULES = 100
 
 
-class DiskClean:
+class DiskCleanExecutor:
     """Frees disk space by the rules of the policy."""
 
     action = "disk.clean"
@@ -31,48 +31,48 @@ class DiskClean:
 
     def __init__(self, cleaner: Cleaner) -> None:
         self._cleaner = cleaner
-        self._is_gentle = False
+        self._has_low_priority = False
 
-    def perform(self, order: AcceptedCommand) -> Mapping[str, Any]:
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         """The output is that of `Cleaner.clean`, with ``resumed``. Raises CommandRejected."""
-        request = self._request(order)
-        if not self._is_gentle:
-            # The lane is one thread, and cleaning is all that it does.
-            pace.take_low_priority()
-            self._is_gentle = True
-        output = self._cleaner.clean(request, order.is_stopping)
+        request = self._request(accepted)
+        if not self._has_low_priority:
+            # The worker queue has one thread, and cleaning is all that it does.
+            throttle.take_low_priority()
+            self._has_low_priority = True
+        output = self._cleaner.clean(request, accepted.is_stopping)
         if not output["filesystems"] and output["stopped"] is None:
             reasons = [reason for rule in output["rules"].values() for reason in rule.get("refused_roots", {}).values()]
             raise CommandRejected(
                 f"no root of {_listed(request.rules)} can be cleaned: {'; '.join(dict.fromkeys(reasons))}"
             )
-        return {**output, "resumed": order.resumed}
+        return {**output, "resumed": accepted.resumed}
 
-    def _request(self, order: AcceptedCommand) -> Request:
-        command = order.command
+    def _request(self, accepted: AcceptedCommand) -> CleaningRequest:
+        command = accepted.command
         if command.undo_of is not None:
             raise CommandRejected("what disk.clean has deleted cannot be brought back, so it has no undo")
         params = command.params
-        unknown = [name for name in params if name not in _KNOWN]
+        unknown = [name for name in params if name not in _PARAMETERS]
         if unknown:
-            raise CommandRejected(f"disk.clean does not know {_listed(unknown)}; it takes {_listed(_KNOWN)}")
-        span = command.expires_at - command.issued_at
-        return Request(
+            raise CommandRejected(f"disk.clean does not know {_listed(unknown)}; it takes {_listed(_PARAMETERS)}")
+        lifetime = command.expires_at - command.issued_at
+        return CleaningRequest(
             rules=self._rules(params.get("rules")),
-            deadline=(command.expires_at - min(_MARGIN, span / 10)).timestamp(),
+            deadline=(command.expires_at - min(_REPLY_MARGIN, lifetime / 10)).timestamp(),
             until_free=_percent(params.get("until_free_percent")),
             dry_run=_flag(params.get("dry_run", False)),
         )
 
     def _rules(self, raw: object) -> tuple[str, ...]:
-        if not isinstance(raw, list | tuple) or not 0 < len(raw) <= _MOST_RULES:
-            raise CommandRejected(f"rules must be a list of 1 to {_MOST_RULES} names of rules")
+        if not isinstance(raw, list | tuple) or not 0 < len(raw) <= _MAX_RULES:
+            raise CommandRejected(f"rules must be a list of 1 to {_MAX_RULES} names of rules")
         names = tuple(str(name) for name in raw)
-        known = self._cleaner.cleaning.rules
-        missing = [name for name in names if name not in known]
+        rules = self._cleaner.cleaning.rules
+        missing = [name for name in names if name not in rules]
         if missing:
-            has = f"it has {_listed(sorted(known))}" if known else "it has none"
-            raise CommandRejected(f"the agent's policy has no cleaning rule {_listed(missing)}; {has}")
+            existing = f"it has {_listed(sorted(rules))}" if rules else "it has none"
+            raise CommandRejected(f"the agent's policy has no cleaning rule {_listed(missing)}; {existing}")
         return names
 
 

@@ -1,0 +1,345 @@
+"""Finding what a rule is to delete or empty: files, or checkpoint directories, the oldest first, in bounded memory.
+
+**Files.** A directory tree cannot be listed by age, and a million names do not fit in memory. So the trees are walked
+and only the `BATCH_SIZE` oldest files are remembered; when these have been dealt with and that was not enough, the
+trees are walked again for the next oldest. The order is total (time, root, inode), and each walk takes up where the
+last one ended, so that a trial run, after which everything is still there, comes upon the same files.
+
+**Checkpoints.** Each directory that the rule's patterns match, and that is a checkpoint, is surveyed whole; then those
+of one directory are compared (`checkpoints.kept`). A checkpoint inside another belongs to that one.
+
+Not here: touching anything (``removal``).
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import stat
+import struct
+from collections.abc import Generator, Iterator, Set
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from trainmedic_server.agent.disk import checkpoints
+from trainmedic_server.agent.disk.checkpoints import CheckpointTraits
+from trainmedic_server.agent.disk.filesystems import Inode, Root, freed_bytes, inode_of, stored_bytes
+from trainmedic_server.agent.disk.report import Reason, RuleCounters
+from trainmedic_server.agent.disk.rules import AgeBy, CleaningOperation, CleaningRule
+from trainmedic_server.agent.disk.throttle import Throttle
+from trainmedic_server.agent.disk.walk import DELETING, VisitDirectory, Walk, WalkedDirectory, WalkedEntry
+
+BATCH_SIZE = 30_000
+MAX_CHECKPOINTS = 20_000
+"""Checkpoints that one rule looks at; where there are more, none is deleted."""
+
+_KEY = struct.Struct(">QHQ")
+"""The time from which the age counts, the root's index, the inode number: packed, they sort as bytes."""
+_REST = struct.Struct(">QI")
+"""The bytes that the file takes and the number of its directory; its name follows."""
+_TIME_OFFSET = 2**63
+"""Added to times, of which some are before 1970, so that all are positive and sort as bytes."""
+
+
+@dataclass(slots=True)
+class _Search:
+    """What the two searches share: one rule and its open roots."""
+
+    rule: CleaningRule
+    roots: tuple[Root, ...]
+    cutoff_ns: int
+    """The latest time from which the age of an entry that is old enough counts, in nanoseconds since the epoch."""
+    throttle: Throttle
+    counters: RuleCounters
+    gone: Set[Inode]
+    """What earlier rules of a trial run would have deleted."""
+
+    def _walk(self, root: Root, visit: VisitDirectory) -> closing[Generator[WalkedEntry, None, None]]:
+        return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
+
+
+@dataclass(frozen=True, slots=True)
+class DueFile:
+    """A file that is due, as it was when the search met it."""
+
+    directory: WalkedDirectory
+    name: str
+    inode: Inode
+    last_used_ns: int
+    """From when its age counts, by the rule."""
+    stored: int
+    """Bytes that it takes on the disk."""
+
+
+@dataclass(slots=True)
+class _OldestFiles:
+    """The oldest of all files that are added, `size` of them: packed, in a quarter of the memory of as many objects."""
+
+    size: int
+    after: bytes
+    """Files up to this key are left out: an earlier batch had them."""
+    bound: bytes | None = None
+    """Files from this key on are left out: there are `size` older ones. None as long as all fit."""
+    _packed: list[bytes] = field(default_factory=list)
+    _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
+    _next_number: int = 0
+
+    def add(self, last_used_ns: int, root: int, facts: os.stat_result, directory: WalkedDirectory, name: str) -> None:
+        key = _KEY.pack(last_used_ns + _TIME_OFFSET, root, facts.st_ino)
+        if key <= self.after or (self.bound is not None and key >= self.bound):
+            return
+        number = self._numbers.get(directory)
+        if number is None:
+            number = self._numbers[directory] = self._next_number
+            self._next_number += 1
+        self._packed.append(key + _REST.pack(stored_bytes(facts), number) + os.fsencode(name))
+        if len(self._packed) >= 2 * self.size:
+            self.trim()
+
+    def trim(self) -> None:
+        """Sort, and forget what is too young, with the directories of which nothing is left."""
+        self._packed.sort()
+        if len(self._packed) <= self.size:
+            return
+        self.bound = self._packed[self.size][: _KEY.size]
+        del self._packed[self.size :]
+        used = {_REST.unpack_from(packed, _KEY.size)[1] for packed in self._packed}
+        self._numbers = {directory: number for directory, number in self._numbers.items() if number in used}
+
+    def last_key(self) -> bytes | None:
+        """The key of the youngest file; None where there is none."""
+        return self._packed[-1][: _KEY.size] if self._packed else None
+
+    def files(self) -> Iterator[DueFile]:
+        directories = {number: directory for directory, number in self._numbers.items()}
+        for packed in self._packed:
+            time, _, inode_number = _KEY.unpack_from(packed)
+            stored, number = _REST.unpack_from(packed, _KEY.size)
+            directory = directories[number]
+            name = os.fsdecode(packed[_KEY.size + _REST.size :])
+            yield DueFile(directory, name, (directory.root.device, inode_number), time - _TIME_OFFSET, stored)
+
+
+@dataclass(slots=True)
+class FileSearch(_Search):
+    """Finds the files that are due by a rule of kind ``files``."""
+
+    batch_size: int = BATCH_SIZE
+
+    def batches(self, enough: Set[int]) -> Iterator[Iterator[DueFile]]:
+        """All that is due, oldest first, some at a time.
+
+        `enough` holds the devices whose roots need no walk any more; the caller may add to it meanwhile. Ends early,
+        and without those that were being gathered, when the throttle says so.
+        """
+        after = b""
+        while True:
+            oldest = _OldestFiles(self.batch_size, after)
+            for index, root in enumerate(self.roots):
+                if root.device not in enough:
+                    self._look_through(index, root, oldest)
+            self.counters.is_first_pass = False
+            oldest.trim()
+            last = oldest.last_key()
+            if last is None or self.throttle.stop_reason is not None:
+                return
+            after = last
+            yield oldest.files()
+            if oldest.bound is None:
+                return
+
+    def _look_through(self, index: int, root: Root, oldest: _OldestFiles) -> None:
+        newest_of: dict[WalkedDirectory, list[tuple[int, int, os.stat_result, str]]] = {}
+        with self._walk(root, self._visit) as entries:
+            for directory, entry in entries:
+                if entry is None:
+                    for _, _, _, name in newest_of.pop(directory, ()):
+                        self.counters.skip(Reason.NEWEST, directory, name)
+                    continue
+                facts = self._facts(directory, entry)
+                if facts is None:
+                    continue
+                name = entry.name
+                if self.rule.keep_newest:
+                    # A heap of the newest so far: each further file pushes out the oldest of them, which is judged.
+                    newest = newest_of.setdefault(directory, [])
+                    item = (facts.st_mtime_ns, facts.st_ino, facts, name)
+                    if len(newest) < self.rule.keep_newest:
+                        heapq.heappush(newest, item)
+                        continue
+                    _, _, facts, name = heapq.heappushpop(newest, item)
+                last_used = self.rule.age_by.last_used_ns(facts)
+                reason = self._obstacle(facts, last_used)
+                if reason is None:
+                    self.counters.matched += self.counters.is_first_pass
+                    oldest.add(last_used, index, facts, directory, name)
+                else:
+                    self.counters.skip(reason, directory, name)
+
+    def _visit(self, directory: WalkedDirectory, is_matched: bool) -> bool:
+        name = directory.name or PurePath(directory.root.path).name
+        if name.startswith(DELETING) or checkpoints.is_checkpoint(directory.fd, name):
+            self.counters.skip(Reason.IN_CHECKPOINT, directory, "")
+            return False
+        return True
+
+    def _facts(self, directory: WalkedDirectory, entry: os.DirEntry[str]) -> os.stat_result | None:
+        try:
+            facts = entry.stat(follow_symlinks=False)
+        except OSError:  # it has vanished
+            return None
+        if not stat.S_ISREG(facts.st_mode):
+            self.counters.skip(Reason.SPECIAL, directory, entry.name)
+            return None
+        return None if inode_of(facts) in self.gone else facts
+
+    def _obstacle(self, facts: os.stat_result, last_used_ns: int) -> Reason | None:
+        if facts.st_nlink > 1:
+            return Reason.HARD_LINK
+        if last_used_ns > self.cutoff_ns:
+            return Reason.YOUNG
+        if not self.rule.allows_size(stored_bytes(facts)):
+            return Reason.SIZE
+        if self.rule.do is CleaningOperation.TRUNCATE and not facts.st_blocks:
+            return Reason.EMPTY
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointContents:
+    """Everything that is in a checkpoint directory."""
+
+    files: int
+    bytes: int
+    """What deleting all of it frees."""
+    last_used_ns: int
+    """The latest time from which the age of anything in it counts, by the rule."""
+    written_ns: int
+    """The latest write."""
+    obstacle: Reason | None
+    """Why it cannot be deleted whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueCheckpoint:
+    """A checkpoint directory that is due, as it was when the search met it."""
+
+    root_index: int
+    directory: WalkedDirectory
+    inode: Inode
+    contents: CheckpointContents
+
+
+@dataclass(slots=True)
+class CheckpointSearch(_Search):
+    """Finds the checkpoints that are due by a rule of kind ``checkpoints``."""
+
+    _count: int = 0
+    _due: list[DueCheckpoint] = field(default_factory=list)
+
+    def due(self) -> list[DueCheckpoint]:
+        """All that is due, oldest first; empty where the throttle ended the search.
+
+        Which checkpoints are the newest, and so have to stay, is known only when all of them have been seen.
+        """
+        for index, root in enumerate(self.roots):
+            self._look_through(index, root)
+        if self._count > MAX_CHECKPOINTS:
+            self.counters.leave_rest(Reason.TOO_MANY, self._count)
+            return []
+        if self.throttle.stop_reason is not None:
+            return []
+        self.counters.matched = len(self._due)
+        self.counters.is_first_pass = False
+        return sorted(self._due, key=lambda due: (due.contents.last_used_ns, due.root_index, due.inode[1]))
+
+    def _look_through(self, index: int, root: Root) -> None:
+        siblings_in: dict[WalkedDirectory, list[tuple[DueCheckpoint, CheckpointTraits]]] = {}
+
+        def visit(directory: WalkedDirectory, is_matched: bool) -> bool:
+            name = directory.name
+            if not is_matched or directory.parent is None:
+                return True
+            if not name.startswith(DELETING) and not checkpoints.is_checkpoint(directory.fd, name):
+                self.counters.skip(Reason.NOT_A_CHECKPOINT, directory, "")
+                return True
+            self._count += 1
+            if self._count <= MAX_CHECKPOINTS:
+                inode = inode_of(os.fstat(directory.fd))
+                contents = survey(directory, self.rule.age_by, self.throttle)
+                if inode not in self.gone:
+                    traits = checkpoints.traits_of(directory.parent.fd, directory.fd, name, contents.written_ns)
+                    checkpoint = DueCheckpoint(index, directory, inode, contents)
+                    siblings_in.setdefault(directory.parent, []).append((checkpoint, traits))
+            return False
+
+        with self._walk(root, visit) as entries:
+            for directory, entry in entries:
+                if entry is None:
+                    self._judge(siblings_in.pop(directory, []))
+
+    def _judge(self, siblings: list[tuple[DueCheckpoint, CheckpointTraits]]) -> None:
+        """Add those checkpoints of one directory that are due."""
+        whole = [traits for _, traits in siblings if not traits.name.startswith(DELETING)]
+        kept = checkpoints.kept(whole, self.rule.keep_newest)
+        for checkpoint, traits in siblings:
+            reason = Reason.PINNED if traits.is_pinned else kept.get(traits.name)
+            reason = reason or self._obstacle(checkpoint)
+            if reason is None:
+                self._due.append(checkpoint)
+            else:
+                self.counters.skip(reason, checkpoint.directory, "")
+
+    def _obstacle(self, checkpoint: DueCheckpoint) -> Reason | None:
+        contents = checkpoint.contents
+        if contents.obstacle is not None:
+            return contents.obstacle
+        if contents.last_used_ns > self.cutoff_ns:
+            return Reason.YOUNG
+        # What an interrupted deletion has left no longer has the size of the checkpoint, and has to go all the same.
+        is_begun = checkpoint.directory.name.startswith(DELETING)
+        return None if is_begun or self.rule.allows_size(contents.bytes) else Reason.SIZE
+
+
+def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> CheckpointContents:
+    """Look through an open checkpoint directory.
+
+    One whose deletion was begun is as old as the files that are left in it, for the deletion has written its
+    directories.
+    """
+    is_begun = directory.name.startswith(DELETING)
+    files = size = links = last_used = written = 0
+    obstacle: Reason | None = None
+
+    def obstruct(reason: Reason, *_: object) -> None:
+        nonlocal obstacle
+        obstacle = obstacle or reason
+
+    def count_age(facts: os.stat_result) -> None:
+        nonlocal last_used, written
+        last_used, written = max(last_used, age_by.last_used_ns(facts)), max(written, facts.st_mtime_ns)
+
+    def visit(inner: WalkedDirectory, is_matched: bool) -> bool:
+        if not is_begun:
+            count_age(os.fstat(inner.fd))
+        return True
+
+    with closing(directory.walk_all(throttle, obstruct, visit)) as entries:
+        for _, entry in entries:
+            if entry is None:
+                continue
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except OSError:
+                obstruct(Reason.CHANGED)
+                continue
+            files += 1
+            links += facts.st_nlink > 1
+            size += freed_bytes(facts)
+            count_age(facts)
+    # A walk that ended early has not seen everything.
+    obstacle = obstacle or throttle.stop_reason
+    if obstacle is None and links and not size:
+        obstacle = Reason.HARD_LINK
+    return CheckpointContents(files, size, last_used, written, obstacle)
