@@ -20,6 +20,7 @@ ELSEWHERE = {
     "docs/how-to/upgrade.md": "tests/helm/test_documentation.py",
     "docs/how-to/monitoring.md": "tests/integration/test_monitoring.py",
     "docs/how-to/write-a-playbook.md": "tests/unit/docs/test_playbook_examples.py",
+    "docs/how-to/write-an-action.md": "tests/unit/docs/test_write_an_action.py",
     "docs/reference/actions.md": "tests/unit/docs/test_actions_reference.py",
 }
 

@@ -1,4 +1,4 @@
-"""The registry of actions: the built-in ones, and those that other packages add by an entry point.
+"""The registry of actions: the built-in ones, and those that other packages add by an entry point (``extending``).
 
 Wiring calls `build`, with services, for acting; the offline commands call `specs_only`, for
 checking playbooks. Another package adds an action by naming its class in its own metadata::

@@ -8,14 +8,13 @@ write a checkpoint loses the work since its last one whether the node is drained
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic_server.actions.kubernetes.base import node_of
+from trainmedic_server.actions.placement import derived_id
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.actions import Call
 from trainmedic_server.ports.outside import Clock, CommandBus
@@ -42,7 +41,7 @@ async def ask_for(bus: CommandBus, clock: Clock, call: Call, patience: timedelta
 
 async def _checkpoint(bus: CommandBus, call: Call, job: str, until: datetime) -> str:
     command = envelope.Command(
-        id=_derived(call.command_id, job),
+        id=derived_id(call.command_id, job),
         action=ACTION,
         target={"kind": "job", "job": job},
         params={},
@@ -65,13 +64,3 @@ def _is_on(details: Mapping[str, Any], node: str) -> bool:
     return isinstance(placement, list) and any(
         isinstance(rank, Mapping) and rank.get("node") == node for rank in placement
     )
-
-
-def _derived(command_id: str, job: str) -> str:
-    """The id of the command to one job: always the same for the same step's attempt, so that a repeat is
-    one; a UUIDv7 of the same moment."""
-    random_bits = int.from_bytes(hashlib.sha256(f"{command_id}/{job}".encode()).digest()[:16], "big")
-    moment = uuid.UUID(command_id).int & ~((1 << 76) - 1)
-    value = moment | random_bits & ((1 << 76) - 1)
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    return str(uuid.UUID(int=value))
