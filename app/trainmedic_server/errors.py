@@ -1,57 +1,57 @@
-"""Every error that Trainmedic raises on purpose.
+"""Every error that the server and the node agent raise on purpose, and what each one means to its caller.
 
 The tree::
 
-    TrainmedicError
-    ├── ConfigurationError      a setting, file or flag is wrong; the process cannot start with it
-    ├── PlaybookError           a playbook cannot be loaded; says file, line and column
-    ├── ExpressionError         a template or expression failed while a run used it
-    ├── PayloadError            a webhook body is not what Alertmanager sends; says the field
-    ├── NotFound                no run, playbook or other named thing of that name
-    ├── Conflict                the request does not fit the state: approving a closed run
-    ├── Saturated               a bounded queue is full; the same request may succeed later
-    ├── StoreUnavailable        the run store cannot be reached or written
-    ├── BusUnavailable          Redis cannot be reached
-    ├── JournalUnavailable      the agent's journal cannot be read or written
-    ├── GpuError                the GPU or its driver does not do what is asked
-    │   ├── GpuAbsent           there is no such GPU on this node
-    │   ├── GpuLost             the GPU was there and does not answer; it may come back
-    │   ├── DriverAbsent        no driver is loaded, or it is being loaded anew
-    │   ├── NotSupported        this GPU, or this way of dividing it, does not offer that
-    │   ├── NoPermission        the agent's user may not do that
-    │   └── GpuFailure          anything else that the driver reports; another attempt may succeed
-    │       └── GpuStuck        a call has not come back; it may still take its effect
-    ├── CommandNotExecuted           raised by a hand of the agent, to answer its order
-    │   ├── CommandRejected            the order makes no sense here, or the agent's policy does not allow it
-    │   ├── CommandUnsupported         this node cannot carry out such an order
-    │   ├── CommandFailed              it was tried and is not done; another attempt may succeed
-    │   └── CommandInterrupted         the agent ends in the middle of it; resumed at the next start
-    └── ActionFailure           an attempt of a step did not succeed
-        ├── TemporaryFailure    another attempt may succeed
+    TrainmedicError                 of the SDK (``trainmedic.errors``), whose errors stand below it as well
+    ├── ConfigurationError          of the SDK; a setting, file or flag is wrong, and the process cannot start with it
+    ├── PlaybookError               a playbook cannot be loaded; the text says file, line and column
+    ├── ExpressionError             a template or expression failed while a run used it
+    ├── PayloadError                a webhook body is not what Alertmanager sends; ``field`` says where
+    ├── NotFound                    no run, playbook or other named object has that name
+    ├── Conflict                    the request does not fit the state, such as approving a closed run
+    ├── Saturated                   a bounded queue is full; the same request may succeed later
+    ├── StoreUnavailable            the run store cannot be reached or written
+    ├── BusUnavailable              Redis cannot be reached
+    ├── JournalUnavailable          the agent's journal cannot be read or written
+    ├── GpuError                    the GPU or its driver does not do what is asked
+    │   ├── GpuAbsent               there is no such GPU on this node
+    │   ├── GpuLost                 the GPU was there and does not answer; it may come back
+    │   ├── DriverAbsent            no driver is loaded, or it is being loaded anew
+    │   ├── NotSupported            this GPU, or this way of dividing it, does not offer that
+    │   ├── NoPermission            the agent's user may not do that
+    │   └── GpuFailure              the driver reports anything else; another attempt may succeed
+    │       └── GpuStuck            a call has not come back; it may still take its effect
+    ├── CommandNotExecuted          an executor of the agent raises it to answer its command
+    │   ├── CommandRejected         the command makes no sense here, or the agent's policy does not allow it
+    │   ├── CommandUnsupported      this node cannot carry out such a command
+    │   ├── CommandFailed           the executor tried and did not succeed; another attempt may succeed
+    │   └── CommandInterrupted      the agent ends in the middle of the command, and resumes it at its next start
+    └── ActionFailure               an attempt of a step did not succeed
+        ├── TemporaryFailure        another attempt may succeed
         │   ├── ClusterUnavailable  the Kubernetes API is away, overloaded or failing
         │   ├── ObjectChanged       a Kubernetes object is not what it was when it was read
         │   └── EvictionBlocked     a PodDisruptionBudget does not let a pod go now
-        ├── PermanentFailure    another attempt would fail alike (rejected, unsupported, bad parameters)
+        ├── PermanentFailure        another attempt would fail alike (rejected, unsupported, bad parameters)
         │   ├── ObjectMissing       a Kubernetes object does not exist
-        │   ├── ObjectExists        there is one of that name already
+        │   ├── ObjectExists        a Kubernetes object of that name exists already
         │   └── ClusterRefused      the Kubernetes API refuses: no permission, or no valid request
-        └── OutcomeUnknown      it may or may not have happened (no reply in time, killed in between)
+        └── OutcomeUnknown          the effect may or may not have happened: no reply in time, or a kill in between
 
-Errors of libraries are translated once, in the adapter that met them, and chained.
+The base and `ConfigurationError` are the SDK's own classes, because server and agent load the SDK's wire format and
+its settings: one ``except`` catches what either of them raises. The SDK's ``Refusal`` is not shared: the authors of
+training jobs raise it with a reason alone, while an executor's answer carries ``output`` too, and can be a failure.
+
+Adapters translate the errors of libraries once, where they meet them, and chain them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-
-class TrainmedicError(Exception):
-    """Base of the tree; its text is meant for a person."""
-
-
-class ConfigurationError(TrainmedicError):
-    """A setting, file or flag is wrong."""
+from trainmedic.errors import ConfigurationError as ConfigurationError
+from trainmedic.errors import TrainmedicError as TrainmedicError
+from trainmedic.wire import envelope
 
 
 class PlaybookError(TrainmedicError):
@@ -65,8 +65,8 @@ class ExpressionError(TrainmedicError):
 class PayloadError(TrainmedicError):
     """A webhook body is not what Alertmanager sends.
 
-    ``field`` is the path of the offending member, such as ``alerts.0.startsAt``; ``problems`` are
-    all that were found, each as (field, message).
+    ``field`` is the path of the offending member, such as ``alerts.0.startsAt``; ``problems`` lists
+    every member that is wrong, each as (field, message).
     """
 
     def __init__(self, message: str, field: str | None = None, problems: Sequence[tuple[str, str]] = ()) -> None:
@@ -76,13 +76,13 @@ class PayloadError(TrainmedicError):
 
     @classmethod
     def at(cls, problems: Sequence[tuple[str, str]]) -> PayloadError:
-        """The error of one or more problems, the first of which it names."""
-        message = "; ".join(f"{field}: {what}" if field else what for field, what in problems)
+        """Make one error of all `problems`; its ``field`` is that of the first."""
+        message = "; ".join(f"{field}: {reason}" if field else reason for field, reason in problems)
         return cls(message, problems[0][0], problems)
 
 
 class NotFound(TrainmedicError):
-    """There is nothing of that name."""
+    """No run, playbook or other named object has that name."""
 
 
 class Conflict(TrainmedicError):
@@ -134,7 +134,7 @@ class NoPermission(GpuError):
 
 
 class GpuFailure(GpuError):
-    """Anything else that the driver reports."""
+    """The driver reports anything else; another attempt may succeed."""
 
 
 class GpuStuck(GpuFailure):
@@ -142,8 +142,10 @@ class GpuStuck(GpuFailure):
 
 
 class CommandNotExecuted(TrainmedicError):
-    """Raised by a hand of the agent that does not carry its order out. The text is the reply's reason, and
-    ``output`` what else is known."""
+    """An executor of the agent does not carry its command out. The text is the reply's ``reason``; ``output`` is what
+    the reply says beside it, and ``status`` the reply's status."""
+
+    status: ClassVar[str] = envelope.FAILED
 
     def __init__(self, reason: str, output: Mapping[str, Any] | None = None) -> None:
         super().__init__(reason)
@@ -151,24 +153,31 @@ class CommandNotExecuted(TrainmedicError):
 
 
 class CommandRejected(CommandNotExecuted):
-    """The order makes no sense here, or the agent's policy does not allow it."""
+    """The command makes no sense here, or the agent's policy does not allow it."""
+
+    status = envelope.REJECTED
 
 
 class CommandUnsupported(CommandNotExecuted):
-    """This node cannot carry out such an order."""
+    """This node cannot carry out such a command."""
+
+    status = envelope.UNSUPPORTED
 
 
 class CommandFailed(CommandNotExecuted):
-    """It was tried and is not done; another attempt may succeed."""
+    """The executor tried and did not succeed; another attempt may succeed."""
 
 
 class CommandInterrupted(CommandNotExecuted):
-    """The agent ends in the middle of the order. It is not answered, and resumed at the next start."""
+    """The agent ends in the middle of the command. The command gets no reply now, and is resumed at the next start."""
 
 
 class ActionFailure(TrainmedicError):
-    """An attempt of a step did not succeed. ``output`` is what is known of it; ``is_begun`` that a part of it was
-    applied all the same, which the step's undo has to take back."""
+    """An attempt of a step did not succeed.
+
+    ``output`` is what the attempt reported. ``is_begun`` says that a part of the step was applied all the same, which
+    the step's undo has to take back.
+    """
 
     is_begun = False
 
@@ -192,8 +201,8 @@ class OutcomeUnknown(ActionFailure):
 class ClusterUnavailable(TemporaryFailure):
     """The Kubernetes API is away, overloaded or failing.
 
-    ``retry_after`` is in seconds, where it said so; ``may_be_done`` where what was asked for was a
-    change that may have been made nevertheless.
+    ``retry_after`` is the seconds that the API asked for, None where it asked for none. ``may_be_done`` says that the
+    request was a change, which the API may have made nevertheless.
     """
 
     def __init__(self, message: str, retry_after: float | None = None, may_be_done: bool = False) -> None:
@@ -215,14 +224,14 @@ class ObjectMissing(PermanentFailure):
 
 
 class ObjectExists(PermanentFailure):
-    """There is a Kubernetes object of that name already."""
+    """A Kubernetes object of that name exists already."""
 
 
 class ClusterRefused(PermanentFailure):
     """The Kubernetes API refuses: no permission, or no valid request.
 
-    ``may_pass`` where it does not let our account: a server that has just started says so to everybody,
-    until it has read its roles.
+    ``may_pass`` says that the API does not let our account: an API server that has just started refuses everybody
+    until it has read its roles, so the same request may succeed a moment later.
     """
 
     def __init__(self, message: str, may_pass: bool = False) -> None:

@@ -24,7 +24,7 @@ FIRST, SECOND = (card.uuid for card in cards(2))
 def gpus(driver: Driver, request: pytest.FixtureRequest) -> Iterator[Gpus]:
     """By themselves, and as the agent uses them: with every call in a thread that can be spared."""
     calls = TimeLimitedCalls()
-    opened = NvmlGpus() if request.param == "waiting" else TimeLimitedGpus(NvmlGpus(apart=calls), calls)
+    opened = NvmlGpus() if request.param == "waiting" else TimeLimitedGpus(NvmlGpus(calls=calls), calls)
     yield opened
     opened.close()
 

@@ -35,8 +35,8 @@ class Hasty(TimeLimitedCalls):
         super().__init__()
         self.keys: set[str] = set()
 
-    def ask(self, key: str, work: Callable[[], T], patience: float = 0.0) -> T:
-        return super().ask(key, work, 0.2 if key in self.keys else 120.0)
+    def run(self, key: str, function: Callable[[], T], timeout: float = 0.0) -> T:
+        return super().run(key, function, 0.2 if key in self.keys else 120.0)
 
 
 class Noting(TimeLimitedCalls):
@@ -46,9 +46,9 @@ class Noting(TimeLimitedCalls):
         super().__init__()
         self.asked: list[tuple[str, float]] = []
 
-    def ask(self, key: str, work: Callable[[], T], patience: float = time_limited_gpus.CARD_SECONDS) -> T:
-        self.asked.append((key, patience))
-        return super().ask(key, work, 120.0)
+    def run(self, key: str, function: Callable[[], T], timeout: float = time_limited_gpus.CARD_SECONDS) -> T:
+        self.asked.append((key, timeout))
+        return super().run(key, function, 120.0)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def calls() -> Hasty:
 
 @pytest.fixture
 def gpus(driver: Driver, calls: Hasty) -> Iterator[TimeLimitedGpus]:
-    opened = TimeLimitedGpus(NvmlGpus(apart=calls), calls)
+    opened = TimeLimitedGpus(NvmlGpus(calls=calls), calls)
     yield opened
     driver.heal()
     eventually(calls.is_free, 20, "every call back")
@@ -66,7 +66,7 @@ def gpus(driver: Driver, calls: Hasty) -> Iterator[TimeLimitedGpus]:
 
 
 def threads() -> int:
-    return sum(one.name == "gpu-call" for one in threading.enumerate())
+    return sum(thread.name == "gpu-call" for thread in threading.enumerate())
 
 
 def hang(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
@@ -132,10 +132,10 @@ def test_many_who_ask_at_once_cost_four_threads(driver: Driver, gpus: TimeLimite
             errors.append(error)
 
     asking = [threading.Thread(target=ask) for _ in range(12)]
-    for one in asking:
-        one.start()
-    for one in asking:
-        one.join()
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
     assert len(errors) == 12
     assert threads() <= time_limited_gpus._MOST_CALLS + time_limited_gpus._KEPT_IDLE
 
@@ -147,7 +147,7 @@ def test_a_card_that_hangs_when_the_driver_is_opened_keeps_no_other_from_it(
     driver.fail(HANDLE, gpu=0, hang=True)
     calls.keys.add("GPU 0")
     inventory = gpus.inventory()
-    assert [one.uuid for one in inventory.gpus] == [SECOND]
+    assert [info.uuid for info in inventory.gpus] == [SECOND]
     (problem,) = inventory.problems
     assert "GPU 0 is stuck" in problem
     gpus.set_power_limit(SECOND, 420_000)
@@ -161,9 +161,9 @@ def test_presence_and_facts_have_the_others_and_say_what_is_stuck(
     first, second = presence(gpus)["gpus"]
     assert "is stuck" in first["problem"]
     assert second["power_limit_watts"] == 700
-    told = all_facts(gpus)
-    assert [one["uuid"] for one in told["gpus"]] == [SECOND]
-    assert "is stuck" in told["gpu_problems"][0]
+    facts = all_facts(gpus)
+    assert [gpu["uuid"] for gpu in facts["gpus"]] == [SECOND]
+    assert "is stuck" in facts["gpu_problems"][0]
 
 
 def test_the_exporter_shows_a_stuck_card_and_serves_the_others(
@@ -187,7 +187,7 @@ def test_a_driver_that_does_not_say_who_is_there_is_told_with_those_that_were(
     driver.fail("nvmlDeviceGetCount_v2", hang=True)
     calls.keys.add("NVIDIA's driver")
     inventory = gpus.inventory()
-    assert [one.uuid for one in inventory.gpus] == [FIRST, SECOND]
+    assert [info.uuid for info in inventory.gpus] == [FIRST, SECOND]
     assert "NVIDIA's driver is stuck" in inventory.problems[-1]
     assert answers(gpus, FIRST)
     with pytest.raises(GpuStuck):
@@ -197,7 +197,7 @@ def test_a_driver_that_does_not_say_who_is_there_is_told_with_those_that_were(
 def test_the_driver_is_opened_in_its_own_time(driver: Driver) -> None:
     """Whatever is asked first: to wake eight cards takes longer than one of them is waited for."""
     calls = Noting()
-    gpus = TimeLimitedGpus(NvmlGpus(apart=calls), calls)
+    gpus = TimeLimitedGpus(NvmlGpus(calls=calls), calls)
     assert gpus.power(FIRST).limit_mw > 0
     assert calls.asked[0] == ("NVIDIA's driver", time_limited_gpus.DRIVER_SECONDS)
     assert calls.asked[-1] == (FIRST, time_limited_gpus.CARD_SECONDS)

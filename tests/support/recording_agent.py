@@ -1,7 +1,7 @@
-"""The node agent as a program, with hands that note what they do: ``recording_agent.py NOTES agent …``.
+"""The node agent as a program, with executors that note what they do: ``recording_agent.py NOTES agent …``.
 
-Everything but the hands is the real agent. Each effect is one line of the file NOTES: what, which command, and
-whether it was resumed. An order takes ``params.seconds``; ``disk.clean`` can be interrupted in that time.
+Everything but the executors is the real agent. Each effect is one line of the file NOTES: what, which command, and
+whether it was resumed. A command takes ``params.seconds``; ``disk.clean`` can be interrupted in that time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.policy import Policy
+from trainmedic_server.agent.service import AgentParts
 from trainmedic_server.cli import main
 from trainmedic_server.errors import CommandFailed, CommandInterrupted
 from trainmedic_server.settings.agent import AgentSettings
@@ -25,9 +24,9 @@ from trainmedic_server.wiring import agent as wiring
 NOTES = Path(sys.argv[1])
 
 
-def note(what: str, order: AcceptedCommand) -> None:
+def note(event: str, accepted: AcceptedCommand) -> None:
     with NOTES.open("a") as file:
-        file.write(f"{what} {order.command.id}{' resumed' if order.resumed else ''}\n")
+        file.write(f"{event} {accepted.command.id}{' resumed' if accepted.resumed else ''}\n")
 
 
 class Cap:
@@ -36,17 +35,17 @@ class Cap:
     action = "gpu.power_limit"
     queue = "gpu"
 
-    def perform(self, order: AcceptedCommand) -> Mapping[str, Any]:
-        params = order.command.params
-        note("undo" if order.command.undo_of else "begin", order)
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        params = accepted.command.params
+        note("undo" if accepted.command.undo_of else "begin", accepted)
         time.sleep(params.get("seconds", 0))
         if params.get("fail"):
             raise CommandFailed("as it was told", {"watts": 1})
-        note("end", order)
-        return {"watts": 320.0, "resumed": order.resumed}
+        note("end", accepted)
+        return {"watts": 320.0, "resumed": accepted.resumed}
 
-    def abandon(self, order: AcceptedCommand) -> None:
-        note("abandon", order)
+    def abandon(self, accepted: AcceptedCommand) -> None:
+        note("abandon", accepted)
 
 
 class Clean:
@@ -55,14 +54,14 @@ class Clean:
     action = "disk.clean"
     queue = "disk"
 
-    def perform(self, order: AcceptedCommand) -> Mapping[str, Any]:
-        note("begin", order)
-        until = time.monotonic() + order.command.params.get("seconds", 0)
-        while time.monotonic() < until and not order.resumed:
-            if order.is_stopping():
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        note("begin", accepted)
+        until = time.monotonic() + accepted.command.params.get("seconds", 0)
+        while time.monotonic() < until and not accepted.resumed:
+            if accepted.is_stopping():
                 raise CommandInterrupted("some files are left")
             time.sleep(0.01)
-        note("end", order)
+        note("end", accepted)
         return {"files": 3}
 
 
@@ -72,19 +71,15 @@ class Facts:
     action = "node.facts"
     queue = "facts"
 
-    def perform(self, order: AcceptedCommand) -> Mapping[str, Any]:
-        return {"load": 1 / order.command.params.get("divisor", 1)}
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        return {"load": 1 / accepted.command.params.get("divisor", 1)}
 
 
 @contextlib.contextmanager
-def tools(
-    settings: AgentSettings, policy: Policy, journal: Journal, tally: AgentCounters
-) -> Iterator[wiring.AgentParts]:
-    yield wiring.AgentParts(
-        hands=[Cap(), Clean(), Facts()], inventory=lambda: {"gpus": [{"index": 0, "uuid": "GPU-1"}]}
-    )
+def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[AgentParts]:
+    yield AgentParts(executors=[Cap(), Clean(), Facts()], inventory=lambda: {"gpus": [{"index": 0, "uuid": "GPU-1"}]})
 
 
 if __name__ == "__main__":
-    wiring.tools = tools
+    wiring.node_parts = node_parts
     main(sys.argv[2:])

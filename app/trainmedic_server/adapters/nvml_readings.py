@@ -1,7 +1,6 @@
 """What NVML is asked about one GPU, and how its answers become the fields of a `GpuReading` (``ports.gpus``).
 
-Each question stands alone, so that one that fails takes no other down. Called by ``nvml_gpus``, which opens
-NVML and translates its errors.
+Each query stands alone, so that one that fails takes no other down. Called by ``nvml_gpus``.
 """
 
 from __future__ import annotations
@@ -11,35 +10,35 @@ from typing import Any
 
 import pynvml
 
+from trainmedic_server.adapters.nvml_errors import UNAVAILABLE
 from trainmedic_server.ports import gpus
-
-MISSING = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
-"""The card or this version of the driver has no such thing."""
 
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 
-Questions = Mapping[str, Callable[[Any], Mapping[str, Any]]]
+Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 
 
-def collect(questions: Questions, handle: Any, ends: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The answers, and by the name of the question why there is none. What is not offered is in neither.
-    An error of `ends` is raised: there is no point in asking on."""
+def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the answers, and by the name of the query why there is none. What the card does not offer is in neither.
+
+    An error with a code of `ends` is raised: there is no point in asking on.
+    """
     values: dict[str, Any] = {}
     unread: dict[str, str] = {}
-    for name, ask in questions.items():
+    for name, ask in queries.items():
         try:
             values.update(ask(handle))
         except pynvml.NVMLError as error:
             if error.value in ends:
                 raise
-            if error.value not in MISSING:
+            if error.value not in UNAVAILABLE:
                 unread[name] = str(error)
     return values, unread
 
 
 def _first(*asks: Callable[[], Any]) -> Any:
-    """The answer of the first that this driver has: functions are renamed from release to release."""
+    """The answer of the first function that this driver has: NVML renames them from release to release."""
     for ask in asks[:-1]:
         try:
             return ask()
@@ -55,7 +54,7 @@ def _utilization(handle: Any) -> dict[str, Any]:
 
 
 def _memory(handle: Any) -> dict[str, Any]:
-    """By the second version, which does not count what the driver keeps for itself as used, like nvidia-smi."""
+    """The second version of the call does not count what the driver keeps for itself as used; nvidia-smi neither."""
     memory = _first(
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2),
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
@@ -102,7 +101,7 @@ def _remapped_rows(handle: Any) -> dict[str, Any]:
     return {"remapped_rows": gpus.RemappedRows(corrected, uncorrected, bool(pending), bool(failed))}
 
 
-READINGS: Questions = {
+READINGS: Queries = {
     "utilization": _utilization,
     "memory": _memory,
     "temperature": _temperature,
@@ -118,7 +117,7 @@ READINGS: Questions = {
     "mig": lambda handle: {"is_mig": pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE},
 }
 
-FIXED: Questions = {
+FIXED: Queries = {
     "power_default": lambda handle: {"power_default_mw": pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)},
     "power_constraints": lambda handle: dict(
         zip(("power_min_mw", "power_max_mw"), pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle), strict=True)
@@ -127,4 +126,4 @@ FIXED: Questions = {
         "slowdown_celsius": pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     },
 }
-"""What does not change while the driver is loaded."""
+"""Queries whose answers do not change while the driver is loaded."""

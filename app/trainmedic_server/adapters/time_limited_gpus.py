@@ -1,9 +1,10 @@
-"""GPUs of a driver whose calls may never come back: nobody waits for one for long, and one card holds up no other.
+"""GPUs of a driver whose calls may never come back: no caller waits for long, and one card holds up no other.
 
-A card that is about to die can swallow a call for ever, and the thread that made it with it. So every call is
-made in a thread that can be spared. Whoever asked waits for some seconds; then the card is stuck: they are told
-`GpuStuck`, and so is everybody who asks for that card after them, at once, until the call comes back. Calls to
-the other cards go on meanwhile. What is about no card in particular (who is there?) stands for itself alike.
+A card that is about to die can swallow a call for ever, and the thread that made it with it. So every call is made in
+a thread that can be spared. The caller waits for some seconds; then the card counts as stuck: this caller gets
+`GpuStuck`, and so does everybody who asks for that card afterwards, at once, until the call comes back. Calls to the
+other cards go on meanwhile. Calls that are about no card in particular (which GPUs are there?) are limited in the same
+way, by a key of their own.
 
 Threads are made as they are needed and kept for the next call, one or two in ordinary times. A card takes
 `_MOST_CALLS` of them at most.
@@ -33,35 +34,35 @@ DRIVER_SECONDS = 20.0
 """Opening the driver wakes every card, which takes a second or two each where persistence mode is off; a node has
 eight as a rule."""
 _MOST_CALLS = 4
-"""To one card at once. So many ask at most: two lanes, the presence and the exporter."""
+"""To one card at once. So many callers there are at most: two worker queues, the presence and the exporter."""
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 
 
-class _Job(Generic[T]):
-    """One call: what it came to, once it has come back."""
+class _Call(Generic[T]):
+    """One call, and its result or error once it has come back."""
 
-    def __init__(self, key: str, work: Callable[[], T], began: float, patience: float) -> None:
+    def __init__(self, key: str, function: Callable[[], T], began: float, timeout: float) -> None:
         self.key = key
         self.began = began
-        self.patience = patience
+        self.timeout = timeout
         self.is_given_up = False
-        self._work = work
+        self._function = function
         self._ended = threading.Event()
         self._result: T
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self._result = self._work()
-        except BaseException as error:  # it belongs to who asked
+            self._result = self._function()
+        except BaseException as error:  # the caller gets it from `result`; this thread goes on with the next call
             self._error = error
 
     def end(self) -> None:
         self._ended.set()
 
     def wait(self) -> bool:
-        return self._ended.wait(self.patience)
+        return self._ended.wait(self.timeout)
 
     def result(self) -> T:
         if self._error is not None:
@@ -75,34 +76,37 @@ class TimeLimitedCalls:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._under_way: list[_Job[object]] = []
-        self._idle: list[_Worker] = []
+        self._under_way: list[_Call[object]] = []
+        self._idle: list[_CallQueue] = []
 
-    def ask(self, key: str, work: Callable[[], T], patience: float = CARD_SECONDS) -> T:
-        """What `work` gives or raises. Raises GpuStuck where it has not come back after `patience` seconds, and at
-        once where an earlier one with this key has not. It may then still take its effect."""
+    def run(self, key: str, function: Callable[[], T], timeout: float = CARD_SECONDS) -> T:
+        """Return or raise what `function` does.
+
+        Raises GpuStuck where it has not come back after `timeout` seconds, and at once where an earlier call with this
+        key has not. It may then still take its effect.
+        """
         with self._lock:
             self._refuse_if_stuck(key)
-            job = _Job(key, work, self._monotonic(), patience)
-            self._under_way.append(job)  # type: ignore[arg-type]
-            worker = self._idle.pop() if self._idle else None
-        if worker is None:
-            worker = _Worker()
-            threading.Thread(target=self._serve, args=(worker,), name="gpu-call", daemon=True).start()
-        worker.put(job)  # type: ignore[arg-type]
-        if job.wait():
-            return job.result()
+            call = _Call(key, function, self._monotonic(), timeout)
+            self._under_way.append(call)  # type: ignore[arg-type]
+            calls = self._idle.pop() if self._idle else None
+        if calls is None:
+            calls = _CallQueue()
+            threading.Thread(target=self._serve, args=(calls,), name="gpu-call", daemon=True).start()
+        calls.put(call)  # type: ignore[arg-type]
+        if call.wait():
+            return call.result()
         with self._lock:
-            job.is_given_up = any(one is job for one in self._under_way)
-        if not job.is_given_up:  # it came back at the last moment
-            return job.result()
-        log.error("%s is stuck: a call has not come back after %g s", key, patience)
-        raise _stuck(key, patience)
+            call.is_given_up = any(other is call for other in self._under_way)
+        if not call.is_given_up:  # it came back at the last moment
+            return call.result()
+        log.error("a call to the driver has not come back", extra={"stuck": key, "seconds": timeout})
+        raise _stuck(key, timeout)
 
     def stuck(self) -> frozenset[str]:
-        """The keys of calls that somebody has given up, and that have not come back."""
+        """Return the keys of calls that their caller has given up, and that have not come back."""
         with self._lock:
-            return frozenset(job.key for job in self._under_way if job.is_given_up)
+            return frozenset(call.key for call in self._under_way if call.is_given_up)
 
     def is_free(self) -> bool:
         """Whether no call at all is under way."""
@@ -110,36 +114,38 @@ class TimeLimitedCalls:
             return not self._under_way
 
     def _refuse_if_stuck(self, key: str) -> None:
-        calls = [job for job in self._under_way if job.key == key]
-        given_up = [job for job in calls if job.is_given_up]
+        calls = [call for call in self._under_way if call.key == key]
+        given_up = [call for call in calls if call.is_given_up]
         if given_up or len(calls) >= _MOST_CALLS:
-            raise _stuck(key, self._monotonic() - min(job.began for job in given_up or calls))
+            raise _stuck(key, self._monotonic() - min(call.began for call in given_up or calls))
 
     def dismiss(self) -> None:
-        """End the threads that wait for work; others are made when there is some."""
+        """End the threads that wait for work; new ones are made for the next calls."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.put(None)
+        for calls in idle:
+            calls.put(None)
 
-    def _serve(self, mine: _Worker) -> None:
-        while (job := mine.get()) is not None:
-            job.run()
+    def _serve(self, calls: _CallQueue) -> None:
+        """A thread's life: run its calls, one after the other."""
+        while (call := calls.get()) is not None:
+            call.run()
             with self._lock:
-                self._under_way.remove(job)
+                self._under_way.remove(call)
                 stays = len(self._idle) < _KEPT_IDLE
                 if stays:
-                    self._idle.append(mine)
-            if job.is_given_up:
-                log.warning("%s: a call has come back after %.0f s", job.key, self._monotonic() - job.began)
-            job.end()
+                    self._idle.append(calls)
+            if call.is_given_up:
+                seconds = round(self._monotonic() - call.began)
+                log.warning("a call to the driver has come back", extra={"stuck": call.key, "seconds": seconds})
+            call.end()
             if not stays:
                 return
-            del job  # and what it holds, until the next one comes
+            del call  # and its result, which would otherwise stay until the next call comes
 
 
-_Worker = queue.SimpleQueue[_Job[object] | None]
-"""The thread that takes its jobs from here; None ends it."""
+_CallQueue = queue.SimpleQueue[_Call[object] | None]
+"""From here one thread takes its calls; None ends it."""
 
 
 def _stuck(key: str, seconds: float) -> GpuStuck:
@@ -159,42 +165,43 @@ class TimeLimitedGpus:
         self._is_open = False
 
     def inventory(self) -> gpus.Inventory:
-        """Where the driver does not say who is there, those that were there when it last did."""
+        """As of the port. Where the driver does not answer, the GPUs are those that were there when it last did."""
         try:
-            self._last = self._calls.ask(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
+            self._last = self._calls.run(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
         except GpuStuck as error:
             return gpus.Inventory(self._last.gpus, (*self._last.problems, str(error)), self._last.driver)
         self._is_open = True
         return self._last
 
     def find(self, name: str) -> gpus.GpuInfo:
-        return self._calls.ask(_DRIVER, lambda: self._inner.find(name), DRIVER_SECONDS)
+        return self._calls.run(_DRIVER, lambda: self._inner.find(name), DRIVER_SECONDS)
 
     def power(self, uuid: str) -> gpus.PowerLimits:
-        return self._of_card(uuid, lambda: self._inner.power(uuid))
+        return self._call_card(uuid, lambda: self._inner.power(uuid))
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
-        self._of_card(uuid, lambda: self._inner.set_power_limit(uuid, milliwatts))
+        self._call_card(uuid, lambda: self._inner.set_power_limit(uuid, milliwatts))
 
     def processes(self, uuid: str) -> tuple[int, ...]:
-        return self._of_card(uuid, lambda: self._inner.processes(uuid))
+        return self._call_card(uuid, lambda: self._inner.processes(uuid))
 
     def read(self, uuid: str) -> gpus.GpuReading:
-        return self._of_card(uuid, lambda: self._inner.read(uuid))
+        return self._call_card(uuid, lambda: self._inner.read(uuid))
 
     def close(self) -> None:
         """Let the driver go, unless a call is under way: to close it under one may crash."""
         if not self._calls.is_free():
-            log.warning("NVML is left open, since a call has not come back: %s", ", ".join(self._calls.stuck()))
+            stuck = sorted(self._calls.stuck())
+            log.warning("NVML is left open, since a call has not come back", extra={"stuck": stuck})
             return
         try:
-            self._calls.ask(_DRIVER, self._inner.close, DRIVER_SECONDS)
+            self._calls.run(_DRIVER, self._inner.close, DRIVER_SECONDS)
         except GpuStuck as error:
-            log.warning("NVML was not closed: %s", error)
+            log.warning("NVML was not closed", extra={"reason": str(error)})
         self._calls.dismiss()
 
-    def _of_card(self, uuid: str, work: Callable[[], T]) -> T:
-        """The first call opens the driver, which is not the card's time."""
+    def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
+        """The first call opens the driver, whose time is longer than a card's."""
         if not self._is_open:
             self.inventory()
-        return self._calls.ask(uuid, work)
+        return self._calls.run(uuid, function)

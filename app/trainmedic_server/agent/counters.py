@@ -1,4 +1,4 @@
-"""What the agent counts of itself. The exporter shows it; any thread adds to it."""
+"""What the agent counts of itself. Any thread adds to it; the exporter shows it."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ class AgentCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._commands: Counter[tuple[str, str]] = Counter()
-        self._faults: Counter[str] = Counter()
-        self._heard_at: float | None = None
+        self._loop_errors: Counter[str] = Counter()
+        self._redis_answered_at: float | None = None
 
     def command(self, action: str, status: str) -> None:
-        """A command was answered."""
+        """Count a command that was answered."""
         with self._lock:
             self._commands[action, status] += 1
 
-    def fault(self, loop: str) -> None:
-        """A background loop survived an unexpected error."""
+    def loop_error(self, loop: str) -> None:
+        """Count an unexpected error that a background loop survived."""
         with self._lock:
-            self._faults[loop] += 1
+            self._loop_errors[loop] += 1
 
-    def heard(self, at: float) -> None:
-        """Redis took a message, at this Unix time."""
-        self._heard_at = at
+    def redis_answered(self, at: float) -> None:
+        """Redis took a message at this Unix time."""
+        self._redis_answered_at = at
 
-    def heard_at(self) -> float | None:
-        """When Redis last took a message; None before the first."""
-        return self._heard_at
+    def redis_answered_at(self) -> float | None:
+        """When Redis last took a message, as Unix time; None before the first."""
+        return self._redis_answered_at
 
     def commands(self) -> dict[tuple[str, str], int]:
         """Answered commands by action and status."""
         with self._lock:
             return dict(self._commands)
 
-    def faults(self) -> dict[str, int]:
+    def loop_errors(self) -> dict[str, int]:
         """Survived errors by loop."""
         with self._lock:
-            return dict(self._faults)
+            return dict(self._loop_errors)

@@ -1,14 +1,14 @@
-"""What the agent hands to the part of it that acts, and how that part answers.
+"""What the agent hands to the code that acts on the node, and how that code answers.
 
-A `Executor` carries out one action. It is called in the one thread of its lane, so two orders of a lane never
-overlap. By then the order has been verified, is allowed by the policy and stands in the journal. What the
-hand returns is the reply's output (``applied``); what it raises is the reply's status and reason.
+An `Executor` carries out one action. The one thread of its worker queue calls it, so two commands of one queue never
+overlap. By then the command has been verified, the policy allows it, and it stands in the journal. What the executor
+returns is the reply's output (``applied``); what it raises is the reply's status and reason.
 
-An order can come to its hand again, ``resumed``, when the agent ended in the middle of it. So a hand works
-towards a state that the order and its own records name, never from the state that it finds: setting to an
-absolute value, deleting what a rule names.
+A command can come to its executor again, ``resumed``, when the agent ended in the middle of it. So an executor works
+towards a state that the command and its own records name, never from the state that it finds: it sets an absolute
+value, or deletes what a rule names.
 
-Not here: where orders come from (``intake``), or when they are carried out (``lanes``).
+Not here: where commands come from (``intake``), or when they are carried out (``worker_queues``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 from trainmedic.wire.envelope import Command
 
 NOTHING_TO_UNDO: Mapping[str, Any] = {"nothing_to_undo": True}
-"""The output of an undo of what was never applied here."""
+"""The output of an undo of a command that never took effect here."""
 
 
 def _never() -> bool:
@@ -29,11 +29,11 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCommand:
-    """One command as a hand sees it.
+    """A command that the agent has written down and will answer.
 
-    ``resumed``: an earlier process of this agent may have begun it under the same id. ``is_stopping``
-    becomes true when the agent has been told to end: a hand that takes longer than a moment asks it between
-    its pieces of work, and raises `CommandInterrupted`; the order is then resumed at the next start.
+    ``resumed``: an earlier process of this agent may have begun it under the same id.
+    ``is_stopping`` becomes true when the agent has been told to end. An executor that takes longer than a moment asks
+    it between its pieces of work, and raises `CommandInterrupted`; the command is then resumed at the next start.
     """
 
     command: Command
@@ -46,24 +46,24 @@ class Executor(Protocol):
 
     @property
     def action(self) -> str:
-        """Its name, ``gpu.power_limit``."""
+        """The action's name, such as ``gpu.power_limit``."""
         ...
 
     @property
     def queue(self) -> str:
-        """Which thread calls it: ``gpu``, ``disk`` or ``facts``, so that a long cleanup never holds up a cap."""
+        """The worker queue whose thread calls it: ``gpu``, ``disk`` or ``facts``, so that a long cleanup never holds
+        up a power cap."""
         ...
 
-    def perform(self, order: AcceptedCommand) -> Mapping[str, Any]:
-        """Do it; return the output, plain values that JSON can carry.
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        """Carry the command out; return the output, plain values that JSON can carry.
 
-        An order with ``command.undo_of`` takes an earlier one back. It comes here only where that one may
-        have had an effect: it was applied, or it failed; where there is nothing to take back, the output is
-        `NOTHING_TO_UNDO`.
+        A command with ``undo_of`` takes an earlier one back. It comes here only where the earlier one may have had an
+        effect, because it was applied or failed; otherwise the agent answers `NOTHING_TO_UNDO` by itself.
 
         Raises CommandRejected (it makes no sense or is not allowed here), CommandUnsupported (this node cannot do it),
         CommandFailed (tried, not done; another attempt may succeed), CommandInterrupted (see `AcceptedCommand`).
-        Anything else that leaves it is logged, and answered as failed.
+        Any other exception is logged, and answered as failed.
         """
         ...
 
@@ -71,32 +71,32 @@ class Executor(Protocol):
 class PeriodicTask(Protocol):
     """Work of the agent's own that comes due by itself, such as ending a power cap whose lease is over.
 
-    It runs in a lane, between the lane's orders, so it never meets one of them halfway.
+    It runs in the thread of a worker queue, between the queue's commands, so it never meets one of them halfway.
     """
 
     @property
     def queue(self) -> str: ...
 
     def due(self) -> float | None:
-        """Seconds until it wants to run, 0 or less for now; None while nothing will come due.
+        """Return the seconds until it wants to run: 0 or less for now, None while nothing will come due.
 
-        Asked before each wait of the lane, so after every order.
+        The worker queue asks before each wait, so after every command.
         """
         ...
 
     def run(self) -> None:
-        """Do what is due. What leaves it is logged, and it is run again a second later."""
+        """Do what is due. An exception that leaves it is logged, and it is run again a second later."""
         ...
 
 
 @runtime_checkable
 class SupportsAbandon(Protocol):
-    """A hand that can take back what is half-done."""
+    """An executor that can take back what is half-done."""
 
-    def abandon(self, order: AcceptedCommand) -> None:
-        """An earlier process may have begun this order, and it has expired since: leave nothing of it in force.
+    def abandon(self, accepted: AcceptedCommand) -> None:
+        """Leave nothing of this command in force: an earlier process may have begun it, and it has expired since.
 
-        Called instead of `Executor.perform`, before the order is answered ``expired``. The same command may
-        come again later, with more time.
+        Called instead of `Executor.perform`, before the command is answered ``expired``. The same command may come
+        again later, with more time.
         """
         ...

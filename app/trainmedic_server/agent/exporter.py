@@ -43,14 +43,14 @@ class AgentCollector(Collector):
         self,
         gpus: Gpus,
         power: Callable[[], Mapping[str, GpuPowerState]],
-        tally: AgentCounters,
+        counters: AgentCounters,
         about: Mapping[str, str],
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gpus = gpus
         self._power = power
-        self._tally = tally
+        self._counters = counters
         self._about = dict(about)
         self._now = now
         self._monotonic = monotonic
@@ -99,19 +99,19 @@ class AgentCollector(Collector):
     def _agent(self) -> Iterator[Metric]:
         about = {**self._about, "driver": self._inventory.driver or ""}
         yield InfoMetricFamily("trainmedic_agent", "Which agent this is, and the driver that it found.", about)
-        heard = self._tally.heard_at()
-        connected = heard is not None and self._now() - heard < _CONNECTED
+        answered_at = self._counters.redis_answered_at()
+        connected = answered_at is not None and self._now() - answered_at < _CONNECTED
         yield GaugeMetricFamily("trainmedic_agent_redis_connected", "1 while Redis takes its messages.", int(connected))
         commands = CounterMetricFamily(
             "trainmedic_agent_commands", "Commands that were answered.", labels=["action", "status"]
         )
-        for (action, status), count in sorted(self._tally.commands().items()):
+        for (action, status), count in sorted(self._counters.commands().items()):
             commands.add_metric([action, status], count)
         yield commands
         faults = CounterMetricFamily(
             "trainmedic_agent_loop_errors", "Unexpected errors that a background loop survived.", labels=["loop"]
         )
-        for loop, count in sorted(self._tally.faults().items()):
+        for loop, count in sorted(self._counters.loop_errors().items()):
             faults.add_metric([loop], count)
         yield faults
 

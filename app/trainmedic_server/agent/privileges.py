@@ -1,4 +1,4 @@
-"""What this process may do on its node, as far as the kernel tells without anything being tried.
+"""What this process may do on its node, as far as the kernel says so before anything is tried.
 
 Who calls it: ``wiring.agent_check``, for a person who installs an agent.
 """
@@ -31,18 +31,18 @@ PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
 
 @dataclass(frozen=True, slots=True)
 class Privileges:
-    """``held`` are those of the capabilities that matter here."""
+    """``user`` is the process's user; ``capabilities`` are those of Linux's that it has and that matter here."""
 
     user: str
-    held: frozenset[str]
+    capabilities: frozenset[str]
 
     def lacks(self, needed: Sequence[str]) -> list[str]:
-        """Those of `needed` that are not held."""
-        return [name for name in needed if name not in self.held]
+        """Return those of `needed` that the process does not have."""
+        return [name for name in needed if name not in self.capabilities]
 
 
 def own(proc: Path = Path("/proc")) -> Privileges:
-    """This process's."""
+    """Read what this process has from the kernel."""
     uid = os.geteuid()
     try:
         user = pwd.getpwuid(uid).pw_name

@@ -1,6 +1,6 @@
 """Answers on their way to the server, and the agent's presence.
 
-The outcome of an order is in the journal before it comes here, so none is lost while Redis is away or the
+The outcome of a command is in the journal before it comes here, so none is lost while Redis is away or the
 agent restarts: what the journal holds unsent is sent when it can be. Other answers (``accepted``, or why a
 command was not taken) come from the reading of a stream entry, and that entry stays on the stream until
 Redis has the answer.
@@ -20,8 +20,8 @@ from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.connection import RedisConnection
 from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.journal import Journal, JournalEntry
+from trainmedic_server.agent.context import AgentContext
+from trainmedic_server.agent.journal import JournalEntry
 from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
@@ -37,18 +37,15 @@ class AgentReplies:
 
     def __init__(
         self,
-        node: str,
+        context: AgentContext,
         instance: str,
         connection: RedisConnection,
-        journal: Journal,
         describe: Callable[[], Mapping[str, Any]],
-        now: Callable[[], datetime],
-        counters: AgentCounters,
     ) -> None:
-        self._node = node
-        self._counters = counters
-        self._journal = journal
-        self._now = now
+        self._node = node = context.node
+        self._counters = context.counters
+        self._journal = context.journal
+        self._now = context.now
         self._lock = threading.Lock()
         self._on_the_way: set[str] = set()
         self._arrived: list[str] = []
@@ -117,7 +114,7 @@ class AgentReplies:
         The journal learns it with the next presence, for many replies at once, because each note is a disk write.
         Where the note is lost a reply is sent twice, which does no harm.
         """
-        self._counters.heard(self._now().timestamp())
+        self._counters.redis_answered(self._now().timestamp())
         with self._lock:
             for batch in sent:
                 if batch.replies[0].is_final and batch.command_id in self._on_the_way:
@@ -137,7 +134,7 @@ class AgentReplies:
         try:
             self._journal.sent(arrived)
         except JournalUnavailable as error:
-            log.error("sent replies could not be noted, and will be sent again: %s", error)
+            log.error("sent replies could not be noted, and will be sent again", extra={"reason": str(error)})
             with self._lock:
                 self._arrived = arrived + self._arrived
 
@@ -146,7 +143,7 @@ class AgentReplies:
         try:
             unsent = self._journal.unsent(_REFILL)
         except JournalUnavailable as error:
-            log.error("unsent replies could not be read: %s", error)
+            log.error("unsent replies could not be read", extra={"reason": str(error)})
             return
         with self._lock:
             left = [entry for entry in unsent if entry.id not in self._on_the_way and entry.id not in self._arrived]

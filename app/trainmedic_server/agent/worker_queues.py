@@ -1,7 +1,7 @@
-"""The threads that carry orders out: one for each lane, so that a long cleanup never holds up a cap.
+"""The threads that carry commands out: one for each worker queue, so that a long cleanup never holds up a power cap.
 
-A lane takes its orders in the order in which they came, and runs its keepers between them. What an order
-means is not known here; `WorkerQueue` is handed the function that carries one out (``execution``).
+A worker queue takes its commands in the order in which they came, and runs its periodic tasks between them. It does
+not know what a command means: it is handed the function that carries one out (``command_runner``).
 """
 
 from __future__ import annotations
@@ -10,83 +10,70 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
-from trainmedic.wire import envelope
 from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.executors import PeriodicTask
+from trainmedic_server.agent.executors import AcceptedCommand, PeriodicTask
 
 log = logging.getLogger(__name__)
 
-_AFTER_FAULT = 1.0
-
-
-@dataclass(slots=True)
-class Pending:
-    """An order that has been taken and is not concluded. A repeat of its command may give it more time."""
-
-    command: envelope.Command
-    expires_at: datetime
-    resumed: bool = False
+_PAUSE_AFTER_ERROR = 1.0
+"""Seconds, so that a task which fails at once does not keep a processor busy."""
 
 
 class WorkerQueue:
-    """One thread and the orders that wait for it."""
+    """One thread and the commands that wait for it."""
 
     def __init__(
         self,
         name: str,
-        carry_out: Callable[[Pending], None],
-        keepers: Sequence[PeriodicTask],
+        carry_out: Callable[[AcceptedCommand], None],
+        tasks: Sequence[PeriodicTask],
         stopping: threading.Event,
-        tally: AgentCounters,
+        counters: AgentCounters,
     ) -> None:
         self.name = name
         self._carry_out = carry_out
-        self._keepers = keepers
+        self._tasks = tasks
         self._stopping = stopping
-        self._tally = tally
-        self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()  # None only wakes the thread up
-        self._thread = threading.Thread(target=self._run, name=f"lane-{name}", daemon=True)
+        self._counters = counters
+        self._queue: queue.SimpleQueue[AcceptedCommand | None] = queue.SimpleQueue()  # None only wakes the thread up
+        self._thread = threading.Thread(target=self._run, name=f"queue-{name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, pending: Pending) -> None:
-        self._queue.put(pending)
+    def put(self, accepted: AcceptedCommand) -> None:
+        self._queue.put(accepted)
 
     def wake(self) -> None:
-        """Have it look whether the agent is stopping."""
+        """Have the thread look whether the agent is stopping."""
         self._queue.put(None)
 
     def join(self, timeout: float) -> bool:
-        """Whether the thread has ended by then."""
+        """Wait for the thread's end, `timeout` seconds at most; return whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                pending = self._next()
-                if pending is not None and not self._stopping.is_set():
-                    self._carry_out(pending)
-            except Exception:  # the lane outlives whatever goes wrong in it
-                log.exception("the lane %s goes on after an unexpected error", self.name)
-                self._tally.fault(self.name)
-                self._stopping.wait(_AFTER_FAULT)
+                accepted = self._next()
+                if accepted is not None and not self._stopping.is_set():
+                    self._carry_out(accepted)
+            except Exception:  # the thread's boundary: one failed command or task must not end those behind it
+                log.exception("a worker queue goes on after an unexpected error", extra={"queue": self.name})
+                self._counters.loop_error(self.name)
+                self._stopping.wait(_PAUSE_AFTER_ERROR)
 
-    def _next(self) -> Pending | None:
-        """The next order; None when a keeper has run or there is something to look at."""
-        due = [(keeper.due(), keeper) for keeper in self._keepers]
-        waits = [seconds for seconds, _ in due if seconds is not None]
-        if waits and min(waits) <= 0:
-            for seconds, keeper in due:
-                if seconds is not None and seconds <= 0:
-                    keeper.run()
-            timeout = 0.0
-        else:
-            timeout = min(waits, default=threading.TIMEOUT_MAX)
+    def _next(self) -> AcceptedCommand | None:
+        """Return the next command; None when a task has run or the thread was woken up."""
+        due = [(seconds, task) for task in self._tasks if (seconds := task.due()) is not None]
+        timeout = min((seconds for seconds, _ in due), default=threading.TIMEOUT_MAX)
+        if timeout <= 0:
+            for seconds, task in due:
+                if seconds <= 0:
+                    task.run()
+            timeout = 0.0  # a task takes time, and a command may have come meanwhile
         try:
             return self._queue.get(timeout=min(timeout, threading.TIMEOUT_MAX))
         except queue.Empty:

@@ -1,5 +1,7 @@
-"""``trainmedic agent``: the node agent as a process, its check, and giving everything back. What these do is in
-``wiring``: here are their flags, and how their results are shown."""
+"""``trainmedic agent``: the node agent as a process, its checks, and giving everything back.
+
+Here are the flags, and how results are shown; what the commands do is in ``wiring``.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,13 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
         ctx.obj = flags
         return
     try:
-        made = settings.load(flags, os.environ)
-        logs.configure(made.log_level)
-        for wrong, right in settings.misspelt(os.environ):
-            log.warning("the variable %s is unknown; is %s meant?", wrong, right)
+        loaded = settings.load(flags, os.environ)
+        logs.configure(loaded.log_level)
+        for variable, nearest in settings.misspelt(os.environ):
+            log.warning("an environment variable is unknown", extra={"variable": variable, "nearest": nearest})
         # Waited for instead of handled: no handler then ever meets a lock that the code under it holds.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        wiring.run(made, _wait_for_a_signal)
+        wiring.run(loaded, _wait_for_a_signal)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
@@ -71,7 +73,7 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _wait_for_a_signal() -> None:
-    """Until SIGTERM or SIGINT; the next one then does what it does by default."""
+    """Return at SIGTERM or SIGINT; a second signal then does what it does by default, and ends the process."""
     signal.sigwait(_SIGNALS)
     log.info("stopping")
     for number in _SIGNALS:
@@ -91,9 +93,9 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     """
     report = agent_check.check(_settings(ctx, flags))
     if as_json:
-        click.echo(json.dumps(report.told, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(report.values, indent=2, ensure_ascii=False))
     else:
-        for line in _shown(report.told):
+        for line in _shown(report.values):
             click.echo(plain(line))
         for warning in report.warnings:
             click.echo(f"Warning: {plain(warning)}")
@@ -117,12 +119,12 @@ def health(gpus: int) -> None:
     again.
     """
     logs.configure("error")
-    found = gpu_health.look(gpus)
-    for line in found.gpus:
+    result = gpu_health.look(gpus)
+    for line in result.gpus:
         click.echo(plain(line))
-    for fault in found.faults:
+    for fault in result.faults:
         click.echo(f"Fault: {plain(fault)}", err=True)
-    if found.faults:
+    if result.faults:
         raise exits.Failure("this node is not healthy")
 
 
@@ -136,18 +138,18 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
     The agent must be stopped before. Ends with 1 where a GPU could not be given its power back.
     """
     try:
-        told = agent_release.release(_settings(ctx, flags))
+        results = agent_release.release(_settings(ctx, flags))
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(str(error)) from error
-    for uuid, became in told.items():
-        click.echo(f"{uuid}: {became}")
-    if not told:
+    for uuid, result in results.items():
+        click.echo(f"{uuid}: {result}")
+    if not results:
         click.echo("No GPU of this node is capped.")
-    failed = sum(isinstance(became, GpuError) for became in told.values())
+    failed = sum(isinstance(result, GpuError) for result in results.values())
     if failed:
-        raise exits.Failure(f"{failed} of {len(told)} GPUs not given back; run this again")
+        raise exits.Failure(f"{failed} of {len(results)} GPUs not given back; run this again")
 
 
 def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
@@ -162,24 +164,24 @@ def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
         raise exits.InvalidInput(str(error)) from error
 
 
-def _shown(told: Mapping[str, Any]) -> Iterator[str]:
-    """What is there, for a person."""
-    policy, power, redis = told["policy"], told["power"], told["redis"]
-    yield f"Node          {told['node']}, trainmedic {told['version']}, user {told['user']}"
+def _shown(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that show the check's values to a person."""
+    policy, power, redis = values["policy"], values["power"], values["redis"]
+    yield f"Node          {values['node']}, trainmedic {values['version']}, user {values['user']}"
     yield f"Policy        {policy['file'] or 'none'}{' (' + policy['digest'] + ')' if policy['digest'] else ''}"
-    yield f"Actions       {', '.join(told['actions'])}"
-    yield f"Capabilities  {', '.join(told['capabilities']) or 'none'}"
-    yield f"State         {told['state_dir']}"
+    yield f"Actions       {', '.join(values['actions'])}"
+    yield f"Capabilities  {', '.join(values['capabilities']) or 'none'}"
+    yield f"State         {values['state_dir']}"
     running = redis["agent"]
     seen = f"an agent runs here: process {running['pid']}, {running['version']}" if running else "no agent runs here"
     yield f"Redis         {'reachable; ' + seen if redis['is_reachable'] else 'not reachable'}"
-    yield f"Signing key   {'set' if told['signing_key'] else 'none'}"
-    yield f"Driver        {told['driver'] or 'none'}"
-    for gpu in told["gpus"]:
+    yield f"Signing key   {'set' if values['signing_key'] else 'none'}"
+    yield f"Driver        {values['driver'] or 'none'}"
+    for gpu in values["gpus"]:
         yield f"GPU {gpu['index']:<9} {gpu['uuid']}  {gpu['name']}  {_limits(gpu)}"
     if power["is_allowed"]:
         yield f"Power         {power['floor_percent']:g} % of the default or more; leases up to {power['max_lease']}"
-    for name, rule in told["rules"].items():
+    for name, rule in values["rules"].items():
         yield f"Rule          {name}: {rule['do']} {rule['kind']} unused for {rule['min_age']}"
         for path, refusal in rule["roots"].items():
             yield f"              {path}: {'usable' if refusal is None else 'not usable'}"
@@ -188,5 +190,5 @@ def _shown(told: Mapping[str, Any]) -> Iterator[str]:
 def _limits(gpu: Mapping[str, Any]) -> str:
     if "power_limit_watts" not in gpu:
         return "no power limit"
-    told = {name: gpu.get(f"{name}_limit_watts", "?") for name in ("min", "max", "default")}
-    return f"{gpu['power_limit_watts']:g} W of {told['min']} to {told['max']} W, default {told['default']} W"
+    least, most, default = (gpu.get(f"{name}_limit_watts", "?") for name in ("min", "max", "default"))
+    return f"{gpu['power_limit_watts']:g} W of {least} to {most} W, default {default} W"

@@ -23,8 +23,6 @@ import redis
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import open_client
 from trainmedic_server import __version__
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent import privileges
 from trainmedic_server.agent.disk.filesystems import inode_at, opened_roots
@@ -36,33 +34,39 @@ from trainmedic_server.agent.privileges import Privileges
 from trainmedic_server.domain import duration
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings.agent import AgentSettings
+from trainmedic_server.wiring.node_gpus import node_gpus
 
 _ASK_AS = "run the check as the agent's user, or give the agent's service what is missing"
 
 
 @dataclass
 class CheckReport:
-    """``told`` is plain values for JSON. Of what is wrong, ``errors`` keep the agent from something that its policy
-    allows, ``warnings`` may be meant so; ``is_cut_off``: Redis cannot be reached."""
+    """What the check shows.
 
-    told: dict[str, Any]
+    ``values``: plain values for JSON, with the names that ``--json`` documents.
+    ``errors``: sentences about what keeps the agent from something that its policy allows.
+    ``warnings``: sentences about what may be meant so.
+    ``is_cut_off``: whether Redis cannot be reached.
+    """
+
+    values: dict[str, Any]
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     is_cut_off: bool = False
 
 
 def check(settings: AgentSettings) -> CheckReport:
-    """Look at everything, and at what is left of it where a part is wrong."""
+    """Look at everything; where a part is wrong, at the others all the same."""
     report = CheckReport({"node": settings.node, "version": __version__})
     policy = _policy(settings, report)
-    mine = privileges.own()
-    report.told["user"] = mine.user
-    report.told["capabilities"] = sorted(mine.held)
-    _power(policy, mine, report)
-    _cleaning(policy, settings.state_dir, mine, report)
+    held = privileges.own()
+    report.values["user"] = held.user
+    report.values["capabilities"] = sorted(held.capabilities)
+    _power(policy, held, report)
+    _cleaning(policy, settings.state_dir, held, report)
     _state(settings.state_dir, report)
     _redis(settings, policy, report)
-    report.told |= {"errors": report.errors, "warnings": report.warnings}
+    report.values |= {"errors": report.errors, "warnings": report.warnings}
     return report
 
 
@@ -75,60 +79,59 @@ def _policy(settings: AgentSettings, report: CheckReport) -> Policy:
             policy = policies.load(settings.policy)
         except ConfigurationError as error:
             report.errors.extend(str(error).splitlines())
-    report.told["policy"] = {"file": policy.source, "digest": policy.digest}
-    report.told["actions"] = policies.allowed(policy, [*READING, *CHANGING])
+    report.values["policy"] = {"file": policy.source, "digest": policy.digest}
+    report.values["actions"] = policies.allowed(policy, [*READING, *CHANGING])
     return policy
 
 
-def _power(policy: Policy, mine: Privileges, report: CheckReport) -> None:
-    calls = TimeLimitedCalls()
-    with contextlib.closing(TimeLimitedGpus(NvmlGpus(apart=calls), calls)) as gpus:
-        found = presence(gpus)
-    problems = found.pop("gpu_problems", [])
-    report.told |= {"driver": None, **found}
-    report.told["power"] = {
+def _power(policy: Policy, held: Privileges, report: CheckReport) -> None:
+    with contextlib.closing(node_gpus()) as gpus:
+        inventory = presence(gpus)
+    problems = inventory.pop("gpu_problems", [])
+    report.values |= {"driver": None, **inventory}
+    report.values["power"] = {
         "is_allowed": policy.allows("gpu.power_limit"),
         "floor_percent": policy.power.floor_percent,
         "max_lease": duration.write(policy.power.max_lease),
-        "may_set": not mine.lacks(privileges.POWER),
+        "may_set": not held.lacks(privileges.POWER),
     }
     report.warnings.extend(problems)
-    report.warnings.extend(one["problem"] for one in found["gpus"] if "problem" in one)
-    if policy.allows("gpu.power_limit") and found["gpus"] and mine.lacks(privileges.POWER):
+    report.warnings.extend(gpu["problem"] for gpu in inventory["gpus"] if "problem" in gpu)
+    if policy.allows("gpu.power_limit") and inventory["gpus"] and held.lacks(privileges.POWER):
         report.errors.append(
-            f"the policy allows gpu.power_limit, and the user {mine.user} may not set one: it needs "
+            f"the policy allows gpu.power_limit, and the user {held.user} may not set one: it needs "
             f"{', '.join(privileges.POWER)}; {_ASK_AS}"
         )
 
 
-def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: CheckReport) -> None:
+def _cleaning(policy: Policy, state_dir: Path, held: Privileges, report: CheckReport) -> None:
     cleaning = policy.cleaning
-    told: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
     for name, rule in cleaning.rules.items():
         with opened_roots(rule.roots, cleaning.owners, inode_at(state_dir)) as opened:
             usable = {root.path: None for root in opened.roots}
             states = {path: usable.get(path, opened.refused.get(path)) for path in rule.roots}
-        told[name] = {"kind": rule.kind, "do": rule.do, "min_age": duration.write(rule.min_age), "roots": states}
+        rules[name] = {"kind": rule.kind, "do": rule.do, "min_age": duration.write(rule.min_age), "roots": states}
         for path, refusal in states.items():
             if refusal is not None:
-                where = report.errors if os.path.lexists(path) else report.warnings
-                where.append(f"the rule {name} cannot clean {path}: {refusal}")
-    report.told["rules"] = told
-    report.told["is_cleaning_allowed"] = policy.allows("disk.clean")
+                sentences = report.errors if os.path.lexists(path) else report.warnings
+                sentences.append(f"the rule {name} cannot clean {path}: {refusal}")
+    report.values["rules"] = rules
+    report.values["is_cleaning_allowed"] = policy.allows("disk.clean")
     if cleaning.rules and not policy.allows("disk.clean"):
         report.warnings.append("the policy has cleaning rules, and disk.clean is not under allow")
     if not policy.allows("disk.clean"):
         return
     if not cleaning.rules:
         report.warnings.append("the policy allows disk.clean, and has no cleaning rule")
-    missing = mine.lacks(privileges.FILES_OF_OTHERS)
+    missing = held.lacks(privileges.FILES_OF_OTHERS)
     if missing:
         report.warnings.append(
-            f"files of other users than {mine.user} will be left where they are: that needs {', '.join(missing)}"
+            f"files of other users than {held.user} will be left where they are: that needs {', '.join(missing)}"
         )
     clocks = Clocks()
     usage = FileUsage(clocks, Throttle(clocks, math.inf, lambda: False))
-    if not usage.sees_every_process() or mine.lacks(privileges.PROCESSES_OF_OTHERS):
+    if not usage.sees_every_process() or held.lacks(privileges.PROCESSES_OF_OTHERS):
         report.warnings.append(
             "not all processes of this machine can be seen (CAP_SYS_PTRACE, the first PID namespace, no hidepid): "
             "where the kernel does not say whether a file is open, it is left"
@@ -136,8 +139,8 @@ def _cleaning(policy: Policy, state_dir: Path, mine: Privileges, report: CheckRe
 
 
 def _state(directory: Path, report: CheckReport) -> None:
-    """Whether the journal could be kept there. Of a directory that is still missing the nearest parent decides."""
-    report.told["state_dir"] = str(directory)
+    """Whether the journal could be kept there. Where the directory is still missing, its nearest parent decides."""
+    report.values["state_dir"] = str(directory)
     nearest = directory
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
@@ -149,25 +152,25 @@ def _state(directory: Path, report: CheckReport) -> None:
 
 
 def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None:
-    report.told["signing_key"] = settings.signing_key is not None
+    report.values["signing_key"] = settings.signing_key is not None
     if settings.signing_key is None:
         report.warnings.append("no signing key is set: whoever can write to Redis can command this agent")
     elif settings.has_short_key:
         report.warnings.append("the signing key is short enough to be guessed; use 16 random characters or more")
     url = settings.find_redis()
     running: Mapping[str, Any] | None = None
-    why = "no URL is set, and no server of this user runs on this machine; name one with --redis"
+    reason = "no URL is set, and no server of this user runs on this machine; name one with --redis"
     if url is not None:
         try:
             with contextlib.closing(open_client(url)) as client:
                 running = _presence(client.get(envelope.agent_presence(settings.node)))
-                why = ""
+                reason = ""
         except (redis.RedisError, OSError, ValueError, TypeError) as error:
-            why = str(error) or type(error).__name__
-    report.told["redis"] = {"is_reachable": not why, "agent": running}
-    if why:
+            reason = str(error) or type(error).__name__
+    report.values["redis"] = {"is_reachable": not reason, "agent": running}
+    if reason:
         report.is_cut_off = True
-        report.errors.append(f"Redis cannot be used: {why}")
+        report.errors.append(f"Redis cannot be used: {reason}")
     elif running is not None and running.get("policy") != (policy.digest or "none"):
         report.warnings.append(
             f"the agent of {settings.node} that is running (process {running.get('pid')} on {running.get('host')}) was "
@@ -176,11 +179,11 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
 
 
 def _presence(raw: Any) -> Mapping[str, Any] | None:
-    """What a running agent says of itself, as far as it matters here."""
+    """What a running agent says of itself, as far as it matters here; None where none runs or nobody can read it."""
     if raw is None:
         return None
     try:
-        told = json.loads(raw)
-        return {name: told.get(name) for name in ("host", "pid", "version", "policy")}
+        values = json.loads(raw)
+        return {name: values.get(name) for name in ("host", "pid", "version", "policy")}
     except (ValueError, AttributeError):
         return None

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_server.agent.facts.gpu import all_facts
+from trainmedic_server.wiring.node_gpus import node_gpus
 
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """One line for each GPU that answers, and one sentence for each fault; well where there is none."""
+    """``gpus`` has a line for each GPU that answers, ``faults`` a sentence for each fault; a healthy node has none."""
 
     gpus: tuple[str, ...]
     faults: tuple[str, ...]
@@ -26,18 +25,17 @@ class GpuHealth:
 
 def look(expected: int) -> GpuHealth:
     """Ask each GPU for everything that it offers; `expected` is how many there must be at least."""
-    calls = TimeLimitedCalls()
-    with contextlib.closing(TimeLimitedGpus(NvmlGpus(apart=calls), calls)) as gpus:
-        told = all_facts(gpus)
-    found = told.get("gpus") or []
-    faults = [*told.get("gpu_problems", ()), *(fault for gpu in found for fault in _faults(gpu))]
-    if len(found) < expected:
-        faults.append(f"{len(found)} GPUs answer, and there must be {expected}")
-    return GpuHealth(tuple(f"GPU {gpu['index']} {gpu['uuid']} {gpu['name']}" for gpu in found), tuple(faults))
+    with contextlib.closing(node_gpus()) as gpus:
+        facts = all_facts(gpus)
+    answering = facts.get("gpus") or []
+    faults = [*facts.get("gpu_problems", ()), *(fault for gpu in answering for fault in _faults(gpu))]
+    if len(answering) < expected:
+        faults.append(f"{len(answering)} GPUs answer, and there must be {expected}")
+    return GpuHealth(tuple(f"GPU {gpu['index']} {gpu['uuid']} {gpu['name']}" for gpu in answering), tuple(faults))
 
 
 def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:
-    """What of its readings means that work on it would be lost or wrong."""
+    """Yield a sentence for each reading which means that work on this GPU would be lost or wrong."""
     name = f"GPU {gpu['index']} ({gpu['uuid']})"
     rows, errors = gpu.get("remapped_rows") or {}, gpu.get("ecc") or {}
     if errors.get("volatile_uncorrected"):
@@ -46,5 +44,5 @@ def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name} has no spare rows left for its broken memory: it has to be replaced"
     if rows.get("is_pending"):
         yield f"{name} has broken rows of memory, which its next reset replaces"
-    for reading, why in (gpu.get("unread") or {}).items():
-        yield f"{name} does not tell its {reading}: {why}"
+    for reading, reason in (gpu.get("unread") or {}).items():
+        yield f"{name} does not tell its {reading}: {reason}"

@@ -35,9 +35,9 @@ def gpus(driver: Driver) -> Iterator[NvmlGpus]:
 
 
 def collector(
-    gpus: NvmlGpus, power: dict[str, GpuPowerState] | None = None, tally: AgentCounters | None = None
+    gpus: NvmlGpus, power: dict[str, GpuPowerState] | None = None, counters: AgentCounters | None = None
 ) -> AgentCollector:
-    return AgentCollector(gpus, lambda: power or {}, tally or AgentCounters(), ABOUT)
+    return AgentCollector(gpus, lambda: power or {}, counters or AgentCounters(), ABOUT)
 
 
 def scrape(collected: AgentCollector) -> Shown:
@@ -137,19 +137,19 @@ def test_a_card_that_does_not_offer_something_has_no_series_of_it(make_driver: C
 
 def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus) -> None:
     """Caps and their leases, what is owed, commands, faults, and whether Redis hears it."""
-    tally = AgentCounters()
-    tally.command("gpu.power_limit", "applied")
-    tally.command("gpu.power_limit", "applied")
-    tally.fault("disk")
-    before = scrape(collector(gpus, tally=tally))
+    counters = AgentCounters()
+    counters.command("gpu.power_limit", "applied")
+    counters.command("gpu.power_limit", "applied")
+    counters.loop_error("disk")
+    before = scrape(collector(gpus, counters=counters))
     assert of(before, "trainmedic_agent_redis_connected") == 0
-    tally.heard(time.time())
+    counters.redis_answered(time.time())
     hold = PowerCap("a", 560_000, 1700000300.0, 300.0, 700_000, 560_000)
     power = {
         FIRST: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), (hold,)),
         SECOND: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), ()),
     }
-    shown = scrape(collector(gpus, power, tally))
+    shown = scrape(collector(gpus, power, counters))
     assert of(shown, "trainmedic_agent_info", node="n1", driver="570.86.15") == 1
     assert of(shown, "trainmedic_agent_redis_connected") == 1
     assert of(shown, "trainmedic_agent_commands_total", action="gpu.power_limit", status="applied") == 2

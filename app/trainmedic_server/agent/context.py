@@ -1,0 +1,33 @@
+"""What all parts of one node's agent share. ``wiring.agent`` makes it; ``service`` hands it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.policy import Policy
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """Who the agent is, what it may do, and what it remembers and counts.
+
+    ``node``: the name to which commands are addressed.
+    ``find_redis``: returns the URL of Redis, None while no server has left one.
+    ``signing_key``: the server's key; None where commands need no signature.
+    """
+
+    node: str
+    find_redis: Callable[[], str | None] = field(repr=False)
+    signing_key: bytes | None = field(repr=False)
+    policy: Policy
+    journal: Journal
+    counters: AgentCounters
+    now: Callable[[], datetime] = utc_now
