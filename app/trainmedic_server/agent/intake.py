@@ -103,7 +103,8 @@ class CommandIntake:
             return envelope.REJECTED, refusal
         # What was begun here is taken back here, whoever else has the name by now.
         if command.undo_of is None and (other := self._replies.name_conflict()) is not None:
-            reason = f"two agents call themselves {self._context.node}, the other is {other}; stop one, or give it another name"
+            node = self._context.node
+            reason = f"two agents call themselves {node}, the other is {other}; stop one, or give it another name"
             return envelope.FAILED, reason
         if self._runner.unfinished() >= MOST_WAITING:
             return envelope.FAILED, f"{MOST_WAITING} commands wait on this node already"
