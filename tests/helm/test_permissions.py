@@ -205,8 +205,8 @@ async def test_identity_uses_all_that_it_is_granted_and_nothing_else(
     rules = charts.rules({"kubernetes": {"identity": True}})
     node = await world.node()
     async with client(stand_in, "identity", rules, tmp_path) as cluster:
-        whereabouts = KubernetesTopology(cluster, telemetry.Metrics())
-        watching = asyncio.create_task(whereabouts.watch())
+        cluster_watch = KubernetesTopology(cluster, telemetry.Metrics())
+        watching = asyncio.create_task(cluster_watch.watch())
         async with asyncio.timeout(10):
             while used(stand_in, "identity") != granted(rules):
                 await asyncio.sleep(0.02)

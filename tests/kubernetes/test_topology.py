@@ -17,7 +17,7 @@ from trainmedic_server.ports.cluster import Ref
 
 
 @pytest.fixture
-async def whereabouts(world: World) -> AsyncIterator[KubernetesTopology]:
+async def cluster_watch(world: World) -> AsyncIterator[KubernetesTopology]:
     found = KubernetesTopology(world.cluster, telemetry.Metrics())
     task = asyncio.create_task(found.watch())
     await _until(lambda: found.is_filled)
@@ -32,53 +32,53 @@ async def placed(world: World, node: Ref, name: str, address: str, **labels: str
     return pod
 
 
-async def test_an_address_leads_to_its_node(world: World, whereabouts: KubernetesTopology) -> None:
+async def test_an_address_leads_to_its_node(world: World, cluster_watch: KubernetesTopology) -> None:
     """That of a node itself, of a pod on it, and of IPv6."""
     node = await world.node()
     await world.cluster.patch(
         node, {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}}, "status"
     )
     await placed(world, node, "exporter", "2001:db8::7")
-    await _until(lambda: "2001:db8::7" in whereabouts.inventory())
-    known = whereabouts.inventory()
-    assert known["192.0.2.10"] == known["2001:db8::7"] == node.name
+    await _until(lambda: "2001:db8::7" in cluster_watch.topology().nodes_by_address)
+    nodes = cluster_watch.topology().nodes_by_address
+    assert nodes["192.0.2.10"] == nodes["2001:db8::7"] == node.name
 
 
-async def test_a_pods_job_is_known_and_forgotten(world: World, whereabouts: KubernetesTopology) -> None:
+async def test_a_pods_job_is_known_and_forgotten(world: World, cluster_watch: KubernetesTopology) -> None:
     """A JobSet's pod belongs to the JobSet, not to its inner Job; a pod that is gone belongs to nobody."""
     node = await world.node()
     labels = {"jobset.sigs.k8s.io__jobset_name": "llm-1", "batch.kubernetes.io__job_name": "llm-1-workers-0"}
     pod = await placed(world, node, "rank-0", "192.0.2.20", **labels)
-    key = f"pod:{world.namespace}/rank-0"
-    await _until(lambda: whereabouts.inventory().get(key) == "llm-1")
-    assert whereabouts.inventory()[f"node:{node.name}"] == "llm-1"
+    name = f"{world.namespace}/rank-0"
+    await _until(lambda: cluster_watch.topology().jobs_by_pod.get(name) == {"llm-1"})
+    assert cluster_watch.topology().jobs_by_node[node.name] == {"llm-1"}
     await placed(world, node, "other-0", "192.0.2.21", job_name="llm-2")
-    await _until(lambda: whereabouts.inventory()[f"node:{node.name}"] == ("llm-1", "llm-2"))
+    await _until(lambda: cluster_watch.topology().jobs_by_node[node.name] == {"llm-1", "llm-2"})
     uid = (await world.cluster.get(pod))["metadata"]["uid"]
     await world.cluster.delete(pod, uid, timedelta(0))
-    await _until(lambda: key not in whereabouts.inventory())
-    assert whereabouts.inventory()[f"node:{node.name}"] == "llm-2"
-    assert "192.0.2.20" not in whereabouts.inventory()
+    await _until(lambda: name not in cluster_watch.topology().jobs_by_pod)
+    assert cluster_watch.topology().jobs_by_node[node.name] == {"llm-2"}
+    assert "192.0.2.20" not in cluster_watch.topology().nodes_by_address
 
 
-async def test_a_finished_pods_address_is_nobodys(world: World, whereabouts: KubernetesTopology) -> None:
+async def test_a_finished_pods_address_is_nobodys(world: World, cluster_watch: KubernetesTopology) -> None:
     """The cluster gives it to another pod."""
     node = await world.node()
     pod = await placed(world, node, "done", "192.0.2.30")
-    await _until(lambda: "192.0.2.30" in whereabouts.inventory())
+    await _until(lambda: "192.0.2.30" in cluster_watch.topology().nodes_by_address)
     await world.cluster.patch(pod, {"status": {"phase": "Succeeded"}}, "status")
-    await _until(lambda: "192.0.2.30" not in whereabouts.inventory())
+    await _until(lambda: "192.0.2.30" not in cluster_watch.topology().nodes_by_address)
 
 
 @pytest.mark.parametrize("trouble", ["broken", "compacted", "outage"])
 async def test_what_changed_while_nobody_watched_is_known_after(
-    world: World, whereabouts: KubernetesTopology, stand_in: ApiServer, trouble: str, monkeypatch: pytest.MonkeyPatch
+    world: World, cluster_watch: KubernetesTopology, stand_in: ApiServer, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a broken watch, a version that is too old, and an outage."""
     monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT", 0.05)
     node = await world.node()
     await placed(world, node, "before", "192.0.2.40")
-    await _until(lambda: "192.0.2.40" in whereabouts.inventory())
+    await _until(lambda: "192.0.2.40" in cluster_watch.topology().nodes_by_address)
     if trouble == "outage":
         with stand_in.outage():
             await asyncio.sleep(0.5)
@@ -88,8 +88,8 @@ async def test_what_changed_while_nobody_watched_is_known_after(
     else:
         stand_in.break_watches()
     await placed(world, node, "after", "192.0.2.41")
-    await _until(lambda: "192.0.2.41" in whereabouts.inventory())
-    assert "192.0.2.40" in whereabouts.inventory()
+    await _until(lambda: "192.0.2.41" in cluster_watch.topology().nodes_by_address)
+    assert "192.0.2.40" in cluster_watch.topology().nodes_by_address
 
 
 async def _until(condition: Callable[[], Any]) -> None:

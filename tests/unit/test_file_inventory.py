@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainmedic_server.adapters import file_inventory
+from trainmedic_server.domain.topology import WrittenTopology
 from trainmedic_server.errors import ConfigurationError
 
 
@@ -14,14 +15,15 @@ def test_addresses_map_to_node_names(tmp_path: Path) -> None:
     """IPv6 addresses may keep the brackets that they have in an instance label."""
     file = tmp_path / "inventory.yaml"
     file.write_text('10.0.0.7: gpu-node-7\n"[fd00::7]": gpu-node-7\n')
-    assert file_inventory.load(file) == {"10.0.0.7": "gpu-node-7", "fd00::7": "gpu-node-7"}
+    addresses = {"10.0.0.7": "gpu-node-7", "fd00::7": "gpu-node-7"}
+    assert file_inventory.load(file) == WrittenTopology(addresses)
 
 
 def test_an_empty_file_maps_nothing(tmp_path: Path) -> None:
     """Which is the same as no inventory."""
     file = tmp_path / "inventory.yaml"
     file.write_text("# none yet\n")
-    assert file_inventory.load(file) == {}
+    assert file_inventory.load(file) == WrittenTopology()
 
 
 @pytest.mark.parametrize(

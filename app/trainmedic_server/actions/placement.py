@@ -1,8 +1,8 @@
-"""Node actions on a job: a command for each place where the job runs, and one judgement of all the answers.
+"""Node actions on a job: a command for each place where the job runs, and one outcome of all the replies.
 
-Where a job runs is what its presence says (``placement``); where it says nothing, what the cluster and the
-agents know of its pods (``pods``). It is looked up once per step and put on record before anything is sent,
-so that a restarted server goes on with the same places, and an undo finds them when the job has long gone.
+Where a job runs is what its presence reports; where it reports nothing, what the cluster and the agents know of
+its pods (``pods``). It is looked up once per step and put on record before anything is sent, so that a restarted
+server goes on with the same places, and an undo finds them when the job has long gone.
 The id of each place's command follows from the attempt's, so that a command which is sent again is known
 where it was applied.
 """
@@ -23,12 +23,13 @@ from trainmedic_server.actions import pods
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.topology import AgentTopology, ranks_in
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 Nodes = Mapping[str, tuple[str, ...]]
-"""The GPUs of a job by the node that they are in."""
+"""The GPUs of a job by the node that they are in; of nodes alone the GPUs are empty."""
 
 _SHOWN = 4
 _DROPPED: Any = object()
@@ -43,7 +44,7 @@ class PlacedParams(ActionParams):
     ] = None
 
     def of_command(self) -> dict[str, Any]:
-        """Those that a receiver is told."""
+        """The parameters that go to the receiver."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"nodes"})
 
 
@@ -59,11 +60,11 @@ class PlacedAction(CommandAction):
     Params: ClassVar[type[BaseModel]] = PlacedParams
     per_gpu: ClassVar[bool] = False
     waits_for_receiver: ClassVar[bool] = False
-    """The agent is a service of its node. Where it is away somebody has to look, so that is told soon."""
+    """False: the agent is a service of its node, so where it is away somebody has to look, and learns it soon."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
-        self._pods = services.pods
+        self._cluster_topology = services.cluster_topology
         self._sent: dict[str, list[str]] = {}
 
     @classmethod
@@ -82,15 +83,17 @@ class PlacedAction(CommandAction):
         return params.model_copy(update={"nodes": nodes})
 
     async def _located(self, job: Target) -> Nodes:
-        """By what the job says; by its pods where it says nothing. Raises BusUnavailable, and as `locate` does."""
+        """The places that the job reports, else those of its pods. Raises BusUnavailable, and as `locate` does."""
         presence = await self._presence(job)
-        has_said = presence is not None and presence.details.get("placement")
-        of_job = self._pods.pods_of(job.job or "") if self._pods is not None and not has_said else ()
-        if not of_job:
+        name = job.job or ""
+        has_reported = presence is not None and presence.details.get("placement")
+        job_pods = () if has_reported else self._cluster_topology().pods_by_job.get(name, ())
+        if not job_pods:
             return placement_of(job, presence, with_gpus=self.per_gpu)
         if not self.per_gpu:
-            return dict.fromkeys(pods.nodes_of(job.job or "", of_job), ())
-        return pods.gpus_of(job.job or "", of_job, await self._bus.agents())
+            return dict.fromkeys(pods.nodes_of(name, job_pods), ())
+        agents = AgentTopology.of({agent.name: agent.details for agent in await self._bus.agents()})
+        return pods.gpus_of(name, job_pods, agents)
 
     @classmethod
     def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
@@ -135,27 +138,19 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
     """The nodes on which every rank of the job runs. Raises TemporaryFailure or PermanentFailure."""
     if presence is None:
         raise TemporaryFailure(f"no job named {job.job!r} is connected, so nobody knows where it runs")
-    said = presence.details.get("placement")
-    entries = [entry for entry in said if isinstance(entry, Mapping)] if isinstance(said, list) else []
-    nodes: dict[str, set[str]] = {}
-    placed, without_gpu = set(), []
-    for entry in entries:
-        node, gpu = entry.get("node"), entry.get("gpu")
-        if not isinstance(node, str) or not node:
-            continue
-        placed.add(entry.get("rank"))
-        of_node = nodes.setdefault(node, set())
-        if isinstance(gpu, str) and gpu:
-            of_node.add(gpu)
-        else:
-            without_gpu.append(entry.get("rank"))
+    placed = ranks_in(job.job or "", presence.details)
+    nodes: dict[str, set[str]] = {rank.node: set() for rank in placed}
+    for rank in placed:
+        if rank.gpu is not None:
+            nodes[rank.node].add(rank.gpu)
+    without_gpu = [rank.rank for rank in placed if rank.gpu is None]
     if not nodes:
         raise PermanentFailure(
             f"job {job.job!r} does not say on which nodes it runs: its presence has no placement, which "
             "trainmedic.distributed.share announces"
         )
     ranks = presence.details.get("ranks")
-    missing = sorted(set(ranks) - placed) if isinstance(ranks, list) else []
+    missing = sorted(set(ranks) - {rank.rank for rank in placed}) if isinstance(ranks, list) else []
     if missing:
         raise PermanentFailure(f"job {job.job!r} does not say where {_named(missing)} of it runs")
     if with_gpus and without_gpu:

@@ -1,9 +1,8 @@
-"""Who is where in the cluster: nodes and pods by address, pods by name and by job, from a cached watch.
+"""The nodes and pods of the cluster, from a cached watch.
 
-It implements `ports.Pods`. Kept are the few fields that are asked for, so that ten thousand pods take some
-megabytes. What is answered may be a moment old; before the first list has come, and for what it does not
-know, the answer is empty, and an alert that needs it is refused, never guessed. Who calls it: wiring runs it
-beside the engine and hands its answers to the resolution of targets.
+Only the few fields that somebody asks for are kept, so that ten thousand pods take some megabytes. What is known
+may be a moment old; before the first list has come nothing is known, and an alert that needs it is refused, never
+guessed. Who calls it: ``wiring`` runs `watch` beside the engine, and hands `topology` to all who ask where pods are.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from trainmedic_server import telemetry
-from trainmedic_server.domain.topology import Known, Pod, one_or_all
+from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod
 from trainmedic_server.errors import ActionFailure, ObjectChanged
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Resource
 
@@ -43,23 +41,15 @@ class Watched(Protocol):
     def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What is kept of a node."""
-
-    name: str
-    addresses: tuple[str, ...]
-
-
 class KubernetesTopology:
     """Run `watch` in the background; ask at any time."""
 
     def __init__(self, cluster: Watched, metrics: telemetry.Metrics) -> None:
         self._cluster = cluster
         self._metrics = metrics
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, ClusterNode] = {}
         self._pods: dict[str, Pod] = {}
-        self._inventory: dict[str, str | tuple[str, ...]] | None = None
+        self._topology: ClusterTopology | None = None
         self.is_filled = False
 
     async def watch(self) -> None:
@@ -68,42 +58,21 @@ class KubernetesTopology:
             tasks.create_task(self._follow(NODES, self._nodes, _node))
             tasks.create_task(self._follow(PODS, self._pods, _pod))
 
-    def inventory(self) -> Known:
-        """What `domain.target` asks for.
-
-        A pod in its node's network has the node's address; it is the node's.
-        """
-        if self._inventory is None:
-            found: dict[str, str | tuple[str, ...]] = {}
-            jobs: dict[str, set[str]] = {}
-            for pod in self._pods.values():
-                found |= dict.fromkeys(pod.addresses, pod.node)
-                if pod.job is not None:
-                    found[f"pod:{pod}"] = pod.job
-                    jobs.setdefault(pod.node, set()).add(pod.job)
-            found |= {address: node.name for node in self._nodes.values() for address in node.addresses}
-            found |= {f"node:{node}": one_or_all(on) for node, on in jobs.items()}
-            self._inventory = found
-        return self._inventory
-
-    def pod(self, uid: str) -> Pod | None:
-        return self._pods.get(uid)
-
-    def pods(self) -> Sequence[Pod]:
-        return tuple(self._pods.values())
-
-    def pods_of(self, job: str) -> Sequence[Pod]:
-        return tuple(pod for pod in self._pods.values() if pod.job == job)
+    def topology(self) -> ClusterTopology:
+        """What is known at this moment."""
+        if self._topology is None:
+            self._topology = ClusterTopology(tuple(self._nodes.values()), dict(self._pods))
+        return self._topology
 
     async def _follow(self, resource: Resource, kept: dict[str, Any], read: Callable[[Object], Any]) -> None:
         wait = _FIRST_WAIT
         while True:
             try:
-                found, version = await self._cluster.list_at(resource)
-                fresh = {one["metadata"]["uid"]: value for one in found if (value := read(one)) is not None}
+                objects, version = await self._cluster.list_at(resource)
+                fresh = {listed["metadata"]["uid"]: value for listed in objects if (value := read(listed)) is not None}
                 kept.clear()
                 kept.update(fresh)
-                self._inventory = None
+                self._topology = None
                 self.is_filled = True
                 wait = _FIRST_WAIT
                 while True:
@@ -122,44 +91,47 @@ class KubernetesTopology:
         self, resource: Resource, version: str, kept: dict[str, Any], read: Callable[[Object], Any]
     ) -> str:
         """Take in what changes until the watch ends by itself; the version that was reached."""
-        async for type_, found in self._cluster.watch(resource, version, WATCH_SECONDS):
-            version = found["metadata"]["resourceVersion"]
-            if type_ == "BOOKMARK":
+        async for change, changed in self._cluster.watch(resource, version, WATCH_SECONDS):
+            version = changed["metadata"]["resourceVersion"]
+            if change == "BOOKMARK":
                 continue
-            value = None if type_ == "DELETED" else read(found)
+            value = None if change == "DELETED" else read(changed)
             if value is None:
-                kept.pop(found["metadata"]["uid"], None)
+                kept.pop(changed["metadata"]["uid"], None)
             else:
-                kept[found["metadata"]["uid"]] = value
-            self._inventory = None
+                kept[changed["metadata"]["uid"]] = value
+            self._topology = None
         return version
 
 
-def _node(found: Object) -> Node:
-    addresses = (found.get("status") or {}).get("addresses") or ()
-    return Node(found["metadata"]["name"], tuple(str(one["address"]) for one in addresses if one.get("address")))
+def _node(node: Object) -> ClusterNode:
+    addresses = (node.get("status") or {}).get("addresses") or ()
+    return ClusterNode(
+        node["metadata"]["name"], tuple(str(entry["address"]) for entry in addresses if entry.get("address"))
+    )
 
 
-def _pod(found: Object) -> Pod | None:
-    node = (found.get("spec") or {}).get("nodeName")
-    status = found.get("status") or {}
+def _pod(pod: Object) -> Pod | None:
+    """The pod; None where it has no node or has ended, so that nobody works on it."""
+    node = (pod.get("spec") or {}).get("nodeName")
+    status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):
         return None
-    labels = found["metadata"].get("labels") or {}
-    addresses = tuple(one["ip"] for one in status.get("podIPs") or () if one.get("ip"))
+    labels = pod["metadata"].get("labels") or {}
+    addresses = tuple(entry["ip"] for entry in status.get("podIPs") or () if entry.get("ip"))
     return Pod(
-        uid=found["metadata"]["uid"],
-        namespace=found["metadata"]["namespace"],
-        name=found["metadata"]["name"],
+        uid=pod["metadata"]["uid"],
+        namespace=pod["metadata"]["namespace"],
+        name=pod["metadata"]["name"],
         node=node,
         job=next((labels[name] for name in JOB_LABELS if labels.get(name)), None),
         addresses=addresses or ((status["podIP"],) if status.get("podIP") else ()),
-        gpus=_gpus(found["spec"]),
+        gpus=_gpus(pod["spec"]),
     )
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
     """How many whole GPUs a pod asks for; of shares and MIG instances it is only known that they are on one."""
-    asked = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
-    whole = sum(int(limits[GPU]) for limits in asked if str(limits.get(GPU, "")).isdigit())
-    return whole or int(any(name.startswith("nvidia.com/") for limits in asked for name in limits))
+    limits = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
+    whole = sum(int(of_container[GPU]) for of_container in limits if str(of_container.get(GPU, "")).isdigit())
+    return whole or int(any(name.startswith("nvidia.com/") for of_container in limits for name in of_container))

@@ -21,7 +21,7 @@ from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind, Unresolved
-from trainmedic_server.domain.topology import Known
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import Match, Scope
 
 _BUILT_IN_CHAIN = IdentityLabels()
@@ -80,14 +80,14 @@ class YamlPlaybook:
                 return Match(False, str(error), failed=True)
         return Match(True)
 
-    def target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved:
+    def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         """The target that the alert names; refused, never guessed, where it names none."""
-        found = self._target_of(alert, inventory)
+        found = self._target_of(alert, topology)
         return found if isinstance(found, Unresolved) else targets.bounded(found)
 
-    def _target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved:
+    def _target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         if isinstance(self.spec.target, TargetKind):
-            return targets.resolve(self.spec.target, alert.labels, inventory, self.identity)
+            return targets.resolve(self.spec.target, alert.labels, topology, self.identity)
         parts: dict[str, str] = {}
         for name, template in self.parts.items():
             value = self._part(name, template, alert)
@@ -95,12 +95,12 @@ class YamlPlaybook:
                 return value
             parts[name] = value
         if "node" in parts:
-            node = targets.named_node(parts["node"], inventory)
+            node = targets.named_node(parts["node"], topology)
             if isinstance(node, Unresolved):
                 return node
             parts["node"] = node
         if "job" in parts:
-            job = job_names.find(parts["job"], alert.labels, inventory, self.identity)
+            job = job_names.find(parts["job"], alert.labels, topology, self.identity)
             if isinstance(job, Unresolved):
                 return job
             parts["job"] = job

@@ -19,6 +19,7 @@ from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli import exits
 from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.errors import ConfigurationError, PayloadError
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.simulation import report, suite
@@ -100,10 +101,10 @@ def explain(alert: BinaryIO, paths: Sequence[Path], mode: str, inventory: Path |
         click.echo(f"Not loaded: {problem}", err=True)
     try:
         alerts = read_alerts(alert.read(), clock.now())
-        nodes = file_inventory.load(inventory) if inventory else {}
+        topology = Topology(file_inventory.load(inventory)) if inventory else Topology()
     except (PayloadError, ConfigurationError) as error:
         raise exits.InvalidInput(f"{alert.name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
-    found = explain_alerts(library, actions, alerts, EngineLimits(mode=Mode(mode)), clock.now(), nodes)
+    found = explain_alerts(library, actions, alerts, EngineLimits(mode=Mode(mode)), clock.now(), topology)
     if output == "json":
         click.echo(json.dumps([_plain(each) for each in found], indent=2, ensure_ascii=False, default=str))
         return

@@ -1,12 +1,12 @@
 """The job that a playbook's target names by what it uses: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``.
 
-Three sources know who uses a GPU, and they are asked in this order: the jobs themselves, which say where
+Three sources know who uses a GPU, and they are asked in this order: the jobs themselves, which report where
 their ranks are; the labels of the alert, which name the job or its pod; the agent of the node, which sees
-whose processes are on it. The first that knows has the word, for names differ: a pod's label has the name of
+whose processes are on it. The first that knows decides, for names differ: a pod's label has the name of
 its resource, and only a job knows by which name it takes commands. But where a source knows of several, no
 other can say which one is meant: then only a job that the labels name is taken, and that no source denies.
 
-Pure. Who calls it: ``catalog.book``, for a target that is written as a mapping.
+Pure. Who calls it: ``catalog.compiled_playbook``, for a target that is written as a mapping.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 
 from trainmedic_server.domain import gpu_names, target
 from trainmedic_server.domain.target import IdentityLabels, Unresolved
-from trainmedic_server.domain.topology import Known
+from trainmedic_server.domain.topology import Jobs, Topology
 
 OF_THE_ALERT = "alert"
 """``gpu:alert`` is the GPU that the labels of the alert name."""
 
 
-def find(reference: str, labels: Mapping[str, str], known: Known, identity: IdentityLabels) -> str | Unresolved:
+def find(reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
     """The job; a reference of no known form is a job's name."""
     form, colon, name = reference.partition(":")
     name = name.strip()
@@ -31,73 +31,67 @@ def find(reference: str, labels: Mapping[str, str], known: Known, identity: Iden
         return Unresolved("target_unknown", f"{reference!r} names no {form} for this alert")
     match form:
         case "node":
-            return _on_node(name, known)
+            return _on_node(name, topology)
         case "gpu":
-            return _on_gpu(name, labels, known, identity)
+            return _on_gpu(name, labels, topology, identity)
         case _:
-            return _of_pod(name, known)
+            return _of_pod(name, topology)
 
 
-def _on_node(name: str, known: Known) -> str | Unresolved:
-    node = target.named_node(name, known)
+def _on_node(name: str, topology: Topology) -> str | Unresolved:
+    node = target.named_node(name, topology)
     if isinstance(node, Unresolved):
         return node
-    sources = [_jobs(known, f"told:node:{node}"), _jobs(known, f"node:{node}")]
-    return _agreed(sources, f"node {node!r}")
+    return _agreed(topology.jobs_on_node(node), f"node {node!r}")
 
 
-def _of_pod(name: str, known: Known) -> str | Unresolved:
+def _of_pod(name: str, topology: Topology) -> str | Unresolved:
     if "/" not in name:
         return Unresolved("target_unknown", f"pod {name!r} is not written as <namespace>/<name>")
-    return _agreed([_jobs(known, f"pod:{name}")], f"pod {name!r}")
+    return _agreed([topology.jobs_of_pod(name)], f"pod {name!r}")
 
 
-def _on_gpu(name: str, labels: Mapping[str, str], known: Known, identity: IdentityLabels) -> str | Unresolved:
-    told = target.job_told_by(labels, known, identity)
-    if isinstance(told, Unresolved) and told.reason == "target_ambiguous":
-        return told
-    keys = _keys_of_alert(labels, known, identity) if name == OF_THE_ALERT else _keys(name, known)
-    if isinstance(keys, Unresolved):
-        return told if isinstance(told, str) and keys.reason == "target_unknown" else keys
-    by_labels = frozenset() if isinstance(told, Unresolved) else frozenset({told})
-    by_jobs = frozenset[str]().union(*(_jobs(known, f"told:gpu:{key}") for key in keys))
-    by_agent = frozenset[str]().union(*(_jobs(known, f"gpu:{key}") for key in keys))
-    seen = [by_jobs, by_agent]
-    if any(len(source) > 1 for source in seen) and by_labels and all(by_labels <= one for one in seen if one):
+def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
+    named = target.job_named_by(labels, topology, identity)
+    if isinstance(named, Unresolved) and named.reason == "target_ambiguous":
+        return named
+    key = _key_of_alert(labels, topology, identity) if name == OF_THE_ALERT else _key(name, topology)
+    if isinstance(key, Unresolved):
+        return named if isinstance(named, str) and key.reason == "target_unknown" else key
+    by_labels: Jobs = frozenset() if isinstance(named, Unresolved) else frozenset({named})
+    reported, observed = topology.jobs_on_gpu(key)
+    is_shared = len(reported) > 1 or len(observed) > 1
+    if is_shared and by_labels and all(by_labels <= jobs for jobs in (reported, observed) if jobs):
         return next(iter(by_labels))
-    return _agreed([by_jobs, by_labels, by_agent], f"GPU {' or '.join(keys)}")
+    return _agreed([reported, by_labels, observed], f"GPU {key}")
 
 
-def _keys(name: str, known: Known) -> tuple[str, ...] | Unresolved:
+def _key(name: str, topology: Topology) -> str | Unresolved:
+    """The key (`gpu_names.key`) of the GPU that a reference names."""
     node, slash, gpu = name.rpartition("/")
     if not slash:
         if gpu_names.is_of_one_node(name):
             return Unresolved("target_unknown", f"GPU {name!r} is one of many; write gpu:<node>/{name}, or its UUID")
-        return (gpu_names.key(name),)
-    found = target.named_node(node, known)
-    return found if isinstance(found, Unresolved) else (gpu_names.key(gpu, found),)
+        return gpu_names.key(name)
+    node_name = target.named_node(node, topology)
+    return node_name if isinstance(node_name, Unresolved) else gpu_names.key(gpu, node_name)
 
 
-def _keys_of_alert(labels: Mapping[str, str], known: Known, identity: IdentityLabels) -> tuple[str, ...] | Unresolved:
-    """Of the GPU that the labels name. Its UUID is enough, and tells it without a node."""
-    gpu = target.gpu_told_by(labels, identity)
+def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
+    """The key of the GPU that the labels name. Its UUID is enough, without a node."""
+    gpu = target.gpu_named_by(labels, identity)
     if isinstance(gpu, Unresolved):
         return gpu
     if not gpu_names.is_of_one_node(gpu):
-        return (gpu_names.key(gpu),)
-    node = target.node_told_by(labels, known, identity)
-    return node if isinstance(node, Unresolved) else (gpu_names.key(gpu, node),)
+        return gpu_names.key(gpu)
+    node = target.node_named_by(labels, topology, identity)
+    return node if isinstance(node, Unresolved) else gpu_names.key(gpu, node)
 
 
-def _jobs(known: Known, key: str) -> frozenset[str]:
-    found = known.get(key, ())
-    return frozenset((found,) if isinstance(found, str) else found)
-
-
-def _agreed(sources: Sequence[frozenset[str]], what: str) -> str | Unresolved:
-    """The job of the first source that knows one."""
-    several = next((source for source in sources if len(source) > 1), None)
+def _agreed(sources: Sequence[Jobs], place: str) -> str | Unresolved:
+    """The job of the first source that knows one; refused where any source knows several."""
+    several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
-        return Unresolved("target_ambiguous", f"several jobs are known to use {what}: {', '.join(sorted(several))}")
-    job = next((next(iter(source)) for source in sources if source), None)
-    return job or Unresolved("target_unknown", f"no job is known to use {what}")
+        return Unresolved("target_ambiguous", f"several jobs are known to use {place}: {', '.join(sorted(several))}")
+    job = next((next(iter(jobs)) for jobs in sources if jobs), None)
+    return job or Unresolved("target_unknown", f"no job is known to use {place}")

@@ -1,7 +1,7 @@
 """What a run works on, when two of them overlap, and how labels name one.
 
-Not here: asking a cluster who is behind an address; callers hand in what is `Known` beyond an alert's labels.
-Nor the job that uses a GPU or a node (``job_names``).
+Not here: what is known beyond an alert's labels, such as the node behind an address (``topology``); nor the job
+that uses a GPU or a node (``job_names``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainmedic_server.domain.topology import Known
+from trainmedic_server.domain.topology import Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
 
@@ -106,7 +106,7 @@ class IdentityLabels:
 def resolve(
     kind: TargetKind,
     labels: Mapping[str, str],
-    inventory: Known,
+    topology: Topology,
     identity: IdentityLabels = IdentityLabels(),
 ) -> Target | Unresolved:
     """The target of `kind` that `labels` name; refused, never guessed, where they do not name one."""
@@ -115,13 +115,13 @@ def resolve(
         case TargetKind.CLUSTER:
             return Target(kind)
         case TargetKind.JOB:
-            job = _job(folded, inventory, identity)
+            job = _job(folded, topology, identity)
             return job if isinstance(job, Unresolved) else Target(kind, job=job)
         case TargetKind.NODE:
-            node = _node(folded, inventory, identity)
+            node = _node(folded, topology, identity)
             return node if isinstance(node, Unresolved) else Target(kind, node=node)
         case TargetKind.GPU:
-            return _gpu(folded, inventory, identity)
+            return _gpu(folded, topology, identity)
 
 
 def bounded(target: Target) -> Target | Unresolved:
@@ -133,47 +133,41 @@ def bounded(target: Target) -> Target | Unresolved:
     return target
 
 
-def job_told_by(
-    labels: Mapping[str, str], inventory: Known, identity: IdentityLabels = IdentityLabels()
+def job_named_by(
+    labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
     """The job that the labels name, or the pod that they name."""
-    return _job(_fold(labels), inventory, identity)
+    return _job(_fold(labels), topology, identity)
 
 
-def gpu_told_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
+def gpu_named_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
     """The GPU that the labels name, by UUID or by index."""
     return _named_gpu(_fold(labels), identity)
 
 
-def node_told_by(
-    labels: Mapping[str, str], inventory: Known, identity: IdentityLabels = IdentityLabels()
+def node_named_by(
+    labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
     """The node that the labels name."""
-    return _node(_fold(labels), inventory, identity)
+    return _node(_fold(labels), topology, identity)
 
 
-def named_node(name: str, inventory: Known) -> str | Unresolved:
+def named_node(name: str, topology: Topology) -> str | Unresolved:
     """The node of that name, or of that address, with a port or not."""
     host = host_of(name)
-    node = _node_at(host, inventory)
+    node = topology.node_at(host)
     if node is None and is_address(host):
         return Unresolved("target_unknown", f"{host!r} is an address that no inventory maps to a node")
     return node or host
 
 
-def _node_at(name: str, inventory: Known) -> str | None:
-    found = inventory.get(name)
-    return found if isinstance(found, str) else None
-
-
-def _job(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLabels) -> str | Unresolved:
+def _job(folded: Mapping[str, set[str]], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
     named = _single(folded, identity.job, "job")
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
     # Of the pods that the labels may mean one can be the exporter; it belongs to no job.
     pods = [(namespace, pod) for namespace in _values(folded, "namespace") for pod in _values(folded, "pod")]
-    found = [inventory.get(f"pod:{namespace}/{pod}", ()) for namespace, pod in pods]
-    jobs = {job for one in found for job in ((one,) if isinstance(one, str) else one)}
+    jobs = {job for namespace, pod in pods for job in topology.jobs_of_pod(f"{namespace}/{pod}")}
     if len(jobs) > 1:
         return Unresolved("target_ambiguous", f"the labels' pods belong to several jobs: {', '.join(sorted(jobs))}")
     return jobs.pop() if jobs else named
@@ -183,11 +177,11 @@ def _values(folded: Mapping[str, set[str]], name: str) -> set[str]:
     return folded.get(name, set()) | folded.get(f"exported_{name}", set())
 
 
-def _gpu(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLabels) -> Target | Unresolved:
+def _gpu(folded: Mapping[str, set[str]], topology: Topology, identity: IdentityLabels) -> Target | Unresolved:
     gpu = _named_gpu(folded, identity)
     if isinstance(gpu, Unresolved):
         return gpu
-    node = _node(folded, inventory, identity)
+    node = _node(folded, topology, identity)
     if isinstance(node, Unresolved):
         return node
     return Target(TargetKind.GPU, node=node, gpu=gpu)
@@ -200,15 +194,15 @@ def _named_gpu(folded: Mapping[str, set[str]], identity: IdentityLabels) -> str 
     return gpu
 
 
-def _node(folded: Mapping[str, set[str]], inventory: Known, identity: IdentityLabels) -> str | Unresolved:
+def _node(folded: Mapping[str, set[str]], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
     named = _single(folded, identity.node, "node")
     if isinstance(named, str):
-        return _node_at(named, inventory) or named
+        return topology.node_at(named) or named
     if named.reason == "target_ambiguous":
         return named
     for instance in sorted(folded.get("instance", ())):
         host = host_of(instance)
-        node = _node_at(host, inventory)
+        node = topology.node_at(host)
         if node is not None:
             return node
         if is_address(host):

@@ -1,50 +1,60 @@
-"""Who is where: the ranks of jobs, as they say themselves; GPUs and the pods on them, as agents see them; pods,
-as the cluster knows them. And reading the first two from presences, which anybody may have written.
+"""Jobs, ranks, pods, nodes, GPUs and addresses, and which belongs to which: `Topology`, one frozen value.
 
-Pure. Not here: finding a target by it (``target``, ``job_names``), keeping it (``engine.topology_watch``).
+Four sources know a part each, and none overwrites another: the jobs report their ranks (`JobTopology`), the agents
+see processes of pods on their GPUs (`AgentTopology`), the cluster lists nodes and pods (`ClusterTopology`), and a
+person may write down what none of them can know (`WrittenTopology`). Whoever asks a `Topology` gets the answers of
+the sources side by side where they may differ, and weighs them himself.
+
+Presences, which `AgentTopology.of` and `JobTopology.of` read, are written by anybody who can write to Redis: what
+makes no sense in them is passed over.
+
+Pure. Not here: finding a target by its labels (``target``, ``job_names``), reading an inventory (``inventory``),
+keeping the value up to date (``engine.topology_watch``, ``adapters.kubernetes_topology``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any, NamedTuple, TypeAlias
 
 from trainmedic_server.domain import gpu_names
 
-Known = Mapping[str, str | tuple[str, ...]]
-"""What is known beyond an alert's labels; of several names nobody can tell which one is meant.
+MOST_ENTRIES = 200_000
+"""Ranks or GPUs that are taken in at most, whatever is in Redis: they are some tens of MB."""
 
-An address leads to its node's name. To jobs lead ``pod:<namespace>/<name>``; ``node:<node>`` and ``gpu:<key>``,
-which the cluster and the agents know; and ``told:node:<node>`` and ``told:gpu:<key>``, which the jobs have told
-themselves. The key of a GPU is that of `gpu_names.key`."""
+Jobs: TypeAlias = frozenset[str]
+JobsByName: TypeAlias = Mapping[str, Jobs]
+"""The jobs that use a node, a GPU (by `gpu_names.key`), or a pod (by ``<namespace>/<name>``)."""
 
-
-def one_or_all(names: Collection[str]) -> str | tuple[str, ...]:
-    """As `Known` has it."""
-    return next(iter(names)) if len(names) == 1 else tuple(sorted(names))
+_NO_JOBS: Jobs = frozenset()
 
 
-def normal_key(written: str) -> str:
-    """A key of `Known` as a person writes it: its GPU by any of its names."""
-    for form in ("told:gpu:", "gpu:"):
-        if written.startswith(form):
-            node, _, gpu = written.removeprefix(form).rpartition("/")
-            return f"{form}{gpu_names.key(gpu, node)}"
-    return written
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A node, as the cluster knows it."""
+
+    name: str
+    addresses: tuple[str, ...]
+    """IP addresses and host names, as its status lists them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that has a node and runs. ``gpus`` is how many it asks for, at least one where it asks for shares."""
+    """A pod that has a node and has not ended."""
 
     uid: str
     namespace: str
     name: str
     node: str
     job: str | None
+    """The job that its labels name; None where they name none."""
     addresses: tuple[str, ...] = ()
+    """Its IP addresses; those of its node where it is in the node's network."""
     gpus: int = 0
+    """How many GPUs it asks for; at least 1 where it asks for shares of one."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -52,16 +62,19 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU that answers its agent. ``pods`` are the uids of those that have a process on it."""
+    """A GPU that answers its agent."""
 
     node: str
     uuid: str
     index: int | None = None
+    """Its number on the node, from 0."""
     pci: str | None = None
+    """Its PCI address, as `gpu_names.normal_pci` writes it."""
     pods: tuple[str, ...] = ()
+    """The uids of the pods that have a process on it."""
 
     def names(self) -> Iterator[str]:
-        """Every key by which it is looked up."""
+        """Every key by which it is looked up (`gpu_names.key`)."""
         yield gpu_names.key(self.uuid)
         if self.index is not None:
             yield gpu_names.key(str(self.index), self.node)
@@ -71,12 +84,167 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank of a job, and where it said that it runs."""
+    """A rank of a job, and where it reports that it runs."""
 
     job: str
     rank: Any
+    """Its number, from 0; anything else where the presence has something else."""
     node: str
     gpu: str | None = None
+    """As the rank names it: a UUID, as a rule."""
+
+
+class JobsBySource(NamedTuple):
+    """The jobs that use something, as two sources know it. Their names may differ: see ``job_names``."""
+
+    reported: Jobs
+    """What the jobs report themselves."""
+    observed: Jobs
+    """What agents and the cluster know."""
+
+
+@dataclass(frozen=True)
+class AgentTopology:
+    """What the agents see. A node whose agent sees no GPU is in it too: its agent is connected."""
+
+    gpus_by_node: Mapping[str, tuple[Gpu, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, details_by_node: Mapping[str, Mapping[str, Any]]) -> AgentTopology:
+        """From the presences of the agents."""
+        left = MOST_ENTRIES
+        gpus_by_node = {}
+        for node, details in details_by_node.items():
+            gpus_by_node[node] = tuple(islice(_gpus_in(node, details), left))
+            left -= len(gpus_by_node[node])
+        return cls(gpus_by_node)
+
+    @cached_property
+    def gpus_by_key(self) -> Mapping[str, Gpu]:
+        return {key: gpu for gpu in chain.from_iterable(self.gpus_by_node.values()) for key in gpu.names()}
+
+    @cached_property
+    def gpus_by_pod(self) -> Mapping[str, Sequence[Gpu]]:
+        """By the uid of a pod that has a process on them."""
+        by_pod: dict[str, list[Gpu]] = {}
+        for gpu in chain.from_iterable(self.gpus_by_node.values()):
+            for uid in gpu.pods:
+                by_pod.setdefault(uid, []).append(gpu)
+        return by_pod
+
+
+@dataclass(frozen=True, slots=True)
+class JobTopology:
+    """What the jobs report: which of them have ranks on a node or a GPU."""
+
+    jobs_by_node: JobsByName = field(default_factory=dict)
+    jobs_by_gpu: JobsByName = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, details_by_job: Mapping[str, Mapping[str, Any]], agents: AgentTopology) -> JobTopology:
+        """From the presences of the jobs. A GPU that an agent sees too is found by each of its names."""
+        # Both indexes are made here and not when first asked for: for thousands of ranks that takes a tenth of
+        # a second, for which the caller has a thread.
+        by_node: dict[str, Jobs] = {}
+        by_gpu: dict[str, Jobs] = {}
+        gpus_by_key = agents.gpus_by_key
+        ranks = chain.from_iterable(ranks_in(job, details) for job, details in details_by_job.items())
+        alone = {job: frozenset({job}) for job in details_by_job}
+        for rank in islice(ranks, MOST_ENTRIES):
+            by_node[rank.node] = by_node.get(rank.node, _NO_JOBS) | alone[rank.job]
+            if rank.gpu is None:
+                continue
+            key = gpu_names.key(rank.gpu, rank.node)
+            for name in {key, *(gpus_by_key[key].names() if key in gpus_by_key else ())}:
+                # Most GPUs have one job, and all GPUs of a job share its set: a set each would be 100 MB more.
+                by_gpu[name] = by_gpu[name] | alone[rank.job] if name in by_gpu else alone[rank.job]
+        return cls(by_node, by_gpu)
+
+
+@dataclass(frozen=True)
+class ClusterTopology:
+    """What the cluster knows. Pods of a large cluster change all the time, and most values are asked nothing or one
+    thing: so each index is made when it is first asked for."""
+
+    nodes: Sequence[ClusterNode] = ()
+    pods: Mapping[str, Pod] = field(default_factory=dict)
+    """By uid."""
+
+    @cached_property
+    def nodes_by_address(self) -> Mapping[str, str]:
+        """The name of the node. A pod in its node's network has the node's address; then it is the node's."""
+        of_pods = {address: pod.node for pod in self.pods.values() for address in pod.addresses}
+        return of_pods | {address: node.name for node in self.nodes for address in node.addresses}
+
+    @cached_property
+    def jobs_by_pod(self) -> JobsByName:
+        return {str(pod): frozenset({pod.job}) for pod in self.pods.values() if pod.job is not None}
+
+    @cached_property
+    def jobs_by_node(self) -> JobsByName:
+        jobs: dict[str, set[str]] = {}
+        for pod in self.pods.values():
+            if pod.job is not None:
+                jobs.setdefault(pod.node, set()).add(pod.job)
+        return {node: frozenset(on_node) for node, on_node in jobs.items()}
+
+    @cached_property
+    def pods_by_job(self) -> Mapping[str, Sequence[Pod]]:
+        """Those whose labels name the job; of several namespaces, where there are jobs of one name."""
+        pods: dict[str, list[Pod]] = {}
+        for pod in self.pods.values():
+            if pod.job is not None:
+                pods.setdefault(pod.job, []).append(pod)
+        return pods
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTopology:
+    """What a person has written down. It goes before what is read from elsewhere; ``inventory`` reads it."""
+
+    nodes_by_address: Mapping[str, str] = field(default_factory=dict)
+    jobs_by_pod: JobsByName = field(default_factory=dict)
+    reported_by_node: JobsByName = field(default_factory=dict)
+    """In place of what the jobs report (``told:node:…``), and so on."""
+    reported_by_gpu: JobsByName = field(default_factory=dict)
+    observed_by_node: JobsByName = field(default_factory=dict)
+    observed_by_gpu: JobsByName = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All that is known at one moment. Where a source knows nothing the answer is empty, never a guess."""
+
+    written: WrittenTopology = field(default_factory=WrittenTopology)
+    jobs: JobTopology = field(default_factory=JobTopology)
+    agents: AgentTopology = field(default_factory=AgentTopology)
+    cluster: ClusterTopology = field(default_factory=ClusterTopology)
+
+    def node_at(self, address: str) -> str | None:
+        """The name of the node with this IP address, or with a pod that has it."""
+        return self.written.nodes_by_address.get(address) or self.cluster.nodes_by_address.get(address)
+
+    def jobs_of_pod(self, pod: str) -> Jobs:
+        """The jobs to which the pod ``<namespace>/<name>`` belongs."""
+        return _first(pod, self.written.jobs_by_pod, self.cluster.jobs_by_pod)
+
+    def jobs_on_node(self, node: str) -> JobsBySource:
+        """The jobs with ranks or pods on the node of this name."""
+        return JobsBySource(
+            _first(node, self.written.reported_by_node, self.jobs.jobs_by_node),
+            _first(node, self.written.observed_by_node, self.cluster.jobs_by_node),
+        )
+
+    def jobs_on_gpu(self, key: str) -> JobsBySource:
+        """The jobs with ranks, or with pods that have a process, on the GPU of this key (`gpu_names.key`)."""
+        reported = _first(key, self.written.reported_by_gpu, self.jobs.jobs_by_gpu)
+        observed = self.written.observed_by_gpu.get(key)
+        return JobsBySource(reported, self._jobs_seen_on(key) if observed is None else observed)
+
+    def _jobs_seen_on(self, key: str) -> Jobs:
+        gpu = self.agents.gpus_by_key.get(key)
+        pods = [self.cluster.pods.get(uid) for uid in gpu.pods] if gpu is not None else []
+        return frozenset(pod.job for pod in pods if pod is not None and pod.job is not None)
 
 
 def ranks_in(job: str, details: Mapping[str, Any]) -> list[Rank]:
@@ -88,9 +256,8 @@ def ranks_in(job: str, details: Mapping[str, Any]) -> list[Rank]:
     ]
 
 
-def gpus_in(node: str, details: Mapping[str, Any]) -> list[Gpu]:
+def _gpus_in(node: str, details: Mapping[str, Any]) -> Iterator[Gpu]:
     """The GPUs that an agent's presence lists."""
-    found = []
     for entry in _mappings(details.get("gpus")):
         uuid, index, pods = _text(entry.get("uuid")), entry.get("index"), entry.get("pods")
         if uuid is None:
@@ -98,8 +265,12 @@ def gpus_in(node: str, details: Mapping[str, Any]) -> list[Gpu]:
         pci = gpu_names.normal_pci(_text(entry.get("pci_bus_id")) or "")
         number = index if isinstance(index, int) and not isinstance(index, bool) and index >= 0 else None
         uids = tuple(uid for uid in pods if isinstance(uid, str)) if isinstance(pods, list) else ()
-        found.append(Gpu(node, uuid, number, pci, uids))
-    return found
+        yield Gpu(node, uuid, number, pci, uids)
+
+
+def _first(name: str, *sources: JobsByName) -> Jobs:
+    """What the first source says that has the name."""
+    return next((source[name] for source in sources if name in source), _NO_JOBS)
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.target import Target
-from trainmedic_server.domain.topology import Known
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission
 from trainmedic_server.engine.admission import AdmissionChanges, AdmissionFacts, Admitter, Candidate, PreparedDelivery
 from trainmedic_server.engine.batching import Batcher
@@ -48,7 +48,7 @@ class DeliveryIntake:
         clock: Clock,
         limits: EngineLimits,
         metrics: telemetry.Metrics,
-        inventory: Callable[[], Known],
+        topology: Callable[[], Topology],
         new_id: Callable[[], str],
         on_admitted: Callable[[AdmissionChanges], None],
     ) -> None:
@@ -57,7 +57,7 @@ class DeliveryIntake:
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
-        self._inventory = inventory
+        self._topology = topology
         self._new_id = new_id
         self._on_admitted = on_admitted
         self._kept: set[tuple[str, str]] = set()
@@ -80,17 +80,17 @@ class DeliveryIntake:
 
     def prepare(self, delivery: Delivery) -> PreparedDelivery:
         """Find the playbooks that react to each alert, and their targets. Reads nothing from the store."""
-        inventory = self._inventory()
+        topology = self._topology()
         failures: list[Event] = []
-        found = tuple(self._candidates(alert, inventory, failures) for alert in delivery.alerts)
+        found = tuple(self._candidates(alert, topology, failures) for alert in delivery.alerts)
         return PreparedDelivery(delivery, found, tuple(failures))
 
-    def _candidates(self, alert: Alert, inventory: Known, failures: list[Event]) -> tuple[Candidate, ...]:
+    def _candidates(self, alert: Alert, topology: Topology, failures: list[Event]) -> tuple[Candidate, ...]:
         found: list[Candidate] = []
         for book in self._catalog.for_alert(alert.name):
             match = book.match(alert)
             if match.matched:
-                found.append(Candidate(book, book.target_of(alert, inventory)))
+                found.append(Candidate(book, book.target_of(alert, topology)))
             elif match.failed and alert.status is AlertStatus.FIRING:
                 log.warning("a playbook's condition failed", playbook=book.spec.name, alert=alert.name, why=match.why)
                 data = {"playbook": book.spec.name, "alert": alert.name, "why": match.why}

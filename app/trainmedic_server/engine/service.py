@@ -14,7 +14,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run, Status
-from trainmedic_server.domain.topology import Known
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import undoing
 from trainmedic_server.engine.admission import AdmissionChanges
 from trainmedic_server.engine.driver import DriverServices
@@ -48,7 +48,7 @@ class Engine:
         clock: Clock,
         limits: EngineLimits,
         metrics: telemetry.Metrics,
-        inventory: Callable[[], Known] = dict,
+        topology: Callable[[], Topology] = Topology,
         alert_source: AlertSource | None = None,
         fence: Callable[[], object] = lambda: None,
     ) -> None:
@@ -69,9 +69,7 @@ class Engine:
             fence=fence,
         )
         self._workers = Workers(store, catalog, services)
-        self._intake = DeliveryIntake(
-            store, catalog, clock, limits, metrics, inventory, self._new_id, self._on_admitted
-        )
+        self._intake = DeliveryIntake(store, catalog, clock, limits, metrics, topology, self._new_id, self._on_admitted)
         self._silent_alerts = SilentAlerts(store, clock, limits, metrics, alert_source, self._workers.touch)
         expired_leases = ExpiredLeases(
             store, clock, limits, metrics, services.locks, alert_source, self._workers.book_of, fence

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Cluster
-from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier, Pods
+from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -73,7 +74,8 @@ class Services:
     notifier: Notifier | None = None
     alertmanager: AlertSource | None = None
     cluster: Cluster | None = None
-    pods: Pods | None = None
+    cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
+    """The nodes and pods of the cluster, as far as they are known at this moment; empty without a cluster."""
 
 
 class Action(Protocol):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.domain.alert import Identity
-from trainmedic_server.domain.topology import Pod
 
 
 class Clock(Protocol):
@@ -57,16 +56,6 @@ class CommandBus(Protocol):
     async def jobs(self) -> list[Presence]: ...
     async def check(self) -> None:
         """Return if the bus answers; else raise BusUnavailable."""
-        ...
-
-
-class Pods(Protocol):
-    """The cluster's pods that have a node and run, as far as is known at this moment."""
-
-    def pod(self, uid: str) -> Pod | None: ...
-    def pods(self) -> Sequence[Pod]: ...
-    def pods_of(self, job: str) -> Sequence[Pod]:
-        """Those whose labels say that they belong to it; of several namespaces, where there are jobs of one name."""
         ...
 
 

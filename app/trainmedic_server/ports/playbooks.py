@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.target import Target, Unresolved
-from trainmedic_server.domain.topology import Known
+from trainmedic_server.domain.topology import Topology
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -52,7 +52,7 @@ class CompiledPlaybook(Protocol):
         """Whether it reacts to this alert: alertname, matchers, ``when``."""
         ...
 
-    def target_of(self, alert: Alert, inventory: Known) -> Target | Unresolved: ...
+    def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
         """Whether the step is to run. Raises ExpressionError."""

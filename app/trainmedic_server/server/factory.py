@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -11,7 +12,8 @@ from pydantic import TypeAdapter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmedic_server import __version__, telemetry
-from trainmedic_server.ports.outside import Clock, CommandBus, Pods
+from trainmedic_server.domain.topology import ClusterTopology
+from trainmedic_server.ports.outside import Clock, CommandBus
 from trainmedic_server.ports.store import History, RunStore
 from trainmedic_server.server import events, history, jobs, operations, problems, schemas, status, webhook
 from trainmedic_server.server.auth import Authenticator
@@ -42,7 +44,7 @@ def create_app(
     auth: Authenticator,
     clock: Clock,
     limits: ServerLimits = ServerLimits(),
-    pods: Pods | None = None,
+    cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
 ) -> FastAPI:
     """The API. Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close."""
     bodies = BodyReader(limits)
@@ -61,7 +63,7 @@ def create_app(
     app.include_router(events.router(feed, auth, limits))
     app.include_router(operations.orders(engine, auth, bodies))
     app.include_router(operations.overview(catalog, runs, bus, auth))
-    app.include_router(jobs.router(bus, pods, clock, auth))
+    app.include_router(jobs.router(bus, cluster_topology, clock, auth))
     app.include_router(status.router(engine, store, bus, catalog, clock, metrics, limits))
     problems.register(app)
     app.add_middleware(_Boundary, metrics=metrics)

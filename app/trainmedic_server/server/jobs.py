@@ -1,12 +1,12 @@
 """``GET /jobs``: the training jobs that are connected, and, where it is known, where each of them runs.
 
-What a job says of its ranks, what the agents see on their GPUs, and what the cluster knows of its pods are
+What a job reports of its ranks, what the agents see on their GPUs, and what the cluster knows of its pods are
 put together here, at each call. Not here: finding a job for an alert (``engine.topology_watch``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,8 +14,8 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from trainmedic_server.domain import gpu_names
-from trainmedic_server.domain.topology import Gpu, Pod, gpus_in, ranks_in
-from trainmedic_server.ports.outside import Clock, CommandBus, Pods, Presence
+from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod, ranks_in
+from trainmedic_server.ports.outside import Clock, CommandBus, Presence
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.tokens import Role
@@ -52,7 +52,9 @@ class JobList(BaseModel):
     items: list[JobView]
 
 
-def router(bus: CommandBus, pods: Pods | None, clock: Clock, auth: Authenticator) -> APIRouter:
+def router(
+    bus: CommandBus, cluster_topology: Callable[[], ClusterTopology], clock: Clock, auth: Authenticator
+) -> APIRouter:
     routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, Role.VIEWER))])
 
     @routes.get(
@@ -66,61 +68,55 @@ def router(bus: CommandBus, pods: Pods | None, clock: Clock, auth: Authenticator
         cluster: bool = Query(False, description="Also the jobs that only the Kubernetes cluster knows."),
     ) -> JobList:
         """Each with what it said of itself, and the nodes, GPUs and pods that are known to be its."""
-        picture = Picture(await bus.agents(), pods.pods() if pods is not None else ())
-        found = [picture.of(job) for job in await bus.jobs()]
+        agents = AgentTopology.of({agent.name: agent.details for agent in await bus.agents()})
+        directory = JobDirectory(agents, cluster_topology())
+        items = [directory.connected(job) for job in await bus.jobs()]
         if cluster:
-            found += picture.others(found, clock.now())
-        return JobList(items=sorted(found, key=lambda one: one.name))
+            items += directory.others(items, clock.now())
+        return JobList(items=sorted(items, key=lambda job: job.name))
 
     return routes
 
 
-class Picture:
-    """What agents and cluster know at one moment."""
+class JobDirectory:
+    """The jobs, put into their places by what agents and cluster know at one moment."""
 
-    def __init__(self, agents: Sequence[Presence], pods: Sequence[Pod]) -> None:
-        self._gpus: dict[str, Gpu] = {}
-        self._of_pod: dict[str, list[Gpu]] = {}
-        for gpu in (gpu for agent in agents for gpu in gpus_in(agent.name, agent.details)):
-            self._gpus |= dict.fromkeys(gpu.names(), gpu)
-            for uid in gpu.pods:
-                self._of_pod.setdefault(uid, []).append(gpu)
-        self._pods = {pod.uid: pod for pod in pods}
-        self._by_job: dict[str, list[Pod]] = {}
-        for pod in pods:
-            if pod.job is not None:
-                self._by_job.setdefault(pod.job, []).append(pod)
+    def __init__(self, agents: AgentTopology, cluster: ClusterTopology) -> None:
+        self._agents = agents
+        self._cluster = cluster
 
-    def of(self, job: Presence) -> JobView:
+    def connected(self, job: Presence) -> JobView:
         """A job that is connected. Its pods are those that an agent sees on the GPUs that its ranks name; where
         none is seen, those whose labels have its name."""
         ranks = ranks_in(job.name, job.details)
         gpus = {gpu_names.key(rank.gpu, rank.node): (rank.node, rank.gpu) for rank in ranks if rank.gpu}
-        seen = {uid for key in gpus if key in self._gpus for uid in self._gpus[key].pods if uid in self._pods}
-        pods = [self._pods[uid] for uid in seen] or self._by_job.get(job.name, [])
-        places = set(gpus.values()) or self._places(pods)
+        known_gpus = [gpu for key in gpus if (gpu := self._agents.gpus_by_key.get(key)) is not None]
+        uids = {uid for gpu in known_gpus for uid in gpu.pods}
+        seen_pods = [pod for uid in uids if (pod := self._cluster.pods.get(uid)) is not None]
+        pods = seen_pods or self._cluster.pods_by_job.get(job.name, ())
+        places = set(gpus.values()) or self._gpus_of(pods)
         nodes = {rank.node for rank in ranks} or {pod.node for pod in pods}
-        said = {"name": job.name, "last_seen": job.last_seen, "details": dict(job.details)}
-        return JobView(**said, **_where(nodes, places, pods))
+        presence = {"name": job.name, "last_seen": job.last_seen, "details": dict(job.details)}
+        return JobView(**presence, **_where(nodes, places, pods))
 
     def others(self, connected: Sequence[JobView], now: datetime) -> list[JobView]:
         """The jobs of which only the cluster knows."""
         taken = {(pod.namespace, pod.name) for job in connected for pod in job.pods or ()}
-        found = []
-        for name, of_job in self._by_job.items():
-            pods = [pod for pod in of_job if (pod.namespace, pod.name) not in taken]
+        jobs = []
+        for name, job_pods in self._cluster.pods_by_job.items():
+            pods = [pod for pod in job_pods if (pod.namespace, pod.name) not in taken]
             if pods:
-                where = _where({pod.node for pod in pods}, self._places(pods), pods)
-                found.append(JobView(name=name, last_seen=now, details={}, connected=False, **where))
-        return found
+                where = _where({pod.node for pod in pods}, self._gpus_of(pods), pods)
+                jobs.append(JobView(name=name, last_seen=now, details={}, connected=False, **where))
+        return jobs
 
-    def _places(self, pods: Sequence[Pod]) -> set[tuple[str, str]]:
-        return {(gpu.node, gpu.uuid) for pod in pods for gpu in self._of_pod.get(pod.uid, ())}
+    def _gpus_of(self, pods: Sequence[Pod]) -> set[tuple[str, str]]:
+        return {(gpu.node, gpu.uuid) for pod in pods for gpu in self._agents.gpus_by_pod.get(pod.uid, ())}
 
 
 def _where(nodes: Collection[str], gpus: Collection[tuple[str, str]], pods: Collection[Pod]) -> dict[str, Any]:
     """The members of a view for which there is something to say."""
-    told = {
+    members = {
         "nodes": sorted(nodes),
         "gpus": [GpuPlace(node=node, uuid=uuid) for node, uuid in sorted(gpus)],
         "pods": [
@@ -128,4 +124,4 @@ def _where(nodes: Collection[str], gpus: Collection[tuple[str, str]], pods: Coll
             for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name))
         ],
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in members.items() if value}

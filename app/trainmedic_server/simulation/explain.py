@@ -22,7 +22,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger, step_id
 from trainmedic_server.domain.run import Controls, Decision, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
-from trainmedic_server.domain.topology import Known
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards, scope
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
@@ -102,22 +102,20 @@ def explain(
     alerts: Sequence[Alert],
     limits: EngineLimits,
     now: datetime,
-    inventory: Known | None = None,
+    topology: Topology = Topology(),
 ) -> tuple[Explanation, ...]:
     """For each alert and each playbook, in the order of alerts and of the playbooks' names."""
-    return tuple(
-        _explained(book, actions, alert, limits, now, inventory or {}) for alert in alerts for book in catalog.all()
-    )
+    return tuple(_explained(book, actions, alert, limits, now, topology) for alert in alerts for book in catalog.all())
 
 
 def _explained(
-    book: CompiledPlaybook, actions: Actions, alert: Alert, limits: EngineLimits, now: datetime, inventory: Known
+    book: CompiledPlaybook, actions: Actions, alert: Alert, limits: EngineLimits, now: datetime, topology: Topology
 ) -> Explanation:
     match = book.match(alert)
     if not match.matched:
         return Explanation(book.spec.name, book.source, alert, False, match.why)
     mode = Mode.stricter(book.spec.mode, limits.mode)
-    target = book.target_of(alert, inventory)
+    target = book.target_of(alert, topology)
     if isinstance(target, Unresolved):
         refused = Decision(target.reason)
         return Explanation(book.spec.name, book.source, alert, True, target.why, mode, None, refused)

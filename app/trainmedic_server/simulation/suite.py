@@ -18,12 +18,13 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.catalog.problems import Path as Place
 from trainmedic_server.catalog.problems import Problem, did_you_mean, where
-from trainmedic_server.domain import duration
+from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.playbook import ActionStep, step_id
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
@@ -158,6 +159,7 @@ class _Scenario:
         await self.engine.stop()
 
     async def _start(self) -> Engine:
+        topology = Topology(inventory.parse(self.test.inventory))
         limits = EngineLimits(mode=self.test.mode, max_age=self.test.max_age)
         engine = Engine(
             self.store,
@@ -166,7 +168,7 @@ class _Scenario:
             self.clock,
             limits,
             self.metrics,
-            lambda: self.test.inventory,
+            lambda: topology,
         )
         await engine.start()
         return engine

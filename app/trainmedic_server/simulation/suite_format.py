@@ -14,12 +14,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_server.catalog import loader, model_errors, yaml_text
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.catalog.yaml_text import Document
-from trainmedic_server.domain import duration, topology
+from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.playbook import Mode
@@ -218,7 +218,7 @@ class TestEntry(_Model):
     name: str
     mode: Mode = Mode.ENFORCE
     max_age: Duration = timedelta(minutes=15)
-    inventory: Annotated[dict[str, str | tuple[str, ...]], AfterValidator(lambda value: _as_known(value))] = {}
+    inventory: dict[str, str | tuple[str, ...]] = {}
     alerts: tuple[AlertEntry, ...] = ()
     orders: tuple[OrderEntry, ...] = ()
     replies: dict[str, Annotated[tuple[Reply, ...], BeforeValidator(lambda value: _as_list(value))]] = {}
@@ -240,10 +240,6 @@ class TestEntry(_Model):
         times = [alert.at for alert in self.alerts] + [order.at for order in self.orders]
         times += [check.at for check in self.expect if check.at is not None]
         return max(times, default=timedelta(0))
-
-
-def _as_known(written: dict[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
-    return {topology.normal_key(key): value for key, value in written.items()}
 
 
 def _as_list(value: Any) -> Any:

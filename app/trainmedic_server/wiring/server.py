@@ -36,12 +36,12 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.playbook import TargetParts
+from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable, StoreUnavailable
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.cluster import Cluster
-from trainmedic_server.ports.outside import Pods
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
@@ -138,7 +138,7 @@ class TrainmedicServer:
         """
         settings, clock, metrics = self._settings, self._clock, self._metrics
         authenticator = self._authenticator()
-        inventory = dict(file_inventory.load(settings.inventory)) if settings.inventory else {}
+        written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
 
         async with contextlib.AsyncExitStack() as stack:
             store = await asyncio.to_thread(self._store, session)
@@ -152,8 +152,8 @@ class TrainmedicServer:
                 on_late_reply=lambda reply: engine.note_late_reply(reply),
                 fence=store.fence,
             )
-            cluster, pods = await self._cluster(stack, store.fence)
-            services = await self._services(stack, bus, cluster, pods)
+            cluster, cluster_topology = await self._cluster(stack, store.fence)
+            services = await self._services(stack, bus, cluster, cluster_topology)
             actions = registry.build(services)
             catalog = Library(settings.playbooks, actions, metrics=metrics)
             await asyncio.to_thread(catalog.reload)
@@ -162,9 +162,8 @@ class TrainmedicServer:
                 clock,
                 metrics,
                 lambda: any(_names_its_job(book) for book in catalog.all()),
-                inventory,
-                pods.inventory if pods is not None else dict,
-                pods,
+                written,
+                cluster_topology,
             )
             engine = Engine(
                 store,
@@ -173,7 +172,7 @@ class TrainmedicServer:
                 clock,
                 settings.limits,
                 metrics,
-                topology.known,
+                topology.topology,
                 services.alertmanager,
                 store.fence,
             )
@@ -186,7 +185,7 @@ class TrainmedicServer:
                 store=store,
                 catalog=catalog,
                 bus=bus,
-                pods=pods,
+                cluster_topology=cluster_topology,
                 metrics=metrics,
                 auth=authenticator,
                 clock=clock,
@@ -235,7 +234,7 @@ class TrainmedicServer:
         stack: contextlib.AsyncExitStack,
         bus: RedisBus,
         cluster: Cluster | None,
-        pods: Pods | None,
+        cluster_topology: Callable[[], ClusterTopology],
     ) -> Services:
         settings = self._settings
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
@@ -254,25 +253,25 @@ class TrainmedicServer:
             notifier=AppriseNotifier(channels) if channels else None,
             alertmanager=alertmanager,
             cluster=cluster,
-            pods=pods,
+            cluster_topology=cluster_topology,
         )
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Callable[[], object]
-    ) -> tuple[Cluster | None, KubernetesTopology | None]:
+    ) -> tuple[Cluster | None, Callable[[], ClusterTopology]]:
         """The Kubernetes cluster that is set, and what its watch knows."""
         if self._settings.kubernetes == "off":
-            return None, None
+            return None, ClusterTopology
         # Imported here, because its client takes a third of a second to import, and few servers have a cluster.
         from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 
         cluster = await KubernetesCluster.opened(self._settings.kubeconfig, fence=fence)
         stack.push_async_callback(cluster.close)
         if not self._settings.kubernetes_watch:
-            return cluster, None
+            return cluster, ClusterTopology
         watched = KubernetesTopology(cluster, self._metrics)
         await stack.enter_async_context(_background(watched.watch(), "cluster"))
-        return cluster, watched
+        return cluster, watched.topology
 
     async def _prune(self, store: RunStore) -> None:
         """Delete runs older than the retention every hour; the first time a minute after the start, which is busy."""

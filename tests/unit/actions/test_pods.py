@@ -9,26 +9,10 @@ import pytest
 from tests.unit.actions.test_commands import NoHttp
 from tests.unit.actions.test_placement import NOW, AgentsBus, call, placed
 from trainmedic_server.actions.nodes import GpuPowerLimit, NodeFacts
-from trainmedic_server.domain.topology import Pod
+from trainmedic_server.domain.topology import ClusterTopology, Pod
 from trainmedic_server.errors import ActionFailure, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.outside import CommandBus, Presence
-
-
-class Cluster:
-    """The pods of one job, whatever its name."""
-
-    def __init__(self, *pods: Pod) -> None:
-        self._pods = pods
-
-    def pod(self, uid: str) -> Pod | None:
-        return next((pod for pod in self._pods if pod.uid == uid), None)
-
-    def pods(self) -> tuple[Pod, ...]:
-        return self._pods
-
-    def pods_of(self, job: str) -> tuple[Pod, ...]:
-        return tuple(pod for pod in self._pods if pod.job == job)
 
 
 def pod(uid: str, node: str, gpus: int = 2, namespace: str = "ml") -> Pod:
@@ -41,7 +25,8 @@ def agent(node: str, **gpus: list[str]) -> Presence:
 
 
 async def located(kind: type[Any], bus: AgentsBus, *pods: Pod, **params: Any) -> Any:
-    services = Services(bus.clock, cast(CommandBus, bus), NoHttp(), pods=Cluster(*pods))
+    topology = ClusterTopology((), {pod.uid: pod for pod in pods})
+    services = Services(bus.clock, cast(CommandBus, bus), NoHttp(), cluster_topology=lambda: topology)
     found = await kind(services).locate(call(kind, params))
     return {node: list(gpus) for node, gpus in found.nodes.items()}
 

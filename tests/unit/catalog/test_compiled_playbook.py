@@ -8,7 +8,9 @@ import pytest
 
 from tests.unit.catalog.actions import PLAYBOOK, alert, book_of
 from trainmedic_server import errors
+from trainmedic_server.domain import inventory
 from trainmedic_server.domain.target import Target, TargetKind, Unresolved
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Match
 
 SCOPE: dict[str, Any] = {"labels": {"n": "7", "word": "x"}, "steps": {}, "run": {"id": "r1"}}
@@ -47,22 +49,26 @@ def test_a_condition_that_cannot_be_evaluated_does_not_match_and_says_so(
     assert (match.matched, match.failed) == (False, True)
 
 
+def known_by(written: dict[str, str]) -> Topology:
+    return Topology(inventory.parse(written))
+
+
 def test_the_target_comes_from_the_labels() -> None:
     """By the built-in chain, where the playbook names a kind."""
-    assert book_of(PLAYBOOK).target_of(alert(job_name="llm-1"), {}) == Target(TargetKind.JOB, job="llm-1")
-    assert isinstance(book_of(PLAYBOOK).target_of(alert(), {}), Unresolved)
+    assert book_of(PLAYBOOK).target_of(alert(job_name="llm-1"), Topology()) == Target(TargetKind.JOB, job="llm-1")
+    assert isinstance(book_of(PLAYBOOK).target_of(alert(), Topology()), Unresolved)
 
 
 def test_the_target_comes_from_the_playbooks_templates() -> None:
     """Where it names the parts; addresses are looked up, and nothing is guessed."""
     text = PLAYBOOK.replace("target: job", "target: {node: '{{ labels.host }}', gpu: '{{ labels.card }}'}")
     book = book_of(text.replace("test.rollback", "test.tell").replace("steps_back: 100", "message: hot"))
-    assert book.target_of(alert(host="n1", card="0"), {}) == Target(TargetKind.GPU, node="n1", gpu="0")
-    assert book.target_of(alert(host="10.0.0.1:9400", card="0"), {"10.0.0.1": "n2"}) == Target(
+    assert book.target_of(alert(host="n1", card="0"), Topology()) == Target(TargetKind.GPU, node="n1", gpu="0")
+    assert book.target_of(alert(host="10.0.0.1:9400", card="0"), known_by({"10.0.0.1": "n2"})) == Target(
         TargetKind.GPU, node="n2", gpu="0"
     )
     for labels in ({"host": "n1"}, {"host": "n1", "card": " "}, {"host": "10.0.0.1", "card": "0"}):
-        refused = book.target_of(alert(**labels), {})
+        refused = book.target_of(alert(**labels), Topology())
         assert isinstance(refused, Unresolved), labels
         assert refused.reason == "target_unknown"
 
@@ -120,5 +126,5 @@ def test_an_approve_step_asks_its_rendered_message() -> None:
 def test_the_job_on_a_node_can_be_the_target() -> None:
     """Where one and only one is known to be there."""
     book = book_of(PLAYBOOK.replace("target: job", "target: {job: 'node:{{ labels.node }}'}"))
-    assert book.target_of(alert(node="n1"), {"node:n1": "llm"}) == Target(TargetKind.JOB, job="llm")
-    assert isinstance(book.target_of(alert(node="n2"), {"node:n1": "llm"}), Unresolved)
+    assert book.target_of(alert(node="n1"), known_by({"node:n1": "llm"})) == Target(TargetKind.JOB, job="llm")
+    assert isinstance(book.target_of(alert(node="n2"), known_by({"node:n1": "llm"})), Unresolved)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from trainmedic_server.domain import gpu_names, job_names
+from trainmedic_server.domain import gpu_names, inventory, job_names
 from trainmedic_server.domain.target import IdentityLabels, Unresolved
-from trainmedic_server.domain.topology import Known, normal_key
+from trainmedic_server.domain.topology import Topology, WrittenTopology
 
 UUID = "GPU-5f3a2c1e-0d6b-4a52-9d6e-0f2b8d1c7a90"
 POD = {"exported_namespace": "ml", "exported_pod": "llm-1-0", "namespace": "monitoring", "pod": "dcgm-7x"}
@@ -19,8 +19,8 @@ ON_GPU = {"UUID": UUID, "gpu": "3", "Hostname": "n1"}
 def found(reference: str, labels: Mapping[str, str] | None = None, **known: str | tuple[str, ...]) -> str:
     """The job, or why there is none. ``told`` and ``seen`` are what the jobs and the agent know of the GPU."""
     keys = {"told": f"told:gpu:{UUID}", "seen": f"gpu:{UUID}"}
-    everything: Known = {**PODS, "10.0.0.7": "n1", **{normal_key(keys.get(key, key)): v for key, v in known.items()}}
-    job = job_names.find(reference, labels or {}, everything, IdentityLabels())
+    written = {**PODS, "10.0.0.7": "n1", **{keys.get(key, key): jobs for key, jobs in known.items()}}
+    job = job_names.find(reference, labels or {}, Topology(inventory.parse(written)), IdentityLabels())
     return f"{job.reason}: {job.why}" if isinstance(job, Unresolved) else job
 
 
@@ -129,6 +129,9 @@ def test_other_text_is_a_jobs_name() -> None:
 def test_keys_of_gpus() -> None:
     """Written by people, by exporters and by agents, they come to the same."""
     assert gpu_names.key("00000000:18:00.0", "n1") == gpu_names.key("18:00", "n1") == "n1/0000:18:00.0"
-    assert normal_key("gpu:GPU-5F3A") == "gpu:5f3a"
-    assert normal_key("told:gpu:n1/3") == "told:gpu:n1/3"
-    assert normal_key("pod:ml/GPU-1") == "pod:ml/GPU-1"
+    written = inventory.parse({"gpu:GPU-5F3A": "seen", "told:gpu:n1/3": "told", "pod:ml/GPU-1": "by-pod"})
+    assert written == WrittenTopology(
+        observed_by_gpu={"5f3a": frozenset({"seen"})},
+        reported_by_gpu={"n1/3": frozenset({"told"})},
+        jobs_by_pod={"ml/GPU-1": frozenset({"by-pod"})},
+    )

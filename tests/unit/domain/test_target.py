@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from trainmedic_server.domain.inventory import parse
 from trainmedic_server.domain.target import LONGEST_NAME, Target, TargetKind, Unresolved, bounded, resolve
+from trainmedic_server.domain.topology import Topology
 
-INVENTORY = {"10.0.0.5": "node-5", "fd00::5": "node-5"}
+INVENTORY = Topology(parse({"10.0.0.5": "node-5", "fd00::5": "node-5"}))
 
 
 def named(kind: str, labels: dict[str, str]) -> str:
@@ -77,7 +79,7 @@ def test_a_node_may_have_a_port_or_none_beside_it() -> None:
 
 def test_what_was_looked_for_is_told_in_a_line_that_can_be_read() -> None:
     """The refused alert is in the history with the labels that would have named the target."""
-    found = resolve(TargetKind.NODE, {}, {})
+    found = resolve(TargetKind.NODE, {}, Topology())
     assert not isinstance(found, Target)
     assert found.why == (
         "no label names the node (looked for node, nodename, kubernetes_node, hostname, "
@@ -106,13 +108,13 @@ def test_a_pods_job_is_found_where_no_label_names_it(
     labels: dict[str, str], inventory: dict[str, str], expected: str
 ) -> None:
     """By the inventory; a label that names the job comes first, and the exporter's own pod has none."""
-    assert resolve(TargetKind.JOB, labels, inventory) == Target(TargetKind.JOB, job=expected)
+    assert resolve(TargetKind.JOB, labels, Topology(parse(inventory))) == Target(TargetKind.JOB, job=expected)
 
 
 def test_pods_of_several_jobs_are_refused() -> None:
     """Never guessed."""
     labels = {"namespace": "a", "pod": "x", "exported_pod": "y"}
-    found = resolve(TargetKind.JOB, labels, {"pod:a/x": "one", "pod:a/y": "two"})
+    found = resolve(TargetKind.JOB, labels, Topology(parse({"pod:a/x": "one", "pod:a/y": "two"})))
     assert isinstance(found, Unresolved)
     assert found.reason == "target_ambiguous"
 

@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any, cast
 
 from trainmedic_server import telemetry
-from trainmedic_server.domain.topology import Pod
+from trainmedic_server.domain import gpu_names, inventory
+from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod
 from trainmedic_server.engine.topology_watch import FORGET_AFTER, REFRESH_EVERY, TopologyWatch
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import CommandBus, Presence
@@ -38,34 +39,21 @@ class Presences:
         return [Presence(name, BEGINNING, details) for name, details in self.of_agents.items()]
 
 
-class Cluster:
-    """Two jobs' pods."""
-
-    def __init__(self) -> None:
-        self.known = {uid: Pod(uid, "ml", f"{job}-0", "n1", job) for uid, job in (("u1", "llm-1"), ("u2", "llm-2"))}
-        self.known["u3"] = Pod("u3", "monitoring", "dcgm", "n1", None)
-
-    def pod(self, uid: str) -> Pod | None:
-        return self.known.get(uid)
-
-    def pods(self) -> list[Pod]:
-        return list(self.known.values())
-
-    def pods_of(self, job: str) -> list[Pod]:
-        return [pod for pod in self.known.values() if pod.job == job]
+PODS = {uid: Pod(uid, "ml", f"{job}-0", "n1", job) for uid, job in (("u1", "llm-1"), ("u2", "llm-2"))}
+CLUSTER = ClusterTopology(
+    (ClusterNode("wrong", ("10.0.0.7",)),), PODS | {"u3": Pod("u3", "monitoring", "dcgm", "n1", None)}
+)
+"""Two jobs' pods, and one of no job."""
 
 
 def made(bus: Presences, wanted: bool = True) -> TopologyWatch:
-    clock = VirtualClock()
-    return TopologyWatch(
-        cast(CommandBus, bus),
-        clock,
-        telemetry.Metrics(),
-        lambda: wanted,
-        {"10.0.0.7": "n7"},
-        lambda: {"10.0.0.7": "wrong", "node:n1": ("llm-1", "llm-2")},
-        Cluster(),
-    )
+    written = inventory.parse({"10.0.0.7": "n7"})
+    bus_port = cast(CommandBus, bus)
+    return TopologyWatch(bus_port, VirtualClock(), telemetry.Metrics(), lambda: wanted, written, lambda: CLUSTER)
+
+
+def reported_on(watch: TopologyWatch, node: str) -> set[str]:
+    return set(watch.topology().jobs_on_node(node).reported)
 
 
 def gpu(uuid: str, index: int, *pods: Any) -> dict[str, Any]:
@@ -76,25 +64,22 @@ async def test_the_jobs_on_a_gpu_are_known_by_each_of_its_names() -> None:
     """From what the job says, and from the pods that the agent sees; those of no job count for nothing."""
     bus = Presences({"llm": {"placement": [{"rank": 0, "node": "n1", "gpu": A.upper()}]}})
     bus.of_agents["n1"] = {"gpus": [gpu(A, 0, "u1", "u3"), gpu(B, 1, "u1", "u2", "gone")]}
-    whereabouts = made(bus)
-    await whereabouts.refresh()
-    known = whereabouts.known()
-    for name in (A.lower().removeprefix("gpu-"), "n1/0", "n1/0000:10:00.0"):
-        assert known[f"told:gpu:{name}"] == "llm"
-        assert known[f"gpu:{name}"] == "llm-1"
-    assert known["gpu:n1/1"] == ("llm-1", "llm-2")
-    assert "told:gpu:n1/1" not in known
-    assert known["told:node:n1"] == "llm"
-    assert (known["10.0.0.7"], known["node:n1"]) == ("n7", ("llm-1", "llm-2"))
-    assert len(known) == len(set(known))
+    watch = made(bus)
+    await watch.refresh()
+    topology = watch.topology()
+    for key in (A.lower().removeprefix("gpu-"), "n1/0", "n1/0000:10:00.0"):
+        assert topology.jobs_on_gpu(key) == ({"llm"}, {"llm-1"})
+    assert topology.jobs_on_gpu("n1/1") == (set(), {"llm-1", "llm-2"})
+    assert topology.jobs_on_node("n1") == ({"llm"}, {"llm-1", "llm-2"})
+    assert topology.node_at("10.0.0.7") == "n7"
 
 
 async def test_a_gpu_that_two_jobs_name_has_both() -> None:
     """Which one is meant is not for this to say."""
     placed = {"placement": [{"rank": 0, "node": "n1", "gpu": A}]}
-    whereabouts = made(Presences({"one": placed, "two": placed}))
-    await whereabouts.refresh()
-    assert whereabouts.known()[f"told:gpu:{A.lower().removeprefix('gpu-')}"] == ("one", "two")
+    watch = made(Presences({"one": placed, "two": placed}))
+    await watch.refresh()
+    assert watch.topology().jobs_on_gpu(gpu_names.key(A)).reported == {"one", "two"}
 
 
 async def test_nonsense_in_a_presence_is_passed_over() -> None:
@@ -103,37 +88,35 @@ async def test_nonsense_in_a_presence_is_passed_over() -> None:
     bus.of_jobs |= {"worse": {"placement": {"rank": 0}}, "good": {"placement": [{"rank": 0, "node": "n2", "gpu": B}]}}
     entries = [1, {"uuid": 3}, {"uuid": B, "index": "x", "pods": 9}, {"uuid": A, "index": True, "pods": ["u1", 4]}]
     bus.of_agents = {"n2": {"gpus": entries}, "n3": {"gpus": "none"}, "n4": {}}
-    whereabouts = made(bus)
-    await whereabouts.refresh()
-    known = whereabouts.known()
-    assert known["told:node:n1"] == "bad"
-    assert known[f"told:gpu:{B.lower().removeprefix('gpu-')}"] == "good"
-    assert known[f"gpu:{A.lower().removeprefix('gpu-')}"] == "llm-1"
+    watch = made(bus)
+    await watch.refresh()
+    assert reported_on(watch, "n1") == {"bad"}
+    assert watch.topology().jobs_on_gpu(gpu_names.key(B)).reported == {"good"}
+    assert watch.topology().jobs_on_gpu(gpu_names.key(A)).observed == {"llm-1"}
 
 
 async def test_what_changes_is_known_with_the_next_look() -> None:
     """A job that has moved, a process that has ended."""
     bus = Presences({"llm": {"placement": [{"rank": 0, "node": "n1"}]}}, {"n1": {"gpus": [gpu(A, 0, "u1")]}})
-    whereabouts = made(bus)
-    await whereabouts.refresh()
-    before = whereabouts.known()
-    assert (before["told:node:n1"], before["gpu:n1/0"]) == ("llm", "llm-1")
+    watch = made(bus)
+    await watch.refresh()
+    before = watch.topology()
+    assert (before.jobs_on_node("n1").reported, before.jobs_on_gpu("n1/0").observed) == ({"llm"}, {"llm-1"})
     bus.of_jobs["llm"] = {"placement": [{"rank": 0, "node": "n2"}]}
     bus.of_agents["n1"] = {"gpus": [gpu(A, 0)]}
-    await whereabouts.refresh()
-    after = whereabouts.known()
-    assert after["told:node:n2"] == "llm"
-    assert "told:node:n1" not in after
-    assert "gpu:n1/0" not in after
+    await watch.refresh()
+    assert reported_on(watch, "n2") == {"llm"}
+    assert not reported_on(watch, "n1")
+    assert not watch.topology().jobs_on_gpu("n1/0").observed
 
 
 async def test_nothing_is_read_while_no_playbook_asks() -> None:
     """An idle server leaves Redis alone."""
     bus = Presences({"llm": {"placement": [{"rank": 0, "node": "n1"}]}})
-    whereabouts = made(bus, wanted=False)
-    await whereabouts.refresh()
+    watch = made(bus, wanted=False)
+    await watch.refresh()
     assert bus.asked == 0
-    assert "told:node:n1" not in whereabouts.known()
+    assert not reported_on(watch, "n1")
 
 
 def test_what_cannot_be_read_anew_is_forgotten_after_a_while() -> None:
@@ -141,18 +124,18 @@ def test_what_cannot_be_read_anew_is_forgotten_after_a_while() -> None:
 
     async def main() -> None:
         bus = Presences({"llm": {"placement": [{"rank": 0, "node": "n1"}]}})
-        whereabouts, clock = made(bus), VirtualClock()
-        watching = asyncio.create_task(whereabouts.watch())
+        watch, clock = made(bus), VirtualClock()
+        watching = asyncio.create_task(watch.watch())
         await clock.sleep_until(BEGINNING + timedelta(seconds=1))
-        assert "told:node:n1" in whereabouts.known()
+        assert reported_on(watch, "n1") == {"llm"}
         bus.is_away = True
         await clock.sleep_until(clock.now() + FORGET_AFTER - 2 * REFRESH_EVERY)
-        assert "told:node:n1" in whereabouts.known()
+        assert reported_on(watch, "n1") == {"llm"}
         await clock.sleep_until(clock.now() + 4 * REFRESH_EVERY)
-        assert "told:node:n1" not in whereabouts.known()
+        assert not reported_on(watch, "n1")
         bus.is_away = False
         await clock.sleep_until(clock.now() + 2 * REFRESH_EVERY)
-        assert "told:node:n1" in whereabouts.known()
+        assert reported_on(watch, "n1") == {"llm"}
         watching.cancel()
         await asyncio.wait([watching])
 

@@ -17,11 +17,13 @@ from pydantic import BaseModel, ConfigDict
 from tests.unit.engine.books import catalog_of
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.domain import inventory as inventories
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 from trainmedic_server.ports.limits import EngineLimits
@@ -186,7 +188,7 @@ class World:
             self.clock,
             self.limits,
             self.metrics,
-            lambda: self.inventory,
+            lambda: Topology(inventories.parse(self.inventory)),
             self.source,
         )
 

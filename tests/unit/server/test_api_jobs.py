@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.api_world import START, World
-from trainmedic_server.domain.topology import Pod
+from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod
 from trainmedic_server.ports.outside import Presence
-from trainmedic_server.server.jobs import JobView, Picture
+from trainmedic_server.server.jobs import JobDirectory, JobView
 
 A, B = "GPU-aaaa0000-0000-0000-0000-000000000000", "GPU-bbbb0000-0000-0000-0000-000000000000"
 AGENT = Presence("n1", START, {"gpus": [{"uuid": A, "index": 0, "pods": ["u1"]}, {"uuid": B, "pods": ["u2"]}]})
@@ -19,6 +19,12 @@ PODS = [
 ]
 
 
+def directory() -> JobDirectory:
+    return JobDirectory(
+        AgentTopology.of({AGENT.name: AGENT.details}), ClusterTopology((), {pod.uid: pod for pod in PODS})
+    )
+
+
 def told(view: JobView) -> dict[str, Any]:
     return view.model_dump(exclude_unset=True, exclude={"last_seen"})
 
@@ -26,7 +32,7 @@ def told(view: JobView) -> dict[str, Any]:
 def test_a_job_with_the_sdk_is_shown_with_its_ranks_places_and_the_pods_on_them() -> None:
     """Though its pods' labels call it by another name."""
     said = {"placement": [{"rank": 0, "node": "n1", "gpu": A}, {"rank": 1, "node": "n3", "gpu": None}]}
-    assert told(Picture([AGENT], PODS).of(Presence("llm", START, said))) == {
+    assert told(directory().connected(Presence("llm", START, said))) == {
         "name": "llm",
         "details": said,
         "nodes": ["n1", "n3"],
@@ -37,7 +43,7 @@ def test_a_job_with_the_sdk_is_shown_with_its_ranks_places_and_the_pods_on_them(
 
 def test_a_job_that_does_not_say_where_it_runs_is_found_by_its_pods() -> None:
     """Those whose labels have its name, and the GPUs that the agents see them on."""
-    view = told(Picture([AGENT], PODS).of(Presence("old", START, {})))
+    view = told(directory().connected(Presence("old", START, {})))
     assert view["nodes"] == ["n1", "n2"]
     assert view["gpus"] == [{"node": "n1", "uuid": B}]
     assert [pod["name"] for pod in view["pods"]] == ["old-0", "old-1"]
@@ -45,9 +51,9 @@ def test_a_job_that_does_not_say_where_it_runs_is_found_by_its_pods() -> None:
 
 def test_jobs_that_only_the_cluster_knows_are_those_whose_pods_are_nobody_elses() -> None:
     """One whose pods a connected job works in is that job."""
-    picture = Picture([AGENT], PODS)
+    picture = directory()
     said = {"placement": [{"rank": 0, "node": "n1", "gpu": A}]}
-    (other,) = picture.others([picture.of(Presence("llm", START, said))], START)
+    (other,) = picture.others([picture.connected(Presence("llm", START, said))], START)
     assert (other.name, other.connected, other.nodes) == ("old", False, ["n1", "n2"])
 
 
