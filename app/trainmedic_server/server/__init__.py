@@ -1,5 +1,5 @@
-"""The HTTP API: from requests to calls of the engine and the history, and back.
+"""The HTTP API, which translates requests into calls of the engine and the history.
 
-Here: what is spoken on the wire (sizes, encodings, tokens, errors, streams). Not here: any decision
-about alerts, which is the engine's, and any setting, which wiring hands to `factory.create_app`.
+This package knows HTTP: sizes, encodings, tokens, errors, streams. It makes no decision about alerts, which
+is the engine's work, and reads no setting, which wiring hands to `factory.create_app`.
 """

@@ -1,8 +1,8 @@
-"""Who calls, and what that caller may do.
+"""Authentication: which principal sends a request, and what it may do.
 
 Tokens come as ``Authorization: Bearer <token>``, or as the password of Basic with any user name, so
 that Alertmanager's ``http_config`` works either way. They are compared by hash, in constant time,
-over all tokens. Without tokens everybody is ``anonymous`` and may do everything; wiring refuses to
+over all tokens. Without tokens every client is ``anonymous`` and may do everything; wiring refuses to
 listen like that anywhere but on loopback (`check_exposure`).
 """
 
@@ -36,7 +36,7 @@ log = telemetry.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls. ``name`` is recorded as the actor of what they do."""
+    """The sender of a request. ``name`` is recorded as the actor of what it does."""
 
     name: str
     roles: frozenset[Role]
@@ -49,23 +49,23 @@ ANONYMOUS = Principal("anonymous", frozenset(Role))
 
 
 class Authenticator:
-    """Knows the tokens, and notices when their file changed.
+    """Holds the tokens, and reads them again when their file has changed.
 
-    `file` is looked at every few seconds, when a request comes; if it has become unreadable or
+    A request makes it look at `file`, at most every few seconds; where the file has become unreadable or
     wrong, the tokens stay as they were and the log says so. `monotonic` is a clock in seconds.
     """
 
     def __init__(
         self,
-        known: Sequence[Token] = (),
+        accepted: Sequence[Token] = (),
         file: Path | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tokens = tuple(known)
+        self._tokens = tuple(accepted)
         self._file = file
         self._monotonic = monotonic
         self._stamp = _stamp(file)
-        self._look_again_at = monotonic() + _REREAD_SECONDS
+        self._reread_at = monotonic() + _REREAD_SECONDS
 
     @classmethod
     def from_file(cls, file: Path) -> Authenticator:
@@ -77,7 +77,7 @@ class Authenticator:
         return bool(self._tokens)
 
     def require(self, request: HTTPConnection, role: Role) -> Principal:
-        """Who calls, if they may act as `role`; else raises a Problem, 401 or 403."""
+        """The principal that sends the request. Raises HttpProblem, 401 or 403, where it may not act as `role`."""
         if role is not Role.VIEWER:
             _refuse_other_sites(request)
         principal = self._principal(request.headers.get("authorization"))
@@ -96,19 +96,19 @@ class Authenticator:
         if presented is None:
             raise _unauthenticated("A token is needed: as Bearer, or as the password of Basic.")
         digest = hashlib.sha256(presented).digest()
-        found: Token | None = None
-        for token in self._tokens:  # all of them, so that the time taken does not tell which one matched
+        match: Token | None = None
+        for token in self._tokens:  # all of them, so that the time taken does not reveal which one matched
             if hmac.compare_digest(digest, token.digest):
-                found = token
-        if found is None:
+                match = token
+        if match is None:
             raise _unauthenticated("The token is not known.")
-        return Principal(found.name, found.roles)
+        return Principal(match.name, match.roles)
 
     def _reread(self) -> None:
         now = self._monotonic()
-        if now < self._look_again_at:
+        if now < self._reread_at:
             return
-        self._look_again_at = now + _REREAD_SECONDS
+        self._reread_at = now + _REREAD_SECONDS
         stamp = _stamp(self._file)
         if self._file is None or stamp == self._stamp:
             return
@@ -122,7 +122,7 @@ class Authenticator:
 
 
 def requires(authenticator: Authenticator, role: Role) -> Callable[[Request], Awaitable[Principal]]:
-    """The dependency of a route that needs `role`."""
+    """A dependency for FastAPI that lets a request through whose sender has `role`."""
 
     async def authenticated(request: Request) -> Principal:
         return authenticator.require(request, role)
@@ -171,7 +171,7 @@ def _presented(authorization: str | None) -> bytes | None:
 
 
 def _refuse_other_sites(request: HTTPConnection) -> None:
-    """A web page that an operator happens to visit must not act with the rights of their browser."""
+    """Refuse what another site's page sends: it must not act with the rights that an operator's browser has."""
     origin = request.headers.get("origin")
     if origin is None:
         return
@@ -180,7 +180,7 @@ def _refuse_other_sites(request: HTTPConnection) -> None:
 
 
 def _stamp(file: Path | None) -> tuple[int, int, int] | None:
-    """What changes when the file does, also when a symlink on the way is swapped."""
+    """A value that changes when the file does, also when a symlink on its path is swapped, as Kubernetes does."""
     if file is None:
         return None
     try:

@@ -1,6 +1,6 @@
-"""Reading a request's body within bounds of size, time and memory, and as JSON.
+"""Reads a request's body within bounds of size, time and memory, and parses it as JSON.
 
-Who calls it: the webhook, and the operations that take a note.
+Who calls it: the webhook, and the operations that take a body.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from starlette.requests import Request
 
 from trainmedic_server.errors import PayloadError, Saturated
 from trainmedic_server.server.limits import ServerLimits
-from trainmedic_server.server.problems import HttpProblem, of
+from trainmedic_server.server.problems import HttpProblem, from_error
 
 
 class BodyReader:
-    """Reads bodies, and keeps count of what those in work hold of memory together."""
+    """Reads bodies, and counts the memory that all bodies in work take together."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
@@ -29,7 +29,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request, largest: int | None = None) -> AsyncIterator[bytes]:
-        """The body, which counts as held until the block ends. Raises Problem: 400, 408, 413, 415, 503."""
+        """Yield the body, whose memory counts until the block ends. Raises HttpProblem: 400, 408, 413, 415, 503."""
         largest = self._limits.body_bytes if largest is None else largest
         _check_headers(request, largest)
         chunks: list[bytes] = []
@@ -62,13 +62,13 @@ class BodyReader:
 
 
 def parse_json(body: bytes) -> Any:
-    """The JSON value in `body`. Raises Problem 400 where it is none, PayloadError for half a surrogate pair."""
+    """The JSON value in `body`. Raises HttpProblem 400 for what is not JSON, PayloadError for half a surrogate pair."""
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         if b"\\ud" in body.lower():
             _refuse_lone_surrogate(body)
-        # The parser's message holds what is wrong and where, nothing of the text.
+        # The parser's message says what is wrong and where, and quotes nothing of the body.
         raise HttpProblem(HTTPStatus.BAD_REQUEST, f"The body is not JSON in UTF-8: {error}.") from None
 
 
@@ -92,32 +92,36 @@ def _too_large(largest: int) -> HttpProblem:
 
 
 def _full(closes: bool) -> HttpProblem:
-    problem = of(Saturated("bodies in work exceed the memory set aside for them"))
+    problem = from_error(Saturated("bodies in work exceed the memory set aside for them"))
     problem.closes = closes
     return problem
 
 
 def _refuse_lone_surrogate(body: bytes) -> None:
-    """Half a surrogate pair is good JSON (RFC 8259, section 8.2) but no text, and no database takes it."""
+    """Raise PayloadError for half a surrogate pair, which is sound JSON (RFC 8259, section 8.2) but not text.
+
+    No database stores it.
+    """
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
         return
-    waiting: list[tuple[str, Any]] = [("", document)]
-    while waiting:
-        at, value = waiting.pop()
+    # A stack rather than recursion: the body may be nested deeper than Python's stack allows.
+    remaining: list[tuple[str, Any]] = [("", document)]
+    while remaining:
+        path, value = remaining.pop()
         match value:
             case dict():
-                waiting.extend((_join(at, name), name) for name in value)
-                waiting.extend((_join(at, name), member) for name, member in value.items())
+                remaining.extend((_join(path, name), name) for name in value)
+                remaining.extend((_join(path, name), member) for name, member in value.items())
             case list():
-                waiting.extend((_join(at, str(index)), member) for index, member in enumerate(value))
+                remaining.extend((_join(path, str(index)), member) for index, member in enumerate(value))
             case str() if any("\ud800" <= character <= "\udfff" for character in value):
-                raise PayloadError.at([(at, "holds half a surrogate pair, which is not text")])
+                raise PayloadError.at([(path, "holds half a surrogate pair, which is not text")])
             case _:
                 pass
 
 
-def _join(at: str, name: str) -> str:
+def _join(path: str, name: str) -> str:
     shown = name[:64].encode("utf-8", "replace").decode()
-    return f"{at}.{shown}" if at else shown
+    return f"{path}.{shown}" if path else shown

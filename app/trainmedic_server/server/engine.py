@@ -1,4 +1,8 @@
-"""What the API needs of the engine and of the playbooks, as interfaces."""
+"""The API's interfaces to the engine and to the playbooks.
+
+``engine.service.Engine`` and ``catalog.library.Library`` satisfy them; tests hand in their own. The server
+does not import either, so that it can be tested without them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,10 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 class EnginePort(Protocol):
-    """Admits deliveries, and carries out what operators say."""
+    """Admits deliveries, and carries out operators' orders."""
 
     async def admit(self, delivery: Delivery) -> Admission:
-        """Returns once everything is durable. Raises Saturated, StoreUnavailable."""
+        """Decide on every alert of a delivery; return once all is durable. Raises Saturated, StoreUnavailable."""
         ...
 
     async def order(self, run_id: str, kind: OrderKind, actor: str, note: str) -> Run:

@@ -19,7 +19,7 @@ from trainmedic_server.server.streaming import StreamedResponse
 from trainmedic_server.server.tokens import Role
 
 EVENT_STREAM = "text/event-stream"
-_MOST = (1 << 63) - 1
+_LARGEST_SEQ = (1 << 63) - 1  # of SQLite's and PostgreSQL's integers
 _RETRY_MILLISECONDS = 2000
 
 _EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata: {{…}}\n\n"
@@ -41,11 +41,13 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> APIRou
         },
     )
     async def events(
-        after: Annotated[int | None, Query(ge=0, le=_MOST, description="Begin after this event; 0 for all.")] = None,
+        after: Annotated[
+            int | None, Query(ge=0, le=_LARGEST_SEQ, description="Begin after this event; 0 for all.")
+        ] = None,
         run_id: Annotated[
             str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="Only the events of this run.")
         ] = None,
-        last_event_id: Annotated[int | None, Header(ge=0, le=_MOST, description="Goes before `after`.")] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, le=_LARGEST_SEQ, description="Goes before `after`.")] = None,
     ) -> Response:
         """Every event after the one that the client names, then each new one, until either side ends it.
 
@@ -56,25 +58,25 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> APIRou
         named = after if last_event_id is None else last_event_id
         begin = await feed.start_of(named)
         feed.join()
-        chunks = _lines(feed, begin, run_id, limits.heartbeat_seconds, knows=named is not None)
+        chunks = _lines(feed, begin, run_id, limits.heartbeat_seconds, send_begin=named is None)
         return StreamedResponse(chunks, EVENT_STREAM, limits.stall_seconds, on_close=feed.leave)
 
     return routes
 
 
 async def _lines(
-    feed: EventFeed, begin: int, run_id: str | None, heartbeat_seconds: float, *, knows: bool
+    feed: EventFeed, begin: int, run_id: str | None, heartbeat_seconds: float, *, send_begin: bool
 ) -> AsyncGenerator[bytes, None]:
-    """What is sent to one client; whether it `knows` where it begins, because it said so itself.
+    """The bytes that one client is sent: every event after `begin`, of one run where `run_id` is given.
 
-    Ends when the feed closes, or the store does not answer: the client comes back and names the last
-    event that it has.
+    It ends when the feed closes, and when the store does not answer: the client then connects again and names
+    the last event that it has. `send_begin` first sends `begin` as an id, so that a client which did not name
+    a place and is cut off before the first event misses none either.
     """
     clock = asyncio.get_running_loop().time
     position, sent_at = begin, clock()
-    # An id first, so that a client which is cut off before the first event misses none either.
-    first = "" if knows else f"id: {begin}\n"
-    yield f"retry: {_RETRY_MILLISECONDS}\n{first}\n".encode()
+    first_id = f"id: {begin}\n" if send_begin else ""
+    yield f"retry: {_RETRY_MILLISECONDS}\n{first_id}\n".encode()
     while not feed.closed:
         try:
             events = await feed.after(position, max(0.0, sent_at + heartbeat_seconds - clock()))
@@ -92,7 +94,7 @@ async def _lines(
 
 
 def _line(event: Event) -> bytes:
-    # JSON in one line holds no line break, and the kinds are the engine's own words, so that nothing
-    # from outside can begin a line.
+    # JSON in one line holds no line break, and the engine chooses the kinds, so that no text from outside
+    # can begin a line, which is how a field of the stream begins.
     view = views.event(event)
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (view.seq, view.kind.encode(), views.one_line(view))

@@ -1,4 +1,4 @@
-"""The examples that the OpenAPI document shows: one story, a hot GPU that was cooled."""
+"""The examples in the OpenAPI document. They tell one story: a hot GPU that was cooled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application, put together from what wiring hands in. Reads no setting and no environment."""
+"""Builds the FastAPI application from the parts that wiring hands in. It reads no setting and no environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _DESCRIPTION = """Takes alerts from Alertmanager, repairs their causes by playbo
 Errors are `application/problem+json` (RFC 9457). A token is given as Bearer, or as the password of
 Basic with any user name; where no tokens are configured, none is asked for."""
 _WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
-_WRITTEN_BY_HAND = (schemas.AlertmanagerPayload, operations.OrderBody, operations.ResumeBody)
+# Models of bodies that our handlers read themselves, which FastAPI therefore does not put into the document.
+_READ_BY_HANDLERS = (schemas.AlertmanagerPayload, operations.OrderBody, operations.ResumeBody)
 
 
 def create_app(
@@ -72,7 +73,7 @@ def create_app(
 
 
 class _Api(FastAPI):
-    """FastAPI, but for deliveries, which take the shortcut."""
+    """Sends deliveries straight to `deliveries`, past FastAPI's middleware and routing; the rest is FastAPI's."""
 
     def __init__(self, deliveries: ASGIApp, **settings: Any) -> None:
         super().__init__(**settings)
@@ -86,7 +87,7 @@ class _Api(FastAPI):
 
 
 class _Boundary:
-    """Where an error that nobody foresaw ends: it is logged and counted, and nothing of it is told."""
+    """Catches unexpected errors: logs and counts them, and answers 500 without any detail of them."""
 
     def __init__(self, app: ASGIApp, metrics: telemetry.Metrics) -> None:
         self._app = app
@@ -112,11 +113,11 @@ class _Boundary:
             self._metrics.loop_errors.labels("http").inc()
             log.exception("request failed", method=scope["method"], path=scope["path"])
             if not started:
-                await problems.ProblemResponse(problems.unexpected(), scope["path"])(scope, receive, send)
+                await problems.ProblemResponse(problems.unexpected_error(), scope["path"])(scope, receive, send)
 
 
 def _describe(app: FastAPI) -> None:
-    """Complete the OpenAPI document: tokens, the media type of errors, bodies that we read ourselves."""
+    """Make `app` complete its OpenAPI document, which it builds once, when it is first asked for."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -129,20 +130,21 @@ def _describe(app: FastAPI) -> None:
 
 
 def _complete(document: dict[str, Any]) -> None:
-    schemas_of = document["components"]["schemas"]
-    for model in _WRITTEN_BY_HAND:
+    """Add what FastAPI does not know: tokens, the media type of errors, and bodies that our handlers read."""
+    components = document["components"]["schemas"]
+    for model in _READ_BY_HANDLERS:
         schema = TypeAdapter(model).json_schema(ref_template="#/components/schemas/{model}")
-        schemas_of.update(schema.pop("$defs", {}))
-        schemas_of[model.__name__] = schema
+        components.update(schema.pop("$defs", {}))
+        components[model.__name__] = schema
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "basic": {"type": "http", "scheme": "basic", "description": "Any user name; the token as the password."},
     }
-    for path, operations_of in document["paths"].items():
-        for operation in operations_of.values():
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
             if path not in _WITHOUT_TOKEN:
                 operation["security"] = [{"bearer": []}, {"basic": []}]
             for code, response in operation["responses"].items():
-                of_problem = int(code) >= HTTPStatus.BAD_REQUEST and (path, code) != ("/ready", "503")
-                if of_problem and "application/json" in response.get("content", {}):
+                is_problem = int(code) >= HTTPStatus.BAD_REQUEST and (path, code) != ("/ready", "503")
+                if is_problem and "application/json" in response.get("content", {}):
                     response["content"] = {problems.MEDIA_TYPE: response["content"]["application/json"]}

@@ -1,4 +1,4 @@
-"""``GET /history``: what was done, as pages or as one long stream, and single runs in full."""
+"""``GET /history``: runs as pages or as one long stream, and single runs in full."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$"
 RunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's id.")]
 
 
-def _readable(text: str) -> str:
-    _moment(text, datetime(2000, 1, 1, tzinfo=UTC))
+def _checked_time(text: str) -> str:
+    _time(text, datetime(2000, 1, 1, tzinfo=UTC))
     return text
 
 
-Moment = Annotated[
+# Stays text until the request is handled, because a duration needs the clock.
+TimeText = Annotated[
     str,
-    AfterValidator(_readable),
+    AfterValidator(_checked_time),
     Query(
         max_length=64,
         description="An RFC 3339 time, or a Prometheus duration meaning that long ago.",
@@ -63,7 +64,7 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         },
     )
     async def runs(
-        wanted: HistoryFilter = Depends(_filter(clock)),
+        conditions: HistoryFilter = Depends(_filter(clock)),
         limit: Annotated[int, Query(ge=1, le=1000, description="Items of a page.")] = 100,
         cursor: Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")] = None,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
@@ -75,14 +76,14 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind == NDJSON:
-            return await _export(history.stream(wanted), _ndjson, NDJSON, limits)
+            return await _export(history.stream(conditions), _ndjson, NDJSON, limits)
         if kind == CSV:
-            return await _export(history.stream(wanted), _csv, CSV, limits)
+            return await _export(history.stream(conditions), _csv, CSV, limits)
         try:
-            found, following = await history.page(wanted, limit, cursor)
+            newest_first, next_cursor = await history.page(conditions, limit, cursor)
         except ValueError:
             raise _wrong_cursor() from None
-        return views.page(found, following)
+        return views.page(newest_first, next_cursor)
 
     @routes.get(
         "/history/{run_id}",
@@ -92,18 +93,18 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
     )
     async def run(run_id: RunId) -> views.RunView:
         """The run with its alerts, its steps, its events in order, and what operators told it."""
-        found = await history.record(run_id)
-        if found is None:
+        record = await history.record(run_id)
+        if record is None:
             raise NotFound(f"There is no run {run_id}.")
-        return views.record(found)
+        return views.record(record)
 
     return routes
 
 
 def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
-    """The dependency that reads the filters."""
+    """A dependency for FastAPI that reads the filters from the query."""
 
-    async def wanted(
+    async def conditions(
         alertname: Name | None = None,
         playbook: Name | None = None,
         status: Status | None = None,
@@ -111,8 +112,8 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
         node: Name | None = None,
         gpu: Name | None = None,
         job: Name | None = None,
-        since: Moment | None = None,
-        until: Moment | None = None,
+        since: TimeText | None = None,
+        until: TimeText | None = None,
     ) -> HistoryFilter:
         now = clock.now()
         return HistoryFilter(
@@ -123,24 +124,24 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
             node=node,
             gpu=gpu,
             job=job,
-            since=_moment(since, now) if since else None,
-            until=_moment(until, now) if until else None,
+            since=_time(since, now) if since else None,
+            until=_time(until, now) if until else None,
         )
 
-    return wanted  # type: ignore[return-value]
+    return conditions  # type: ignore[return-value]
 
 
-def _moment(text: str, now: datetime) -> datetime:
-    """The moment that `text` names. Raises ValueError."""
+def _time(text: str, now: datetime) -> datetime:
+    """The time that `text` names, which is a time or a duration before `now`. Raises ValueError."""
     try:
         return now - duration.parse(text)
     except (ValueError, OverflowError):
         pass
     try:
         # A plus sign that was not encoded arrives as a space.
-        moment = datetime.fromisoformat(text.upper().replace(" ", "+"))
-        if moment.tzinfo is not None:
-            return moment.astimezone(UTC)
+        time = datetime.fromisoformat(text.upper().replace(" ", "+"))
+        if time.tzinfo is not None:
+            return time.astimezone(UTC)
     except (ValueError, OverflowError):
         pass
     raise ValueError("must be an RFC 3339 time with its zone (2026-01-31T12:00:00Z), or a duration (24h)")
@@ -157,23 +158,25 @@ async def _export(
     media_type: str,
     limits: ServerLimits,
 ) -> Response:
-    """Stream `runs`. The first is fetched before anything is sent, so that a store that does not
-    answer is still a 503."""
+    """Stream `runs`, each as `write` makes it; `write(None)` makes the header.
+
+    The first run is fetched before anything is sent, so that a store that does not answer still leads to a 503.
+    """
     try:
         first = await anext(runs)
     except StopAsyncIteration:
         return Response(write(None), media_type=media_type)
 
     async def chunks() -> AsyncGenerator[bytes, None]:
-        waiting = [write(None), write(first)]
+        buffer = [write(None), write(first)]
         size = 0
         async for run in runs:
-            waiting.append(write(run))
-            size += len(waiting[-1])
+            buffer.append(write(run))
+            size += len(buffer[-1])
             if size >= _CHUNK_BYTES:
-                yield b"".join(waiting)
-                waiting, size = [], 0
-        yield b"".join(waiting)
+                yield b"".join(buffer)
+                buffer, size = [], 0
+        yield b"".join(buffer)
 
     async def stop_query() -> None:
         if isinstance(runs, AsyncGenerator):
@@ -198,7 +201,7 @@ def _csv(run: Run | None) -> bytes:
 
 
 def _cell(value: Any) -> str:
-    """The text of a cell. An apostrophe keeps spreadsheets from running what an alert says."""
+    """The text of a cell. An apostrophe keeps a spreadsheet from running an alert's text as a formula."""
     match value:
         case None:
             return ""

@@ -1,7 +1,7 @@
-"""Listening: uvicorn, with bounds on slow and oversized clients, and an end that does not hang.
+"""Serves the application by uvicorn, with bounds on slow and oversized clients, and a stop that does not hang.
 
-Uvicorn's parser takes headers of any size at any pace; `_Protocol` and the sweep bound both.
-Who calls it: wiring, and tests that want the real thing.
+Uvicorn's parser takes headers of any size at any pace; `_Protocol` and the cleanup of connections bound both.
+Who calls it: wiring, and tests that need real connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.errors import ConfigurationError, Saturated
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import KIB
-from trainmedic_server.server.problems import ProblemResponse, of
+from trainmedic_server.server.problems import ProblemResponse, from_error
 from trainmedic_server.server.standby import SwitchableApp
 
 # Alertmanager and Prometheus send their headers at once, within one packet.
@@ -29,14 +29,14 @@ _HEADER_SECONDS = 10.0
 _HEADER_BYTES = 64 * KIB
 # Chunked encoding costs up to six bytes for each byte of a body.
 _FRAMING_PER_BYTE = 8
-# Connections that are answered; some more are kept for the answer 503. Together they stay below the
+# Connections that are served; some more are accepted only to answer 503. Together they stay below the
 # 1,024 open files that a process may have by default.
 _CONNECTIONS = 700
-_CONNECTIONS_REFUSED_POLITELY = 100
+_CONNECTIONS_ANSWERED_503 = 100
 _KEEP_ALIVE_SECONDS = 75  # longer than Alertmanager's and Prometheus' intervals in a busy group
 _GRACE_SECONDS = 10
 _FLUSH_SECONDS = 30.0  # for the client to take the last of a response
-_SWEEP_TICKS = 10  # of a tenth of a second
+_CLEANUP_TICKS = 10  # of a tenth of a second
 
 log = telemetry.logger(__name__)
 
@@ -50,8 +50,8 @@ async def serve(
 ) -> None:
     """Serve `app` until `stop` is set, then let requests in work finish, for at most some seconds.
 
-    Port 0 takes a free one; `on_started` is told the address. Signals are the caller's affair.
-    Raises ConfigurationError where the address cannot be had.
+    Port 0 takes a free one; `on_started` is called with the address. The caller handles signals.
+    Raises ConfigurationError where the address cannot be bound.
     """
     with _bound(host, port) as listening:
         config = uvicorn.Config(
@@ -69,39 +69,40 @@ async def serve(
         )
         server = _Server(config, app.state.feed, stop)
         if on_started is not None:
-            server.tell_started = lambda: on_started(*listening.getsockname()[:2])
+            server.on_started = lambda: on_started(*listening.getsockname()[:2])
         await server.serve(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, told when to stop, which first lets the event streams end."""
+    """Uvicorn's server, which stops when `stop` is set, and then first ends the event streams."""
 
     def __init__(self, config: uvicorn.Config, feed: EventFeed | SwitchableApp, stop: asyncio.Event) -> None:
         super().__init__(config)
-        self.tell_started: Callable[[], None] = lambda: None
+        self.on_started: Callable[[], None] = lambda: None
         self._feed = feed
         self._stop = stop
         self._closing: dict[Any, float] = {}
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        yield
+        yield  # without uvicorn's own handlers: the caller sets `stop`
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.tell_started()
+        self.on_started()
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % _SWEEP_TICKS == 0:
-            self._sweep()
+        if counter % _CLEANUP_TICKS == 0:
+            self._drop_stalled_connections()
         return await super().on_tick(counter) or self._stop.is_set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Before uvicorn waits for requests in work, of which an event stream is one that never ends by itself.
         await self._feed.close()
         await super().shutdown(sockets)
 
-    def _sweep(self) -> None:
-        """Drop connections whose headers do not come, or whose client does not read the end."""
+    def _drop_stalled_connections(self) -> None:
+        """Drop connections whose headers do not arrive, or whose client does not read the end of a response."""
         now = asyncio.get_running_loop().time()
         closing: dict[Any, float] = {}
         for connection in list(self.server_state.connections):
@@ -117,14 +118,14 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """One connection. ``waits_for_headers_since`` is infinite while it does not."""
+    """One connection. ``waits_for_headers_since`` is the loop's time, or infinite while a request is in work."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.waits_for_headers_since = self.loop.time()
         self._received = 0
         self._body_received = 0
         super().connection_made(transport)
-        if len(self.connections) > _CONNECTIONS + _CONNECTIONS_REFUSED_POLITELY:
+        if len(self.connections) > _CONNECTIONS + _CONNECTIONS_ANSWERED_503:
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -142,7 +143,7 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self.waits_for_headers_since = float("inf")
         crowded = len(self.connections) > _CONNECTIONS
-        self.app = _refuse_crowd if crowded else self.config.loaded_app
+        self.app = _answer_503 if crowded else self.config.loaded_app
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -150,8 +151,8 @@ class _Protocol(HttpToolsProtocol):
         super().on_body(body)
 
 
-async def _refuse_crowd(scope: Scope, receive: Receive, send: Send) -> None:
-    problem = of(Saturated("connections"))
+async def _answer_503(scope: Scope, receive: Receive, send: Send) -> None:
+    problem = from_error(Saturated("connections"))
     problem.closes = True
     await ProblemResponse(problem)(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""Which of the media types that a route can answer a client prefers (RFC 9110, section 12.5.1)."""
+"""Content negotiation: chooses the media type of a response by the client's Accept (RFC 9110, section 12.5.1)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def preferred(accept: str | None, offered: Sequence[str]) -> str:
-    """The one of `offered` with the highest quality; the earlier one of equals.
+    """The media type of `offered` with the highest quality; the earlier of two that are equal.
 
-    The first is the answer also where nothing fits: an answer in another form is of more use to a
-    person at a terminal than none.
+    The first is chosen also where nothing fits: a response in another form is of more use to a person at a
+    terminal than none.
     """
     if not accept:
         return offered[0]

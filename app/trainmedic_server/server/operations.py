@@ -1,4 +1,4 @@
-"""What operators do and look at: runs' orders, pause and resume, playbooks, agents."""
+"""The routes for operators: orders to runs, pause and resume, and the lists of playbooks and agents."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class PresenceList(BaseModel):
 
 
 def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRouter:
-    """``POST /runs/{id}/approve`` and so on, ``/pause``, ``/resume``."""
+    """The routes ``POST /runs/{id}/approve`` and so on, ``/pause`` and ``/resume``."""
     operator = requires(auth, Role.OPERATOR)
     routes = APIRouter(tags=["operations"])
 
@@ -153,7 +153,7 @@ def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRo
 
 
 def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Authenticator) -> APIRouter:
-    """``GET /playbooks``, ``/agents``."""
+    """The routes ``GET /playbooks`` and ``/agents``."""
     routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, Role.VIEWER))])
 
     @routes.get(
@@ -191,8 +191,8 @@ def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Auth
     async def agents() -> PresenceList:
         return PresenceList(
             items=[
-                PresenceView(name=one.name, last_seen=one.last_seen, details=dict(one.details))
-                for one in sorted(await bus.agents(), key=lambda one: one.name)
+                PresenceView(name=agent.name, last_seen=agent.last_seen, details=dict(agent.details))
+                for agent in sorted(await bus.agents(), key=lambda agent: agent.name)
             ]
         )
 
@@ -208,8 +208,8 @@ _ORDERS = {
 
 
 async def _body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Body:
-    """The optional body as `model`. Read here and not by the framework, which sets no limit and reads
-    it before it asks who calls."""
+    """The optional body as `model`. It is read here and not by FastAPI, which sets no limit and reads it
+    before it authenticates the caller."""
     async with bodies.read(request, _BODY_BYTES) as raw:
         document = parse_json(raw) if raw.strip() else {}
     try:

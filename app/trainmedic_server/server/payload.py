@@ -1,9 +1,9 @@
-"""From the JSON of a webhook to a `Delivery`: checks everything, reports all that is wrong.
+"""Makes a `Delivery` of a webhook's JSON: checks everything, and reports every problem up to a bound.
 
-The contract is Alertmanager's payload version "4". Members that Trainmedic has no use for, known or
-unknown, are not looked at. Written by hand rather than as a model because the number of problems
-reported, and the work done for a hostile body, must be bounded; `schemas.AlertmanagerPayload`
-documents the same contract and a test holds the two together.
+The contract is Alertmanager's payload version "4". Members that Trainmedic has no use for are not looked
+at. The checks are written by hand rather than as a model because the number of reported problems, and the
+work done for a hostile body, must be bounded; `schemas.AlertmanagerPayload` documents the same contract and
+a test holds the two together.
 
 Who calls it: the webhook, and commands that read an alert from a file.
 """
@@ -40,25 +40,25 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
     """
     if not isinstance(document, dict):
         raise PayloadError.at([("", "the body must be a JSON object")])
-    found = _Problems()
-    _version(document.get("version", _MISSING), found)
-    _status(document.get("status"), "status", found, required=False)
+    problems = _Problems()
+    _version(document.get("version", _MISSING), problems)
+    _status(document.get("status"), "status", problems, required=False)
     entries = document.get("alerts", _MISSING)
     alerts: list[Alert] = []
     if type(entries) is list:
         for index, entry in enumerate(entries):
-            alert = _alert(entry, f"alerts.{index}", found)
+            alert = _alert(entry, f"alerts.{index}", problems)
             if alert is not None:
                 alerts.append(alert)
-            if found.full:
+            if problems.full:
                 break
     else:
-        found.add("alerts", "is missing" if entries is _MISSING else "must be a list")
-    receiver = _text(document.get("receiver"), "receiver", found)
-    group_key = _text(document.get("groupKey"), "groupKey", found)
-    external_url = _text(document.get("externalURL"), "externalURL", found)
-    truncated = _count(document.get("truncatedAlerts"), "truncatedAlerts", found)
-    found.raise_any()
+        problems.add("alerts", "is missing" if entries is _MISSING else "must be a list")
+    receiver = _text(document.get("receiver"), "receiver", problems)
+    group_key = _text(document.get("groupKey"), "groupKey", problems)
+    external_url = _text(document.get("externalURL"), "externalURL", problems)
+    truncated = _count(document.get("truncatedAlerts"), "truncatedAlerts", problems)
+    problems.raise_any()
     return Delivery(delivery_id, received_at, receiver, group_key, external_url, tuple(alerts), truncated)
 
 
@@ -76,84 +76,86 @@ def fingerprint(labels: dict[str, str]) -> str:
 
 
 class _Problems:
-    """What is wrong so far, as (field, message)."""
+    """The problems met so far, as (field, message); no more than are reported."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[str, str]] = []
+        self._problems: list[tuple[str, str]] = []
 
     @property
     def full(self) -> bool:
-        return len(self._found) >= PROBLEMS_REPORTED
+        return len(self._problems) >= PROBLEMS_REPORTED
 
     def add(self, field: str, message: str) -> None:
         if not self.full:
-            self._found.append((field, message))
+            self._problems.append((field, message))
 
     def raise_any(self) -> None:
-        if self._found:
-            raise PayloadError.at(self._found)
+        if self._problems:
+            raise PayloadError.at(self._problems)
 
 
-def _version(value: Any, found: _Problems) -> None:
+def _version(value: Any, problems: _Problems) -> None:
     if value is _MISSING:
-        found.add("version", 'is missing; it must be "4", Alertmanager\'s webhook payload')
+        problems.add("version", 'is missing; it must be "4", Alertmanager\'s webhook payload')
     elif value == "1":
-        found.add("version", 'is "1", as Grafana\'s own webhook sends; send through an Alertmanager, which sends "4"')
+        problems.add(
+            "version", 'is "1", as Grafana\'s own webhook sends; send through an Alertmanager, which sends "4"'
+        )
     elif value != VERSION:
-        found.add("version", 'must be "4", Alertmanager\'s webhook payload')
+        problems.add("version", 'must be "4", Alertmanager\'s webhook payload')
 
 
-def _alert(entry: Any, at: str, found: _Problems) -> Alert | None:
+def _alert(entry: Any, path: str, problems: _Problems) -> Alert | None:
     """The alert, or None where something of it is wrong."""
     if type(entry) is not dict:
-        found.add(at, "must be an object")
+        problems.add(path, "must be an object")
         return None
-    status = _status(entry.get("status"), f"{at}.status", found, required=True)
-    labels = _strings(entry.get("labels"), f"{at}.labels", found, required=True)
-    annotations = _strings(entry.get("annotations"), f"{at}.annotations", found, required=False)
-    starts_at = _time(entry.get("startsAt"), f"{at}.startsAt", found, required=True)
-    ends_at = _time(entry.get("endsAt") or None, f"{at}.endsAt", found, required=False)
-    generator_url = _text(entry.get("generatorURL"), f"{at}.generatorURL", found)
-    known_as = _text(entry.get("fingerprint"), f"{at}.fingerprint", found, FINGERPRINT_LENGTH)
+    status = _status(entry.get("status"), f"{path}.status", problems, required=True)
+    labels = _strings(entry.get("labels"), f"{path}.labels", problems, required=True)
+    annotations = _strings(entry.get("annotations"), f"{path}.annotations", problems, required=False)
+    starts_at = _time(entry.get("startsAt"), f"{path}.startsAt", problems, required=True)
+    ends_at = _time(entry.get("endsAt") or None, f"{path}.endsAt", problems, required=False)
+    generator_url = _text(entry.get("generatorURL"), f"{path}.generatorURL", problems)
+    own_fingerprint = _text(entry.get("fingerprint"), f"{path}.fingerprint", problems, FINGERPRINT_LENGTH)
     if status is None or labels is None or annotations is None or starts_at is None:
         return None
     if status is AlertStatus.FIRING or (ends_at is not None and ends_at.year == 1):
         ends_at = None
-    return Alert(known_as or fingerprint(labels), status, labels, annotations, starts_at, ends_at, generator_url)
+    return Alert(own_fingerprint or fingerprint(labels), status, labels, annotations, starts_at, ends_at, generator_url)
 
 
-def _status(value: Any, at: str, found: _Problems, *, required: bool) -> AlertStatus | None:
+def _status(value: Any, path: str, problems: _Problems, *, required: bool) -> AlertStatus | None:
     status = _STATUSES.get(value) if type(value) is str else None
     if status is None and (required or value is not None):
-        found.add(at, "is missing" if value is None else 'must be "firing" or "resolved"')
+        problems.add(path, "is missing" if value is None else 'must be "firing" or "resolved"')
     return status
 
 
-def _strings(value: Any, at: str, found: _Problems, *, required: bool) -> dict[str, str] | None:
+def _strings(value: Any, path: str, problems: _Problems, *, required: bool) -> dict[str, str] | None:
     """A mapping of text to text, as labels and annotations are."""
     if value is None and not required:
         return {}
     if type(value) is not dict:
-        found.add(at, "is missing" if value is None else "must be an object")
+        problems.add(path, "is missing" if value is None else "must be an object")
         return None
     if len(value) > LABELS_PER_ALERT:
-        found.add(at, f"has {len(value)} members; at most {LABELS_PER_ALERT} are taken")
+        problems.add(path, f"has {len(value)} members; at most {LABELS_PER_ALERT} are taken")
         return None
     sound = True
     for name, text in value.items():
         wrong = _wrong_with(text) or _wrong_with(name)
         if wrong:
             sound = False
-            found.add(f"{at}.{name[:64]}", wrong)
+            problems.add(f"{path}.{name[:64]}", wrong)
     return value if sound else None
 
 
-def _text(value: Any, at: str, found: _Problems, longest: int = TEXT_LENGTH) -> str:
+def _text(value: Any, path: str, problems: _Problems, longest: int = TEXT_LENGTH) -> str:
     if value is None:
         return ""
     wrong = _wrong_with(value, longest)
     if wrong:
-        found.add(at, wrong)
+        problems.add(path, wrong)
         return ""
     return str(value)
 
@@ -168,25 +170,25 @@ def _wrong_with(value: Any, longest: int = TEXT_LENGTH) -> str | None:
     return None
 
 
-def _time(value: Any, at: str, found: _Problems, *, required: bool) -> datetime | None:
-    """The moment in UTC; digits past the microsecond are cut off."""
+def _time(value: Any, path: str, problems: _Problems, *, required: bool) -> datetime | None:
+    """The time in UTC; digits past the microsecond are cut off."""
     if value is None:
         if required:
-            found.add(at, "is missing")
+            problems.add(path, "is missing")
         return None
     if type(value) is str and _TIME.fullmatch(value):
         try:
             return datetime.fromisoformat(value.upper()).astimezone(UTC)
         except (ValueError, OverflowError):
             pass
-    found.add(at, 'must be an RFC 3339 time, such as "2026-01-31T12:00:00Z"')
+    problems.add(path, 'must be an RFC 3339 time, such as "2026-01-31T12:00:00Z"')
     return None
 
 
-def _count(value: Any, at: str, found: _Problems) -> int:
+def _count(value: Any, path: str, problems: _Problems) -> int:
     if value is None:
         return 0
     if type(value) is not int or not 0 <= value < 1 << 31:
-        found.add(at, "must be a whole number from 0 to 2147483647")
+        problems.add(path, "must be a whole number from 0 to 2147483647")
         return 0
     return value

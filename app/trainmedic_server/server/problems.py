@@ -1,7 +1,7 @@
-"""Errors on the wire: problem details (RFC 9457), and which error of ours becomes which status.
+"""Errors in HTTP: problem details (RFC 9457), and which error of ours becomes which status.
 
 Who calls it: the factory registers the handlers; routes raise `HttpProblem` for what concerns HTTP alone
-and let the errors of ``trainmedic_server.errors`` pass. No detail carries what a library said.
+and let the errors of ``trainmedic_server.errors`` pass. No detail carries a library's message.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ProblemDetails(BaseModel):
 
 
 class HttpProblem(errors.TrainmedicError):
-    """A request that is answered with an error.
+    """The error with which a request is answered.
 
     ``closes`` says that the request's body was not read to its end, so that the connection cannot
     be used again. ``problems`` are (field, message).
@@ -88,10 +88,10 @@ class HttpProblem(errors.TrainmedicError):
 
 
 class ProblemResponse(Response):
-    """A problem on the wire.
+    """The response that carries a problem.
 
-    Where it closes the connection it goes on reading for a moment first: to close while the client
-    still sends would reset the connection, and the client might never see the answer.
+    Where it closes the connection it first goes on reading for a moment: closing while the client
+    still sends would reset the connection, and the client might never see the response.
     """
 
     media_type = MEDIA_TYPE
@@ -128,8 +128,8 @@ class ProblemResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def of(error: errors.TrainmedicError) -> HttpProblem:
-    """The problem that one of our own errors is to a client."""
+def from_error(error: errors.TrainmedicError) -> HttpProblem:
+    """The problem with which a request is answered that failed by `error`."""
     match error:
         case HttpProblem():
             return error
@@ -150,13 +150,13 @@ def of(error: errors.TrainmedicError) -> HttpProblem:
             return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something unexpected went wrong; the log says what.")
 
 
-def unexpected() -> HttpProblem:
-    """The answer to an error that nobody foresaw: nothing of it."""
-    return of(errors.TrainmedicError())
+def unexpected_error() -> HttpProblem:
+    """The problem for an unexpected error, of which the client learns nothing."""
+    return from_error(errors.TrainmedicError())
 
 
 def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
-    """The response, and a line in the log: never a body, a header or a query."""
+    """Log the refused request, without its body, headers and query, and return the response."""
     client = scope.get("client")
     level = "warning" if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "info"
     getattr(log, level)(
@@ -170,19 +170,19 @@ def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
     return ProblemResponse(problem, instance=scope.get("path"))
 
 
-def answer_ours(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse:
-    """The response to an error of ours; what has no status of its own is logged whole."""
+def answer_error(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse:
+    """The response to an error of ours; one that no status is foreseen for is logged with its traceback."""
     if type(error) is errors.TrainmedicError or not _is_foreseen(error):
         log.error("request failed", path=scope["path"], exc_info=error)
-    return answer(scope, of(error))
+    return answer(scope, from_error(error))
 
 
 def register(app: FastAPI) -> None:
-    """Have every error of `app` answered as a problem."""
+    """Make `app` answer every error with a problem document."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.TrainmedicError)
-        return answer_ours(request.scope, error)
+        return answer_error(request.scope, error)
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -201,7 +201,7 @@ def register(app: FastAPI) -> None:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route declares in OpenAPI for the errors that it can answer."""
+    """What a route declares in OpenAPI for the error statuses that it can answer."""
     return {status: {"model": ProblemDetails, "description": _title(status)} for status in statuses}
 
 
@@ -218,7 +218,7 @@ def _retry_later(detail: str, seconds: int) -> HttpProblem:
 
 
 def _is_foreseen(error: errors.TrainmedicError) -> bool:
-    return of(error).status != HTTPStatus.INTERNAL_SERVER_ERROR
+    return from_error(error).status != HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _title(status: int) -> str:

@@ -1,6 +1,6 @@
-"""The webhook's body and reply, as models for OpenAPI. `payload` does the checking.
+"""The webhook's body and reply as models for OpenAPI. They validate nothing: `payload` checks the body.
 
-The reply is written by `webhook` without a model, for speed; a test holds the two together.
+`webhook` writes the reply without a model, for speed; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.server.payload import FINGERPRINT_LENGTH, LABELS_PER_ALERT, TEXT_LENGTH
 
-# JSON Schema's patterns cannot say "no NUL" in a way that every tool reads alike, so it is said in words.
+# JSON Schema's patterns cannot exclude NUL in a way that every tool reads alike, so a description says it.
 Text = Annotated[str, Field(max_length=TEXT_LENGTH)]
 Strings = Annotated[dict[Text, Text], Field(max_length=LABELS_PER_ALERT)]
 

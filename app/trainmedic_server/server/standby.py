@@ -1,9 +1,9 @@
-"""What a server answers while another one works: that it lives and waits, and the rest through that one.
+"""The API of a server that stands by while another one works: it answers probes, and forwards the rest.
 
-A request is handed on as it came, its token with it, to where the server that works says it can be
-reached; where it does not say, or does not answer, the reply is 503, which Alertmanager repeats.
-So it does not matter which of several servers is asked. Who calls it: wiring, which serves a
-`SwitchableApp` and puts the real application in its place when this server's turn comes.
+A request is forwarded as it came, its token included, to the address that the working server advertises.
+Where that server advertises none, or does not answer, the reply is 503, after which Alertmanager tries
+again. So it does not matter which of several servers a client asks. Who calls it: wiring, which serves a
+`SwitchableApp` and switches it to the real application when this server is elected.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from trainmedic_server.server.problems import HttpProblem, ProblemResponse
 from trainmedic_server.server.status import Dependency, Health, Ready
 
 RETRY_SECONDS = 1
-_HANDED_ON = b"trainmedic-handed-on"
-_NOT_HANDED_ON = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host", b"expect"}
-# Event streams send something every 15 s; a delivery is answered long before.
+# Marks a forwarded request, so that two servers that both stand by do not forward it in a circle.
+_FORWARDED = b"trainmedic-handed-on"
+# Headers that concern one connection (RFC 9110, section 7.6.1), and those that the client library sets itself.
+_OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host", b"expect"}
+# Event streams send something every 15 s; a delivery is answered long before 60 s.
 _TIMEOUT = httpx.Timeout(60.0, connect=2.0, pool=5.0)
 _CONNECTIONS = 300
 
@@ -37,16 +39,21 @@ log = telemetry.logger(__name__)
 
 
 class ElectionStatus(Protocol):
-    """What a server that stands by waits for, and where the one is that works; empty where unknown."""
+    """How the election of the working server stands, as ``adapters.sql_store.election`` knows it."""
 
     @property
-    def why(self) -> str: ...
+    def why(self) -> str:
+        """What this server waits for."""
+        ...
+
     @property
-    def holder(self) -> str: ...
+    def holder(self) -> str:
+        """The address of the server that works; empty where unknown."""
+        ...
 
 
 class SwitchableApp:
-    """What the listener serves: one application, and later another, without a request lost in between."""
+    """The application that the listener serves: first the standby's, later the real one, without losing a request."""
 
     def __init__(self, standby: Standby) -> None:
         self._standby = standby
@@ -55,30 +62,30 @@ class SwitchableApp:
         self.state = SimpleNamespace(feed=self)
 
     def switch_to(self, app: Any) -> None:
-        """Serve `app` from now on; its streams end when the listener stops."""
+        """Serve `app` from now on, and end its streams too when the listener stops."""
         self._app, self._feed = app, app.state.feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
     async def close(self) -> None:
-        """Let every stream end."""
-        self._standby.end_streams()
+        """End every stream. The listener calls it as it would call an `EventFeed`'s."""
+        self._standby.end_forwarding()
         if self._feed is not None:
             await self._feed.close()
 
 
 class Standby:
-    """The API of a server that stands by. `close` it after."""
+    """The API of a server that stands by. Its user calls `close` at the end."""
 
-    def __init__(self, turn: ElectionStatus, clock: Clock, metrics: telemetry.Metrics) -> None:
-        self._turn = turn
+    def __init__(self, election: ElectionStatus, clock: Clock, metrics: telemetry.Metrics) -> None:
+        self._election = election
         self._clock = clock
         self._metrics = metrics
         self._client = httpx.AsyncClient(
             timeout=_TIMEOUT, trust_env=False, limits=httpx.Limits(max_connections=_CONNECTIONS)
         )
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._forwarding: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,19 +102,20 @@ class Standby:
         if response is not None:
             await response(scope, receive, send)
             return
-        holder = self._turn.holder
-        if not holder or any(name == _HANDED_ON for name, _ in scope["headers"]):
-            await self._refuse(f"This server stands by: {self._turn.why}.", scope, receive, send)
+        holder = self._election.holder
+        if not holder or any(name == _FORWARDED for name, _ in scope["headers"]):
+            await self._refuse(f"This server stands by: {self._election.why}.", scope, receive, send)
             return
-        task = asyncio.create_task(self._hand_on(holder, scope, receive, send))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        # A task of its own, so that `end_forwarding` can end it without cancelling the listener's.
+        task = asyncio.create_task(self._forward(holder, scope, receive, send))
+        self._forwarding.add(task)
+        task.add_done_callback(self._forwarding.discard)
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
-    def end_streams(self) -> None:
-        for task in self._under_way:
+    def end_forwarding(self) -> None:
+        for task in self._forwarding:
             task.cancel()
 
     async def close(self) -> None:
@@ -115,38 +123,39 @@ class Standby:
 
     def _ready(self) -> Ready:
         unused = Dependency(ok=False, detail="not used while this server stands by")
-        waits = Dependency(ok=False, detail=f"stands by: {self._turn.why}")
-        return Ready(ready=False, store=waits, redis=unused, playbooks=unused, paused=False, breaker_open=False)
+        standing_by = Dependency(ok=False, detail=f"stands by: {self._election.why}")
+        return Ready(ready=False, store=standing_by, redis=unused, playbooks=unused, paused=False, breaker_open=False)
 
-    async def _refuse(self, why: str, scope: Scope, receive: Receive, send: Send) -> None:
-        # It closes, so that the next try may reach another server.
+    async def _refuse(self, reason: str, scope: Scope, receive: Receive, send: Send) -> None:
+        # It closes the connection, so that the next try may reach another server.
         problem = HttpProblem(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            f"{why} Try again.",
+            f"{reason} Try again.",
             headers={"Retry-After": str(RETRY_SECONDS)},
             closes=True,
         )
         await ProblemResponse(problem, scope["path"])(scope, receive, send)
 
-    async def _hand_on(self, holder: str, scope: Scope, receive: Receive, send: Send) -> None:
-        read = asyncio.Event()
+    async def _forward(self, holder: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the request to `holder` and its response to the client, until that ends or the client leaves."""
+        body_read = asyncio.Event()
         target = httpx.URL(scheme="http", netloc=holder.encode(), raw_path=_raw_path(scope))
-        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _NOT_HANDED_ON]
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _OF_ONE_HOP]
         request = self._client.build_request(
-            scope["method"], target, headers=[*headers, (_HANDED_ON, b"1")], content=_body(receive, read)
+            scope["method"], target, headers=[*headers, (_FORWARDED, b"1")], content=_body(receive, body_read)
         )
-        leaving = asyncio.create_task(_left(receive, read))
-        answering = asyncio.create_task(self._answer(request, scope, receive, send))
+        disconnected = asyncio.create_task(_disconnected(receive, body_read))
+        exchange = asyncio.create_task(self._exchange(request, scope, receive, send))
         try:
-            await asyncio.wait([leaving, answering], return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                answering.result()
+            await asyncio.wait([disconnected, exchange], return_when=asyncio.FIRST_COMPLETED)
+            if exchange.done():
+                exchange.result()
         finally:
-            leaving.cancel()
-            answering.cancel()
-            await asyncio.wait([leaving, answering])
+            disconnected.cancel()
+            exchange.cancel()
+            await asyncio.wait([disconnected, exchange])
 
-    async def _answer(self, request: httpx.Request, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _exchange(self, request: httpx.Request, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             response = await self._client.send(request, stream=True)
         except (httpx.TransportError, httpx.InvalidURL) as error:
@@ -154,12 +163,13 @@ class Standby:
             await self._refuse("This server stands by, and the one that works does not answer.", scope, receive, send)
             return
         try:
-            kept = [(name, value) for name, value in response.headers.raw if name.lower() not in _NOT_HANDED_ON]
-            await send({"type": "http.response.start", "status": response.status_code, "headers": kept})
+            headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _OF_ONE_HOP]
+            await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
             async for part in response.aiter_raw():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except httpx.TransportError as error:  # what was sent cannot be taken back; the connection ends unfinished
+        except httpx.TransportError as error:
+            # The status has been sent already. The response stays unfinished, by which the client sees the failure.
             log.warning("the server that works has ended in the middle of an answer", error=repr(error))
         finally:
             await response.aclose()
@@ -175,7 +185,8 @@ def _raw_path(scope: Scope) -> bytes:
     return path.partition(b"?")[0] + (b"?" + query if query else b"")
 
 
-async def _body(receive: Receive, read: asyncio.Event) -> AsyncIterator[bytes]:
+async def _body(receive: Receive, body_read: asyncio.Event) -> AsyncIterator[bytes]:
+    """The body as it arrives; `body_read` is set at its end, also where the forwarding ends before."""
     try:
         while True:
             message: Message = await receive()
@@ -185,11 +196,11 @@ async def _body(receive: Receive, read: asyncio.Event) -> AsyncIterator[bytes]:
             if not message.get("more_body", False):
                 return
     finally:
-        read.set()
+        body_read.set()
 
 
-async def _left(receive: Receive, read: asyncio.Event) -> None:
-    """Return once the client has gone, which is only asked about when its request has been read."""
-    await read.wait()
+async def _disconnected(receive: Receive, body_read: asyncio.Event) -> None:
+    """Return once the client has left. Until the body has been read, `receive` is `_body`'s alone."""
+    await body_read.wait()
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""``GET /health``, ``/ready`` and ``/metrics``: for probes and for Prometheus, without a token."""
+"""``GET /health``, ``/ready`` and ``/metrics``: the routes for probes and for Prometheus, without a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long responses: written as they come, in bounded memory, and stopped when nobody reads them.
+"""Streams long responses as they are produced, in bounded memory, and stops when the client does not read them.
 
 Who calls it: the history's exports and the event stream.
 """
@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 
 class StreamedResponse(Response):
-    """Sends what `chunks` yields: to its end, until the client goes away, or until the client takes
-    nothing for `stall_seconds`, which ends the connection. Calls `on_close` in every case."""
+    """Sends what `chunks` yields until it ends, the client leaves, or the client takes nothing for
+    `stall_seconds`, which ends the connection. It calls `on_close` in every case."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = asyncio.create_task(self._write(send))
-        watcher = asyncio.create_task(_gone(receive))
+        watcher = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -46,15 +46,15 @@ class StreamedResponse(Response):
             await asyncio.wait({writer, watcher})
             await self._on_close()
         if not writer.cancelled():
-            await writer  # to raise what went wrong in it
+            await writer  # raises the writer's error, if it ended by one
 
     async def _write(self, send: Send) -> None:
         try:
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for chunk in self._chunks:
                 await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
-                # Sending suspends only while the client is slow; others want their turn, and so does
-                # the watcher, which notices that there is no client any more.
+                # Sending suspends only while the client is slow. This lets other tasks run, the watcher
+                # among them, which notices that the client has left.
                 await asyncio.sleep(0)
             await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         finally:
@@ -72,7 +72,7 @@ class ClientStalled(Exception):
     """The client of a stream does not read it."""
 
 
-async def _gone(receive: Receive) -> None:
-    """Return when the client is."""
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

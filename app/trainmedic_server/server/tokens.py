@@ -1,8 +1,7 @@
-"""The tokens file: who may call the API, and as what.
+"""The tokens file, which lists the callers of the API and their roles.
 
-A YAML list of ``{name, sha256, roles}``. Only the hash of a token is kept, so that the file gives
-nobody access. Who calls it: wiring reads the file at start; `auth.Authenticator` reads it again when
-it changed.
+It is a YAML list of ``{name, sha256, roles}``. It holds only the hash of a token, so that the file gives
+nobody access. Who calls it: `auth.Authenticator`, at the start and again when the file has changed.
 """
 
 from __future__ import annotations
@@ -58,61 +57,62 @@ def parse(text: str, source: str) -> tuple[Token, ...]:
         document = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        # The text around the mark may hold a token that somebody wrote in place of its hash.
+        # Only the position and the problem: the text around it may hold a token written in place of its hash.
         raise ConfigurationError(f"{source}:{line}: not YAML: {error.problem}") from None
     except YAMLError:
         raise ConfigurationError(f"{source}: not YAML") from None
     if not isinstance(document, CommentedSeq) or not document:
         raise ConfigurationError(f"{source}:1: must be a list of at least one {{name, sha256, roles}}")
-    tokens = [_token(entry, _Place(source, document, index)) for index, entry in enumerate(document)]
+    tokens = [_token(entry, _Location(source, document, index)) for index, entry in enumerate(document)]
     for member, values in (("name", [t.name for t in tokens]), ("sha256", [t.digest for t in tokens])):
         for index, value in enumerate(values):
             if value in values[:index]:
-                raise _Place(source, document, index).wrong(member, "is the same as an earlier token's")
+                raise _Location(source, document, index).error(member, "is the same as an earlier token's")
     return tuple(tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where in the file an entry stands."""
+class _Location:
+    """The location of an entry in the file."""
 
     source: str
     document: CommentedSeq
     index: int
 
-    def wrong(self, member: str, why: str) -> ConfigurationError:
+    def error(self, member: str, problem: str) -> ConfigurationError:
+        """The error that names the file, the line, and the field, which is the whole entry where `member` is empty."""
         entry = self.document[self.index]
         line: int = self.document.lc.item(self.index)[0]
         if isinstance(entry, CommentedMap) and member in entry:
             line = entry.lc.key(member)[0]
         field = f"{self.index}.{member}" if member else str(self.index)
-        return ConfigurationError(f"{self.source}:{line + 1}: {field} {why}")
+        return ConfigurationError(f"{self.source}:{line + 1}: {field} {problem}")
 
 
-def _token(entry: Any, place: _Place) -> Token:
+def _token(entry: Any, location: _Location) -> Token:
     if not isinstance(entry, CommentedMap):
-        raise place.wrong("", "must be a mapping with name, sha256 and roles")
+        raise location.error("", "must be a mapping with name, sha256 and roles")
     for member in entry:
         if member not in _MEMBERS:
-            raise place.wrong(str(member), f"is not known; a token has {', '.join(_MEMBERS)}")
+            raise location.error(str(member), f"is not known; a token has {', '.join(_MEMBERS)}")
     for member in _MEMBERS:
         if member not in entry:
-            raise place.wrong(member, "is missing")
+            raise location.error(member, "is missing")
     name, digest = entry["name"], entry["sha256"]
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise place.wrong("name", "must be 1 to 128 letters, digits, '.', '_', '-' or '@'")
+        raise location.error("name", "must be 1 to 128 letters, digits, '.', '_', '-' or '@'")
     if name == "anonymous":
-        raise place.wrong("name", "must not be 'anonymous', which stands for nobody in the history")
+        raise location.error("name", "must not be 'anonymous', which stands for nobody in the history")
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
-        raise place.wrong("sha256", "must be 64 hexadecimal digits (in quotes where it is all digits)")
-    return Token(name, bytes.fromhex(digest), _roles(entry["roles"], place))
+        raise location.error("sha256", "must be 64 hexadecimal digits (in quotes where it is all digits)")
+    return Token(name, bytes.fromhex(digest), _roles(entry["roles"], location))
 
 
-def _roles(value: Any, place: _Place) -> frozenset[Role]:
-    known = ", ".join(Role)
+def _roles(value: Any, location: _Location) -> frozenset[Role]:
+    roles = ", ".join(Role)
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise place.wrong("roles", f"must be a list of one or more of {known}")
+        raise location.error("roles", f"must be a list of one or more of {roles}")
     for role in value:
         if role not in list(Role):
-            raise place.wrong("roles", f"must be of {known}")
+            raise location.error("roles", f"must be of {roles}")
     return frozenset(Role(role) for role in value)

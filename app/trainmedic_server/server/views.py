@@ -1,4 +1,4 @@
-"""What the API shows of runs, their alerts and their events: the models, and making them."""
+"""The models in which the API shows runs, their alerts and their events, and the functions that make them."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def page(runs: list[Run], cursor: str | None) -> HistoryPage:
     return HistoryPage(items=[item(run) for run in runs], next=cursor)
 
 
-def record(found: RunRecord) -> RunView:
-    run = found.run
+def record(stored: RunRecord) -> RunView:
+    run = stored.run
     return RunView(
         **_line(run),
         version=run.version,
@@ -179,25 +179,24 @@ def record(found: RunRecord) -> RunView:
         acted_at=run.acted_at,
         waiting_on=run.waiting_on,
         owes_undo=run.owes_undo,
-        alerts=[_alert(known) for known in found.alerts],
+        alerts=[_alert(alert) for alert in stored.alerts],
         steps=[StepView.model_validate(step) for step in run.steps],
-        events=[event(happened) for happened in found.events],
-        orders=[OrderView.model_validate(order) for order in found.orders],
+        events=[event(stored_event) for stored_event in stored.events],
+        orders=[OrderView.model_validate(order) for order in stored.orders],
     )
 
 
 def one_line(view: View) -> bytes:
-    """The view as JSON in ASCII: the line separators of Unicode, which some clients split lines at,
-    are escaped."""
+    """The view as JSON in ASCII, so that Unicode's line separators, at which some clients split lines, are escaped."""
     return json.dumps(view.model_dump(mode="json"), separators=(",", ":")).encode()
 
 
-def event(happened: Event) -> EventView:
-    return EventView.model_validate(happened)
+def event(stored: Event) -> EventView:
+    return EventView.model_validate(stored)
 
 
-def _alert(known: AlertRecord) -> AlertView:
-    alert = known.alert
+def _alert(stored: AlertRecord) -> AlertView:
+    alert = stored.alert
     return AlertView(
         fingerprint=alert.fingerprint,
         status=alert.status,
@@ -206,16 +205,16 @@ def _alert(known: AlertRecord) -> AlertView:
         starts_at=alert.starts_at,
         ends_at=alert.ends_at,
         generator_url=alert.generator_url,
-        first_heard_at=known.first_heard_at,
-        last_heard_at=known.last_heard_at,
-        count=known.count,
-        resolved_at=known.resolved_at,
-        resolved_because=known.resolved_because,
+        first_heard_at=stored.first_heard_at,
+        last_heard_at=stored.last_heard_at,
+        count=stored.count,
+        resolved_at=stored.resolved_at,
+        resolved_because=stored.resolved_because,
     )
 
 
 def _line(run: Run) -> dict[str, Any]:
-    """The members that an item of the history has."""
+    """The members of a history item."""
     target = run.target
     return {
         "run_id": run.id,

@@ -1,9 +1,9 @@
-"""``POST /webhook``: Alertmanager's deliveries, in; what became of them, out, once it is durable.
+"""``POST /webhook``: takes Alertmanager's deliveries, and replies with the decisions once they are durable.
 
-The endpoint takes the request as it is and writes its reply by hand: nothing is validated twice, and
+The endpoint reads the request itself and writes its reply by hand, so that nothing is validated twice and
 no dependency is resolved. It is declared to FastAPI with models all the same, for OpenAPI. The
-factory lets deliveries take the `WebhookApp`, past FastAPI's middleware and routing, which cost more
-than taking in an alert does.
+factory sends deliveries to the `WebhookApp`, past FastAPI's middleware and routing, which cost more
+than the admission of an alert does.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from trainmedic_server.server.body import BodyReader, parse_json
 from trainmedic_server.server.engine import EnginePort
 from trainmedic_server.server.tokens import Role
 
-# Bodies from this size on are read in a thread: they take tens of milliseconds, most of which is
-# Python, and in a thread the loop goes on between the interpreter's switches.
+# Bodies from this size on are parsed in a thread: that takes tens of milliseconds, most of it in Python,
+# and the event loop goes on whenever the interpreter switches threads.
 _LARGE_BYTES = 512 * 1024
 
 PATH = "/webhook"
@@ -76,7 +76,7 @@ def endpoint(
             outcome = "accepted"
             return Response(reply(admission), media_type="application/json")
         except TrainmedicError as error:
-            outcome = _outcome(problems.of(error).status)
+            outcome = _outcome(problems.from_error(error).status)
             raise
         finally:
             metrics.deliveries.labels(outcome).inc()
@@ -86,7 +86,7 @@ def endpoint(
 
 
 class WebhookApp:
-    """The endpoint as an ASGI application of its own."""
+    """The endpoint as an ASGI application, for the requests that `takes` names."""
 
     def __init__(self, handle: _Handler) -> None:
         self._handle = handle
@@ -100,7 +100,7 @@ class WebhookApp:
         try:
             response = await self._handle(Request(scope, receive))
         except TrainmedicError as error:
-            response = problems.answer_ours(scope, error)
+            response = problems.answer_error(scope, error)
         await response(scope, receive, send)
 
 
