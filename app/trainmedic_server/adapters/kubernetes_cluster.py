@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ from trainmedic_server.errors import (
     ObjectMissing,
 )
 from trainmedic_server.ports.cluster import Object, Ref, Resource
+from trainmedic_server.ports.fence import Fence, no_fence
 
 FIELD_MANAGER: Final = "trainmedic"
 """The name under which the API server notes which fields are ours."""
@@ -49,16 +50,14 @@ log = telemetry.logger(__name__)
 class KubernetesCluster:
     """One cluster. `opened` builds it; `close` it after."""
 
-    def __init__(
-        self, client: ApiClient, event_namespace: str = "default", fence: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, client: ApiClient, event_namespace: str = "default", fence: Fence = no_fence) -> None:
         self._client = client
         self._fence = fence
         self._event_namespace = event_namespace
 
     @classmethod
     async def opened(
-        cls, kubeconfig: Path | None = None, context: str | None = None, fence: Callable[[], object] = lambda: None
+        cls, kubeconfig: Path | None = None, context: str | None = None, fence: Fence = no_fence
     ) -> KubernetesCluster:
         """From a kubeconfig file, else with the service account of the pod that this runs in.
 

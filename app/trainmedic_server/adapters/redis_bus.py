@@ -26,6 +26,7 @@ from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, Inbox, LateRep
 from trainmedic_server.adapters.redis_outbox import Outbox, Outgoing
 from trainmedic_server.adapters.redis_presence import Directory, ranks_of
 from trainmedic_server.adapters.redis_replies import Replies, Waiter
+from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, Presence
 
 GRACE = timedelta(seconds=1)
@@ -53,7 +54,7 @@ class RedisBus:
         signing_key: bytes | None = None,
         consumer: str = "server",
         on_late_reply: LateReply | None = None,
-        fence: Callable[[], object] = lambda: None,
+        fence: Fence = no_fence,
     ) -> None:
         self._clock = clock
         self._key = signing_key

@@ -18,6 +18,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, Outage
 from trainmedic_server.adapters.redis_outbox import GROUP
 from trainmedic_server.adapters.redis_replies import Replies
+from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
 
 log = telemetry.logger(__name__)
@@ -44,7 +45,7 @@ class Inbox:
         metrics: telemetry.Metrics,
         outage: Outage,
         on_late_reply: LateReply | None,
-        fence: Callable[[], object] = lambda: None,
+        fence: Fence,
     ) -> None:
         self._client = client
         self._consumer = consumer

@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, Outage, backoff
+from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
 
 log = telemetry.logger(__name__)
@@ -55,7 +56,7 @@ class Outbox:
         clock: Clock,
         metrics: telemetry.Metrics,
         outage: Outage,
-        fence: Callable[[], object] = lambda: None,
+        fence: Fence,
     ) -> None:
         self._client = client
         self._fence = fence

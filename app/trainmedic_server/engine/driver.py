@@ -32,6 +32,7 @@ from trainmedic_server.engine.plan_values import (
 )
 from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.ports.actions import Actions, Call, Clearance
+from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -51,7 +52,7 @@ class DriverServices:
     metrics: telemetry.Metrics
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
-    fence: Callable[[], object] = lambda: None
+    fence: Fence
     """Does not return where this server is not the one any more that may act."""
 
     def planning_context(self, book: CompiledPlaybook | None) -> PlanningContext:

@@ -39,6 +39,7 @@ from trainmedic_server.domain.run import Event, OrderKind, Run, Status, UndoStat
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.ports.actions import HasPlaces, LeasedAction, LeasedEffect, Renewal
+from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import AlertSource, Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -80,7 +81,7 @@ class ExpiredLeases:
         locks: TargetLocks,
         source: AlertSource | None,
         book_of: BookOf,
-        fence: Callable[[], object] = lambda: None,
+        fence: Fence,
     ) -> None:
         """`fence` does not return where this server is not the one any more that may act."""
         self._store = store

@@ -26,6 +26,7 @@ from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.silent_alerts import SilentAlerts
 from trainmedic_server.engine.workers import Workers
 from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import AlertSource, Clock
 from trainmedic_server.ports.playbooks import Catalog
@@ -50,7 +51,7 @@ class Engine:
         metrics: telemetry.Metrics,
         topology: Callable[[], Topology] = Topology,
         alert_source: AlertSource | None = None,
-        fence: Callable[[], object] = lambda: None,
+        fence: Fence = no_fence,
     ) -> None:
         self._store = store
         self._clock = clock

@@ -42,6 +42,7 @@ from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable, StoreUnavailable
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.cluster import Cluster
+from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
@@ -257,7 +258,7 @@ class TrainmedicServer:
         )
 
     async def _cluster(
-        self, stack: contextlib.AsyncExitStack, fence: Callable[[], object]
+        self, stack: contextlib.AsyncExitStack, fence: Fence
     ) -> tuple[Cluster | None, Callable[[], ClusterTopology]]:
         """The Kubernetes cluster that is set, and what its watch knows."""
         if self._settings.kubernetes == "off":

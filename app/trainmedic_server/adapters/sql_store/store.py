@@ -17,6 +17,7 @@ from trainmedic_server.adapters.sql_store.history import SqlHistory
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.writer import Writer
 from trainmedic_server.domain.run import Event, Run
+from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord, RunStore, Transaction
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class SqlStore(RunStore, History):
         history: SqlHistory,
         lock: Owned,
         on_error: Callable[[], object],
-        fence: Callable[[], object] = lambda: None,
+        fence: Fence = no_fence,
     ) -> None:
         self._writer = writer
         self._history = history
