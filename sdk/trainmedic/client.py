@@ -24,8 +24,8 @@ from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress,
 from trainmedic.job.queue import CommandQueue
 from trainmedic.job.rank_stats import Vitals
 from trainmedic.job.server_connection import ServerConnection
-from trainmedic.ranks.share import Share
-from trainmedic.ranks.shared_store import Store
+from trainmedic.ranks.share import LocalRank, Share, SharingOptions
+from trainmedic.ranks.shared_store import KeyValueStore
 from trainmedic.settings import Settings, resolve
 from trainmedic.version import __version__
 from trainmedic.wire import envelope
@@ -254,7 +254,12 @@ class Medic:
         return self.share.group(name) if self.share is not None else Alone()
 
     def share_through(
-        self, store: Store, gpu: Callable[[], str | None], every: int | None, patience: float, call_patience: float
+        self,
+        store: KeyValueStore,
+        gpu: Callable[[], str | None],
+        every: int | None,
+        patience: float,
+        call_patience: float,
     ) -> Share:
         """Agree with the other ranks through `store`; see `trainmedic.distributed.share`, which finds it.
 
@@ -265,19 +270,16 @@ class Medic:
         if self._queue is not None:
             self._queue.ranks = range(self.world_size)
             self.gather = self._gather
-        self.share = Share(
-            store,
+        local = LocalRank(
             self.rank,
             self.world_size,
             self._handlers,
+            self._queue,
             self._conclude,
             lambda: {"node": self._node, "host": self._host, "gpu": gpu()},
             self.stats,
-            self._queue,
-            every,
-            patience,
-            call_patience,
         )
+        self.share = Share(store, local, SharingOptions(every, patience, call_patience))
         if not self._is_receiving:
             self._begin_receiving()
         else:
@@ -337,7 +339,7 @@ class Medic:
         if status == envelope.APPLIED and self.step is not None:
             output = {"step": self.step, **output}
         self._handlers.handed.pop(command.id, None)
-        if self.share is not None and command.turn is not None:
+        if self.share is not None and command.place is not None:
             self.share.conclude(command, status, output)
         elif self._queue is not None:
             self._queue.close(command, status, output)

@@ -52,7 +52,7 @@ def test_by_default_they_look_about_once_a_second() -> None:
     with Crew(2) as crew:
         began = time.monotonic()
         crew.train(lambda: time.monotonic() - began > 1.0)
-        looks = [member.share._courier.passed for member in crew.members]
+        looks = [member.share._synchronizer.position for member in crew.members]
     assert looks[0].number == looks[1].number < 40
     assert looks[0].calls > 10 * looks[0].number
 
@@ -178,7 +178,7 @@ def test_a_rank_that_does_not_come_is_waited_for_once(caplog: pytest.LogCaptureF
     """No rank applies the command then. It is not called up again until that rank has moved on."""
     with Crew(3, every=1, call_patience=0.3) as crew:
         crew.train(lambda: all(member.step >= 5 for member in crew.members))
-        crew.train(lambda: len(crew.members[0].share._chair._seen) == 2)
+        crew.train(lambda: len(crew.members[0].share._coordinator.membership.others) == 2)
         sent = crew.send(make_command(seconds=1.5))
         crew.train(lambda: is_answered(crew, sent), absent=(2,))
         assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.EXPIRED)
@@ -188,7 +188,7 @@ def test_a_rank_that_does_not_come_is_waited_for_once(caplog: pytest.LogCaptureF
 
 
 def test_a_rank_that_was_late_carries_out_what_came_after() -> None:
-    """Once it has passed the look that it missed, commands are called up again."""
+    """Once it has passed the sync point that it missed, commands are called up again."""
     late = threading.Event()
 
     def loop(member: Member, step: int) -> None:
@@ -199,7 +199,7 @@ def test_a_rank_that_was_late_carries_out_what_came_after() -> None:
 
     sent: list[envelope.Command] = []
     with Crew(2, every=1, call_patience=0.3) as crew:
-        crew.train(lambda: len(crew.members[0].share._chair._seen) == 1)
+        crew.train(lambda: len(crew.members[0].share._coordinator.membership.others) == 1)
         sent.append(crew.send(make_command()))
         crew.train(lambda: is_answered(crew, sent[0]), loop=loop)
     assert statuses(crew, sent[0]) == {0: "applied", 1: "applied"}
@@ -241,19 +241,19 @@ def test_without_rank_0_the_others_wait_once_and_go_on() -> None:
     """A bounded time, all in all: not each time."""
     with Crew(3, every=1, patience=0.3) as crew:
         crew.train(lambda: crew.members[0].step >= 5)
-        lost = crew.members[0].share._courier
-        lost.lose("killed")
+        lost = crew.members[0].share._synchronizer
+        lost.end("killed")
         for member in crew.members[1:]:
             member.waited = 0.0
         crew.train(lambda: crew.members[1].step > 300, absent=(0,))
     assert all(0.2 < member.waited < 3.0 for member in crew.members[1:])
-    assert crew.members[1].share._courier.passed.number == crew.members[2].share._courier.passed.number
+    assert crew.members[1].share._synchronizer.position.number == crew.members[2].share._synchronizer.position.number
 
 
 def test_a_rank_0_that_was_only_slow_is_followed_again() -> None:
     """Once it is seen to move, commands are carried out."""
     with Crew(2, every=1, patience=0.2) as crew:
-        crew.train(lambda: crew.members[0].step >= 3 and len(crew.members[0].share._chair._seen) == 1)
+        crew.train(lambda: crew.members[0].step >= 3 and len(crew.members[0].share._coordinator.membership.others) == 1)
         # Rank 0 stands still while rank 1 goes on alone, and comes after.
         for _ in range(5):
             crew.members[1].call(crew.members[1].step + 1)
@@ -351,7 +351,7 @@ def test_at_the_end_every_rank_leaves_at_once_and_what_waits_is_answered() -> No
 def test_when_rank_0_ends_the_others_stop_asking() -> None:
     """They do not even wait once."""
     with Crew(2, every=1) as crew:
-        crew.train(lambda: crew.members[0].step >= 3 and len(crew.members[0].share._chair._seen) == 1)
+        crew.train(lambda: crew.members[0].step >= 3 and len(crew.members[0].share._coordinator.membership.others) == 1)
         crew.members[0].share.close(1.0)
         crew.members[1].waited = 0.0
         before = crew.members[1].step
@@ -364,9 +364,11 @@ def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pyt
     """Rank 0 is gone in the middle of a command: `poll` raises NotAgreed after a while, it does not hang."""
     for name in (
         "synchronizer.GRACE",
-        "synchronizer.SILENT_AFTER",
-        "synchronizer._BEAT",
-        "synchronizer._BEAT_OF_MANY",
+        "participant.SILENT_AFTER",
+        "participant.HEARTBEAT_EVERY",
+        "participant.HEARTBEAT_OF_MANY",
+        "synchronizer.HEARTBEAT_EVERY",
+        "synchronizer.HEARTBEAT_OF_MANY",
         "rounds._GRACE",
     ):
         monkeypatch.setattr(f"trainmedic.ranks.{name}", 0.3)
@@ -382,7 +384,7 @@ def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pyt
                 raise
 
         def die(_: Any) -> None:
-            crew.members[0].share._courier.lose("killed")
+            crew.members[0].share._synchronizer.end("killed")
 
         crew.members[0].handlers.handlers["job.scale_lr"] = die
         crew.members[1].handlers.handlers["job.scale_lr"] = act

@@ -19,7 +19,7 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import CommandHandlers
 from trainmedic.job.parameters import parse
 from trainmedic.job.queue import CommandQueue
-from trainmedic.ranks.share import Share
+from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.writer import OutgoingReplies
@@ -39,17 +39,9 @@ class Member:
         if rank == 0:
             self.queue = CommandQueue("llm-1", "host", crew.memory, self.handlers, crew.put, self._conclude)
             self.queue.ranks = range(crew.size)
-        self.share = Share(
-            store,
-            rank,
-            crew.size,
-            self.handlers,
-            self._conclude,
-            lambda: {"node": f"n{rank}"},
-            dict,
-            self.queue,
-            **options,
-        )
+        about = {"node": f"n{rank}"}
+        local = LocalRank(rank, crew.size, self.handlers, self.queue, self._conclude, lambda: about, dict)
+        self.share = Share(store, local, SharingOptions(**options))
 
     def _note(self, taken: JobCommand) -> Mapping[str, Any]:
         self.done.append((self.step, taken.id))
@@ -57,7 +49,7 @@ class Member:
 
     def _conclude(self, taken: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         self.handlers.handed.pop(taken.id, None)
-        if taken.turn is not None:
+        if taken.place is not None:
             self.share.conclude(taken, status, output)
         elif self.queue is not None:
             self.queue.close(taken, status, output)

@@ -52,8 +52,9 @@ class JobCommand:
         self.entry = entry
         # Where several ranks carry it out: agreeing on a value, and hearing from all of them.
         self.group: Group = Alone()
-        # Which decision of the ranks it is part of, and its place there; what each has said, on rank 0.
-        self.turn: tuple[int, int] | None = None
+        # Where several ranks carry it out: the sync point at which they do, and its number among the commands there.
+        self.place: tuple[int, int] | None = None
+        # The outcome of each rank; on rank 0 alone.
         self.outcomes: dict[int, RankOutcome] = {}
         self._conclude = conclude
 

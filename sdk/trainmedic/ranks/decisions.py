@@ -1,8 +1,10 @@
-"""What the ranks decide together, as it is written for each other, and how often.
+"""What the ranks decide together, in the form in which they write it for each other, and how often they do.
 
-A `Decision` belongs to one look: which commands are up for being carried out there (usually none), and
-in how many calls the next look is. A `Verdict` is given after every rank has come to that look: which of
-the commands are carried out, by all, and which by none. Both are settled once, and read by all.
+A `SyncDecision` belongs to one sync point: which commands are to be carried out there (usually none), and after how
+many calls the next sync point is. An `AgreedOutcome` follows once every rank has come to that sync point: which of the
+commands all ranks carry out, and which none does. Each is written once and read by all.
+
+Not here: who decides (``coordinator``), and what is done where nobody does (``participant``).
 """
 
 from __future__ import annotations
@@ -15,34 +17,36 @@ from trainmedic.job.group import ranks_named
 from trainmedic.ranks.shared_store import whole_number
 from trainmedic.wire import envelope
 
-APART = 1.0
-"""Seconds between two looks, where no number of calls was given."""
-AHEAD = 0.2
-"""Rank 0 decides this many seconds before its own training thread is expected to ask."""
-MOST = 10_000
+_TARGET_SECONDS = 1.0
+"""Seconds between two sync points, where no number of calls was given."""
+_MOST_CALLS = 10_000
 _KEPT = 4
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The decision of look ``number``, made by rank ``by``. ``over`` says why it is the last one."""
+class SyncDecision:
+    """What is to be done at one sync point."""
 
     number: int
+    """The sync points are counted from 0."""
     by: int
+    """The rank that decided."""
     span: int
+    """After how many calls of `Medic.commands` the next sync point is."""
     commands: tuple[envelope.Command, ...] = ()
     over: str | None = None
+    """Why this is the last sync point; None where it is not."""
 
     def fields(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"by": self.by, "span": self.span}
+        fields: dict[str, Any] = {"by": self.by, "span": self.span}
         if self.commands:
-            found["commands"] = [command.encode().decode("ascii") for command in self.commands]
+            fields["commands"] = [command.encode().decode("ascii") for command in self.commands]
         if self.over is not None:
-            found["over"] = self.over
-        return found
+            fields["over"] = self.over
+        return fields
 
     @classmethod
-    def read(cls, number: int, fields: Mapping[str, Any]) -> Decision:
+    def read(cls, number: int, fields: Mapping[str, Any]) -> SyncDecision:
         """Raises ValueError."""
         commands = tuple(envelope.Command.decode(raw.encode()) for raw in fields.get("commands", ()))
         over = fields.get("over")
@@ -51,61 +55,70 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """``go``: ids that every rank carries out now, in the order of the decision. ``refused``: status and
-    reason of those that none carries out. What is in neither may be called up again."""
+class AgreedOutcome:
+    """What becomes of the commands of a decision. One that is in neither field may be decided on again."""
 
     go: tuple[str, ...] = ()
+    """The ids of the commands that every rank carries out now, in the order of the decision."""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Status and reason of those that no rank carries out, by id."""
     missing: str = ""
+    """Which ranks did not come, in words; empty where all did."""
 
     def fields(self) -> dict[str, Any]:
         return {"go": list(self.go), "refused": dict(self.refused), "missing": self.missing}
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> Verdict:
-        """Also of a round that was closed because rank 0 is gone: then nothing is carried out."""
+    def read(cls, fields: Mapping[str, Any]) -> AgreedOutcome:
+        """Also reads a round that was closed because rank 0 is gone: then nothing is carried out."""
         refused = {name: (str(status), str(reason)) for name, (status, reason) in fields.get("refused", {}).items()}
         return cls(tuple(fields.get("go", ())), refused, str(fields.get("missing") or fields.get("gone") or ""))
 
 
-def judge(
-    decision: Decision, told: Mapping[int, Any], missing: str, expired: Collection[str], lateness: str
-) -> Verdict:
-    """The verdict over the commands of `decision`, from what each rank has said on coming to it.
+def agree(
+    decision: SyncDecision, statements: Mapping[int, Any], missing: str, expired: Collection[str], lateness: str
+) -> AgreedOutcome:
+    """The outcome for the commands of `decision`, from what each rank states on coming to its sync point.
 
-    What each says is ``step``, and ``cannot`` with the reason for each command that it would not carry
-    out. Where a rank is `missing`, nothing is carried out and nothing refused; where the ranks are not at
-    the same step, everything is refused.
+    A rank states ``step``, and ``cannot`` with the reason for each command that it would not carry out. Where a rank
+    is `missing`, nothing is carried out and nothing refused; where the ranks are not at the same step, every command
+    is refused.
     """
     if missing:
-        return Verdict(missing=missing)
+        return AgreedOutcome(missing=missing)
     steps: dict[str, list[int]] = {}
-    for rank in sorted(told):
-        steps.setdefault(json.dumps(told[rank].get("step")), []).append(rank)
+    for rank in sorted(statements):
+        steps.setdefault(json.dumps(statements[rank].get("step")), []).append(rank)
     apart = "; ".join(f"{ranks_named(ranks)} at step {step}" for step, ranks in list(steps.items())[:4])
     go, refused = [], {}
     for command in decision.commands:
-        unable = {rank: said["cannot"][command.id] for rank, said in told.items() if command.id in said["cannot"]}
+        unable = {
+            rank: statement["cannot"][command.id]
+            for rank, statement in statements.items()
+            if command.id in statement["cannot"]
+        }
         if len(steps) > 1:
             refused[command.id] = (envelope.FAILED, f"the ranks are not at the same step, so none applied it: {apart}")
         elif command.id in expired:
             refused[command.id] = (envelope.EXPIRED, lateness)
         elif unable:
-            refused[command.id] = (envelope.UNSUPPORTED, _unable(unable, len(told)))
+            refused[command.id] = (envelope.UNSUPPORTED, _unable(unable, len(statements)))
         else:
             go.append(command.id)
-    return Verdict(tuple(go), refused)
+    return AgreedOutcome(tuple(go), refused)
 
 
 def _unable(reasons: Mapping[int, str], world_size: int) -> str:
     ranks = sorted(reasons)
-    told = f"{ranks_named(ranks)}: {reasons[ranks[0]]}"
-    return told if len(ranks) == world_size else f"{told}; so no rank applied it"
+    reason = f"{ranks_named(ranks)}: {reasons[ranks[0]]}"
+    return reason if len(ranks) == world_size else f"{reason}; so no rank applied it"
 
 
-class Pace:
-    """What the last few spans between two looks took."""
+class SyncInterval:
+    """How many calls lie between two sync points, from how long the last few took.
+
+    The training thread notes, the synchronizer's thread asks.
+    """
 
     def __init__(self, every: int | None = None) -> None:
         self._every = every
@@ -118,12 +131,13 @@ class Pace:
         self._recent = (*self._recent, max(seconds, 0.0) / span)[-_KEPT:]
 
     def next_span(self) -> int:
-        """In how many calls to look again. Grows by doubling, so that one quick call does not mislead."""
+        """After how many calls the next sync point is to be. It at most doubles, so that one quick call does not
+        mislead."""
         if self._every is not None:
             return self._every
         if not self._recent:
             return 1
-        return max(1, min(int(APART / max(self._recent[-1], 1e-9)), 2 * self._span, MOST))
+        return max(1, min(int(_TARGET_SECONDS / max(self._recent[-1], 1e-9)), 2 * self._span, _MOST_CALLS))
 
     def seconds(self, calls: int) -> float:
         """How long so many calls take at least."""

@@ -1,10 +1,10 @@
-"""Rounds: every rank says something, rank 0 draws the conclusion, every rank reads the same one.
+"""Rounds: every rank says something, rank 0 draws the conclusion, and every rank reads the same one.
 
-A round waits for ranks that live. One that is gone, or has left the command that the round is part of,
-or does not come in time, is missing from it; where rank 0 is gone, the others close the round without a
-conclusion. `Fellows` are the ranks that carry out a command together, as its handler sees them.
+A round waits for ranks that live. A rank that is gone, or has left the command that the round is part of, or does not
+come in time, is missing from it; where rank 0 is gone, the others close the round without a conclusion. `RankGroup`
+is what a handler sees of it: the ranks that carry out a command together.
 
-Who calls it: ``courier`` in the background thread (`Rounds`), handlers in the training thread (`Fellows`).
+Who calls it: ``synchronizer`` in the background thread (`Rounds`), handlers in the training thread (`RankGroup`).
 """
 
 from __future__ import annotations
@@ -14,31 +14,35 @@ from typing import Any, Callable, Mapping, Protocol, TypeVar
 
 from trainmedic.errors import NotAgreed, Refusal, Rejected, Unsupported
 from trainmedic.job.group import PATIENCE
-from trainmedic.ranks.shared_store import Board
+from trainmedic.ranks.shared_store import SharedStore
 
 Value = TypeVar("Value")
 
 SILENT_AFTER = 30.0
-"""Seconds without a sign of life after which a rank counts as gone."""
+"""Seconds without a heartbeat after which a rank counts as gone."""
 GONE = "gone"
 _GRACE = 15.0
+"""Seconds that the others wait for rank 0's conclusion, beyond the round's patience."""
 _LOOK_EVERY = 1.0
 
 
 @dataclass(frozen=True)
 class Round:
-    """``key`` is its place on the board. ``conclude`` gets what each rank has said and who is missing, on
-    rank 0; without it rank 0 alone speaks, and what it says is the conclusion. ``left`` is a list on which
-    those enter themselves who will not come any more."""
+    """One round."""
 
     key: str
+    """Its place in the shared store."""
     conclude: Callable[[dict[int, Any], list[int]], Any] | None
-    left: str | None = None
+    """Draws the conclusion on rank 0, from what each rank has said and which ranks are missing. Without it rank 0
+    alone speaks, and what it says is the conclusion."""
+    outcomes_key: str | None = None
+    """Where the ranks enter their outcome of the command that the round is part of; who has, comes no more."""
     patience: float = PATIENCE
+    """Seconds to wait for ranks that live."""
 
 
-class Signs(Protocol):
-    """Who lives."""
+class Liveness(Protocol):
+    """Who knows which ranks live."""
 
     def is_silent(self, rank: int, now: float) -> bool: ...
 
@@ -46,100 +50,103 @@ class Signs(Protocol):
 class Rounds:
     """This rank's part in the rounds, one after the other."""
 
-    def __init__(self, board: Board, signs: Signs) -> None:
-        self._board = board
-        self._signs = signs
-        self._signed: str | None = None
-        self._looked = 0.0
+    def __init__(self, store: SharedStore, liveness: Liveness) -> None:
+        self._store = store
+        self._liveness = liveness
+        self._entered: str | None = None
+        self._looked_at = 0.0
 
-    def attempt(self, one: Round, mine: Any, since: float, now: float) -> Any:
-        """The conclusion, or None while there is none. `since` is when this rank came."""
-        board = self._board
-        if one.conclude is not None and self._signed != one.key:
-            board.sign(one.key, mine)
-            self._signed = one.key
-        found = board.peek(f"{one.key}/end")
-        if found is not None:
-            return found
-        if board.rank != 0:
-            if now - since < one.patience + _GRACE and not self._signs.is_silent(0, now):
+    def attempt(self, round_: Round, value: Any, since: float, now: float) -> Any:
+        """The conclusion, or None while there is none. `value` is what this rank says, `since` when it came."""
+        store, end = self._store, f"{round_.key}/end"
+        if round_.conclude is not None and self._entered != round_.key:
+            store.add_entry(round_.key, value)
+            self._entered = round_.key
+        conclusion = store.get(end)
+        if conclusion is not None:
+            return conclusion
+        if store.rank != 0:
+            if now - since < round_.patience + _GRACE and not self._liveness.is_silent(0, now):
                 return None
-            return board.settle(f"{one.key}/end", {GONE: "rank 0 did not answer"})
-        if one.conclude is None:
-            return board.settle(f"{one.key}/end", mine)
-        heard = self._heard(one, now - since, now)
+            return store.set_if_absent(end, {GONE: "rank 0 did not answer"})
+        if round_.conclude is None:
+            return store.set_if_absent(end, value)
+        heard = self._heard(round_, now - since, now)
         if heard is None:
             return None
-        missing = [rank for rank in range(board.world_size) if rank not in heard]
-        return board.settle(f"{one.key}/end", one.conclude(heard, missing))
+        missing = [rank for rank in range(store.world_size) if rank not in heard]
+        return store.set_if_absent(end, round_.conclude(heard, missing))
 
-    def _heard(self, one: Round, waited: float, now: float) -> dict[int, Any] | None:
-        """What each has said, once there is nobody left to wait for."""
-        board = self._board
-        is_complete = board.signed(one.key) >= board.world_size
-        if not is_complete and waited < one.patience and now - self._looked < _LOOK_EVERY:
+    def _heard(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
+        """What each rank has said, once there is nobody left to wait for."""
+        store = self._store
+        is_complete = store.count_entries(round_.key) >= store.world_size
+        # Reading every entry costs a call per rank: while one is missing, that is done now and then only.
+        if not is_complete and waited < round_.patience and now - self._looked_at < _LOOK_EVERY:
             return None
-        self._looked = now
-        heard = board.signatures(one.key, range(board.world_size))
-        if is_complete or waited >= one.patience:
+        self._looked_at = now
+        heard = store.entries(round_.key, range(store.world_size))
+        if is_complete or waited >= round_.patience:
             return heard
-        awaited = [rank for rank in range(board.world_size) if rank not in heard]
-        return heard if all(self._will_not_come(one, rank, now) for rank in awaited) else None
+        awaited = [rank for rank in range(store.world_size) if rank not in heard]
+        return heard if all(self._will_not_come(round_, rank, now) for rank in awaited) else None
 
-    def _will_not_come(self, one: Round, rank: int, now: float) -> bool:
-        if self._signs.is_silent(rank, now):
+    def _will_not_come(self, round_: Round, rank: int, now: float) -> bool:
+        if self._liveness.is_silent(rank, now):
             return True
-        return one.left is not None and self._board.peek(f"{one.left}/{rank}") is not None
+        return round_.outcomes_key is not None and self._store.get(f"{round_.outcomes_key}/{rank}") is not None
 
 
-class Fellows:
-    """See `trainmedic.job.group.Group`. ``hold`` holds a round; ``left`` as in `Round`."""
+class RankGroup:
+    """See `trainmedic.job.group.Group`. ``hold`` holds a round and returns its conclusion."""
 
     def __init__(
-        self, rank: int, world_size: int, key: str, left: str | None, hold: Callable[[Round, Any], Any]
+        self, store: SharedStore, key: str, outcomes_key: str | None, hold: Callable[[Round, Any], Any]
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
+        self.rank = store.rank
+        self.world_size = store.world_size
         self._key = key
-        self._left = left
+        self._outcomes_key = outcomes_key
         self._hold = hold
         self._count = 0
 
     def choose(self, make: Callable[[], Value], patience: float = PATIENCE) -> Value:
-        told: Mapping[str, Any] = {}
+        choice: Mapping[str, Any] = {}
         fault: Exception | None = None
         if self.rank == 0:
             try:
-                told = {"value": make()}
+                choice = {"value": make()}
             except Refusal as refusal:
-                told = {"unsupported" if isinstance(refusal, Unsupported) else "rejected": str(refusal)}
+                choice = {"unsupported" if isinstance(refusal, Unsupported) else "rejected": str(refusal)}
+            # Anything: `make` is the user's, and the other ranks wait for what came of it.
             except Exception as error:
                 fault = error
-                told = {GONE: f"rank 0 could not choose: {type(error).__name__}: {error}"}
-        found = self._hold(Round(self._next_key(), None, self._left, patience), told)
+                choice = {GONE: f"rank 0 could not choose: {type(error).__name__}: {error}"}
+        conclusion = self._hold(Round(self._next_key(), None, self._outcomes_key, patience), choice)
         if fault is not None:
             raise fault
-        if "rejected" in found:
-            raise Rejected(str(found["rejected"]))
-        if "unsupported" in found:
-            raise Unsupported(str(found["unsupported"]))
-        self._raise_if_gone(found)
-        chosen: Value = found["value"]
-        return chosen
+        if "rejected" in conclusion:
+            raise Rejected(str(conclusion["rejected"]))
+        if "unsupported" in conclusion:
+            raise Unsupported(str(conclusion["unsupported"]))
+        _raise_if_gone(conclusion)
+        value: Value = conclusion["value"]
+        return value
 
     def poll(self, value: Any = None, patience: float = PATIENCE) -> Mapping[int, Any]:
-        found = self._hold(Round(self._next_key(), _all_said, self._left, patience), {"value": value})
-        self._raise_if_gone(found)
-        return {int(rank): said["value"] for rank, said in found["said"].items()}
+        conclusion = self._hold(Round(self._next_key(), _all_values, self._outcomes_key, patience), {"value": value})
+        _raise_if_gone(conclusion)
+        return {int(rank): entry["value"] for rank, entry in conclusion["values"].items()}
 
     def _next_key(self) -> str:
         self._count += 1
         return f"{self._key}/{self._count}"
 
-    def _raise_if_gone(self, found: Mapping[str, Any]) -> None:
-        if GONE in found:
-            raise NotAgreed(str(found[GONE]))
+
+def _raise_if_gone(conclusion: Mapping[str, Any]) -> None:
+    if GONE in conclusion:
+        raise NotAgreed(str(conclusion[GONE]))
 
 
-def _all_said(heard: dict[int, Any], missing: list[int]) -> Any:
-    return {"said": {str(rank): said for rank, said in heard.items()}}
+def _all_values(heard: dict[int, Any], missing: list[int]) -> Any:
+    return {"values": {str(rank): entry for rank, entry in heard.items()}}

@@ -1,14 +1,7 @@
-"""How the ranks of a job come to carry out the same commands at the same call of `Medic.commands`.
+"""The training thread's part of the agreement of ranks: it counts calls, and carries out what was agreed on.
 
-Calls are counted from `trainmedic.distributed.share` on, and every rank makes the same ones. At certain
-calls, the *looks*, each rank reads the decision of that look (``decisions``): the same for all, because
-the first that is written stays. Rank 0 writes it ahead of time. One that does not come is settled as
-"nothing" by whoever has waited for it too long, and then nobody waits again until rank 0 is seen to
-move. Only where a decision holds commands do the ranks wait for each other: each says which step it is
-at, and the verdict lets all of them go on with a command, or none.
-
-Here: the training thread's part. It counts, and at a look takes what the background thread
-(``courier``) has found. Who makes a `Share`: ``distributed``.
+At a sync point it takes the decision that the background thread (``synchronizer``) has found. See the package for how
+the ranks agree. Who makes a `Share`: ``trainmedic.distributed``, by way of `trainmedic.Medic.share_through`.
 """
 
 from __future__ import annotations
@@ -17,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
@@ -25,85 +19,95 @@ from trainmedic.job.command import Conclude, JobCommand
 from trainmedic.job.handlers import CommandHandlers
 from trainmedic.job.parameters import parse
 from trainmedic.job.queue import CommandQueue
-from trainmedic.ranks.coordinator import Chair
-from trainmedic.ranks.decisions import Decision, Pace, Verdict
-from trainmedic.ranks.rounds import Fellows, Round
-from trainmedic.ranks.shared_store import Board, Store
-from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Courier, Lost, Passed
+from trainmedic.ranks.coordinator import Coordinator
+from trainmedic.ranks.decisions import AgreedOutcome, SyncDecision, SyncInterval
+from trainmedic.ranks.participant import Participant
+from trainmedic.ranks.role import RankLost, Role, TrainingPosition, outcome_key
+from trainmedic.ranks.rounds import RankGroup, Round
+from trainmedic.ranks.shared_store import KeyValueStore, SharedStore
+from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Synchronizer
 from trainmedic.wire import envelope
 
-log = logging.getLogger("trainmedic")
-
 PATIENCE = 10.0
-"""Seconds that a rank waits at a look for a decision that is late, once."""
+"""Seconds that a rank waits at a sync point for a decision that is late, once."""
 CALL_PATIENCE = 30.0
-"""Seconds that the ranks wait for each other at a look where there is a command."""
+"""Seconds that the ranks wait for each other at a sync point with a command."""
 _MOST_GROUPS = 1000
 
 
-class Share:
-    """One rank's part. ``queue`` is rank 0's; ``about`` says where this rank runs."""
+@dataclass(frozen=True)
+class LocalRank:
+    """This rank, as the rest of the SDK knows it."""
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        world_size: int,
-        handlers: CommandHandlers,
-        conclude: Conclude,
-        about: Callable[[], Mapping[str, Any]],
-        stats: Callable[[], Mapping[str, Any]],
-        queue: CommandQueue | None,
-        every: int | None = None,
-        patience: float = PATIENCE,
-        call_patience: float = CALL_PATIENCE,
-    ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self._handlers = handlers
-        self._about = about
-        self._conclude_command = conclude
-        self._patience = patience
-        self._call_patience = call_patience
+    rank: int
+    world_size: int
+    handlers: CommandHandlers
+    queue: CommandQueue | None
+    """Where the commands arrive; rank 0's alone."""
+    conclude: Conclude
+    """What a command calls when it is answered."""
+    about: Callable[[], Mapping[str, Any]]
+    """Says where this rank runs: its node, host and GPU. Asked in the training thread."""
+    stats: Callable[[], Mapping[str, Any]]
+    """Measures its figures. Asked in the background thread."""
+
+
+@dataclass(frozen=True)
+class SharingOptions:
+    """See `trainmedic.distributed.share`."""
+
+    every: int | None = None
+    patience: float = PATIENCE
+    call_patience: float = CALL_PATIENCE
+
+
+class Share:
+    """One rank's part."""
+
+    def __init__(self, store: KeyValueStore, local: LocalRank, options: SharingOptions) -> None:
+        self._local = local
+        self._options = options
         self._pid = os.getpid()
         self._calls = 0
         self._next = 1
         self._groups: dict[str, int] = {}
-        self._pace = Pace(every)
-        base = Board(store, "", rank, world_size)
-        self._chair = Chair(queue, base) if queue is not None else None
-        self._courier = Courier(base, self._pace, self._chair, stats, patience)
-        self._courier.about = about()
-        self._courier.start()
+        self._interval = SyncInterval(options.every)
+        self._base = SharedStore(store, "", local.rank, local.world_size)
+        self._coordinator = Coordinator(local.queue, self._base, self._interval) if local.queue is not None else None
+        role: Role = self._coordinator or Participant(self._base, self._interval, options.patience)
+        self._synchronizer = Synchronizer(self._base, role, self._interval, local.stats)
+        self._synchronizer.about = local.about()
+        self._synchronizer.start()
 
     # --- for users ----------------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
         """``on``, or why this rank carries out no commands any more."""
-        return self._courier.over or "on"
+        return self._synchronizer.ended_because or "on"
 
     def publish(self, stats: Mapping[str, Any]) -> None:
-        """Figures of this rank for rank 0, beside those of `Medic.stats`. The latest ones go out every
-        few seconds."""
-        self._courier.published = dict(stats)
+        """Give figures of this rank to rank 0, beside those of `Medic.stats`. The latest ones go out every few
+        seconds."""
+        self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:
         """On rank 0 the latest figures of every rank that lives; elsewhere nothing. Waits for nothing."""
-        return self._chair.gather() if self._chair is not None else {}
+        return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
-    def group(self, name: str) -> Fellows:
-        """The ranks together, outside of a command: every rank asks for it alike, by the same name.
-        ``f"save-{step}"``, say."""
+    def group(self, name: str) -> RankGroup:
+        """The ranks together, outside of a command: every rank asks for it alike, by the same name, such as
+        ``f"save-{step}"``."""
         self._groups[name] = count = self._groups.pop(name, 0) + 1
         if len(self._groups) > _MOST_GROUPS:
             del self._groups[next(iter(self._groups))]
-        return self._fellows(f"u/{name}/{count}", None)
+        return RankGroup(self._base, f"group/{name}/{count}", None, self._hold)
 
     def describe(self) -> Mapping[str, Any]:
         """What rank 0 adds to the job's presence."""
-        assert self._chair is not None
-        return {"ranks": list(range(self.world_size)), "placement": self._chair.placement(), "sharing": self.state}
+        assert self._coordinator is not None
+        placement = self._coordinator.membership.placement()
+        return {"ranks": list(range(self._local.world_size)), "placement": placement, "sharing": self.state}
 
     # --- the training thread ------------------------------------------------------------------------------
 
@@ -112,79 +116,80 @@ class Share:
         self._calls += 1
         if self._calls < self._next:
             return ()
-        if self._courier.over is not None or os.getpid() != self._pid:
+        if self._synchronizer.ended_because is not None or os.getpid() != self._pid:
             self._next = sys.maxsize
             return ()
         try:
-            return self._look(step)
-        except Lost:
+            return self._synchronize(step)
+        except RankLost:
             self._next = sys.maxsize
             return ()
 
     def conclude(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
-        """This rank's outcome, on its way to the server."""
-        assert command.turn is not None
-        self._courier.hand_over(command.turn, status, output)
+        """This rank's outcome of a command, on its way to the server."""
+        assert command.place is not None
+        self._synchronizer.report(command.place, status, output)
 
     def close(self, timeout: float) -> None:
-        """Hand over what there is to say, and end. On rank 0 what waits is answered."""
-        self._courier.close(timeout)
-        if self._chair is not None and not self._courier.is_alive:
-            self._chair.abandon("the job ended before it came to the command")
+        """Report what there is to report, and end. On rank 0 what waits is answered."""
+        self._synchronizer.close(timeout)
+        if self._coordinator is not None and not self._synchronizer.is_alive:
+            self._coordinator.abandon("the job ended before it came to the command")
 
-    def _look(self, step: int | None) -> Sequence[JobCommand]:
-        courier = self._courier
-        passed = courier.passed
-        number = passed.number + 1
-        decision = courier.ahead
+    def _synchronize(self, step: int | None) -> Sequence[JobCommand]:
+        """Pass one sync point; the commands to carry out there."""
+        synchronizer = self._synchronizer
+        position = synchronizer.position
+        number = position.number + 1
+        decision = synchronizer.next_decision
         if decision is None or decision.number != number:
-            decision = courier.ask(partial(courier.find, number), max(self._patience, JOIN_PATIENCE))
+            patience = max(self._options.patience, JOIN_PATIENCE)
+            decision = synchronizer.wait_for(synchronizer.find_decision, patience)
         assert decision is not None
         if decision.over is not None:
-            courier.lose(decision.over, logging.INFO)
-            raise Lost(decision.over)
+            synchronizer.end(decision.over, logging.INFO)
+            raise RankLost(decision.over)
         agreed = self._meet(decision, step) if decision.commands else ()
         now = time.monotonic()
         if number > 0:
-            self._pace.note(passed.span, now - passed.at)
+            self._interval.note(position.span, now - position.at)
         self._next = self._calls + decision.span
-        courier.about = self._about()
-        courier.passed = Passed(number, self._calls, decision.span, now)
-        courier.wake()
+        synchronizer.about = self._local.about()
+        synchronizer.position = TrainingPosition(number, self._calls, decision.span, now)
+        synchronizer.wake()
         return agreed
 
-    def _meet(self, decision: Decision, step: int | None) -> list[JobCommand]:
-        """Wait for the others and for the verdict; the commands that go."""
-        cannot = {one.id: reason for one in decision.commands if (reason := self._unable(one))}
-        mine = {"step": step, "cannot": cannot}
-        attempt = partial(self._courier.meet, decision, mine, self._call_patience)
-        verdict: Verdict = self._courier.ask(attempt, self._call_patience + GRACE)
-        found = []
-        for index, sent in enumerate(decision.commands):
-            if sent.id in verdict.go:
-                found.append(self._command((decision.number, index), sent))
-        return found
+    def _meet(self, decision: SyncDecision, step: int | None) -> list[JobCommand]:
+        """Wait for the other ranks and for the agreed outcome; the commands that every rank carries out."""
+        cannot = {sent.id: reason for sent in decision.commands if (reason := self._unable(sent))}
+        statement = {"step": step, "cannot": cannot}
+        patience = self._options.call_patience
+        attempt = partial(self._synchronizer.meet, decision, statement, patience)
+        outcome: AgreedOutcome = self._synchronizer.wait_for(attempt, patience + GRACE)
+        return [
+            self._command((decision.number, index), sent)
+            for index, sent in enumerate(decision.commands)
+            if sent.id in outcome.go
+        ]
 
     def _unable(self, sent: envelope.Command) -> str | None:
         try:
             parse(sent.action, sent.params)
         except ValueError as error:  # an SDK of another version than rank 0's
             return str(error)
-        return self._handlers.cannot(sent.action)
+        return self._local.handlers.cannot(sent.action)
 
-    def _command(self, turn: tuple[int, int], sent: envelope.Command) -> JobCommand:
-        command = self._chair.opened(turn) if self._chair is not None else None
+    def _command(self, place: tuple[int, int], sent: envelope.Command) -> JobCommand:
+        command = self._coordinator.running(place) if self._coordinator is not None else None
         if command is None:
-            command = JobCommand(sent, parse(sent.action, sent.params), None, self._conclude_command)
-        command.turn = turn
-        command.group = self._fellows(f"g/{turn[0]}/{turn[1]}", f"o/{turn[0]}/{turn[1]}")
+            command = JobCommand(sent, parse(sent.action, sent.params), None, self._local.conclude)
+        command.place = place
+        command.group = RankGroup(self._base, f"command/{place[0]}/{place[1]}", outcome_key(place), self._hold)
         return command
 
-    def _fellows(self, key: str, left: str | None) -> Fellows:
-        return Fellows(self.rank, self.world_size, key, left, self._hold)
-
-    def _hold(self, one: Round, mine: Any) -> Any:
+    def _hold(self, round_: Round, value: Any) -> Any:
         try:
-            return self._courier.ask(partial(self._courier.hold, one, mine), one.patience + GRACE)
-        except Lost as error:
+            attempt = partial(self._synchronizer.hold, round_, value)
+            return self._synchronizer.wait_for(attempt, round_.patience + GRACE)
+        except RankLost as error:
             raise NotAgreed(str(error)) from None

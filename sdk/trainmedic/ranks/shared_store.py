@@ -1,23 +1,26 @@
 """What the ranks of a job write for each other: keys in the store that they share.
 
-The store is that of PyTorch's process group, or anything with the same four calls. Each of them is
-answered at once: nothing here waits for a key, because such a wait could neither be cut short nor
-share its connection. Values are JSON.
+The store is that of PyTorch's process group, or anything with the same four calls. Each call is answered at once:
+nothing here waits for a key, because such a wait could neither be cut short nor share its connection. Values are
+JSON.
 
-Who calls it: ``courier`` and ``chair``, in their background thread only. A store that has gone raises
-whatever its library raises; the thread's loop deals with that.
+Who calls it: a rank's background thread alone (``synchronizer``). A store that has gone raises whatever its library
+raises; the thread's loop deals with that.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import Any, Iterable, Mapping, Protocol
 
 _NOTHING = "?"
-"""No value is this text: expecting it and setting it leaves a key as it is, and tells what it holds."""
+"""No value is this text, as it is not JSON. Expecting it and setting it leaves a key as it is and returns its value."""
+_DELETED_AT_ONCE = 200
+_MOST_EXPIRED = 20_000
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """The part of ``torch.distributed.Store`` that is used."""
 
     def set(self, key: str, value: str, /) -> None: ...
@@ -29,58 +32,90 @@ class Store(Protocol):
     def delete_key(self, key: str, /) -> bool: ...
 
 
-class Board:
-    """The keys of one group of ranks."""
+class SharedStore:
+    """The keys of one group of ranks, under one prefix."""
 
-    def __init__(self, store: Store, prefix: str, rank: int, world_size: int) -> None:
+    def __init__(self, store: KeyValueStore, prefix: str, rank: int, world_size: int) -> None:
         self._store = store
         self._prefix = prefix
         self.token = prefix.rstrip("/")
         self.rank = rank
         self.world_size = world_size
 
-    def under(self, prefix: str) -> Board:
-        """The same store, deeper down."""
-        return Board(self._store, f"{self._prefix}{prefix}/", self.rank, self.world_size)
+    def under(self, prefix: str) -> SharedStore:
+        """The same store with a longer prefix."""
+        return SharedStore(self._store, f"{self._prefix}{prefix}/", self.rank, self.world_size)
 
-    def peek(self, key: str) -> Any:
-        """What is written there, or None."""
+    def get(self, key: str) -> Any:
+        """The value of a key, or None."""
         raw = self._store.compare_set(self._prefix + key, _NOTHING, _NOTHING)
         return None if raw == _NOTHING.encode() else json.loads(raw)
 
-    def put(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: Any) -> None:
         self._store.set(self._prefix + key, json.dumps(value))
 
-    def settle(self, key: str, value: Any) -> Any:
-        """Write `value` unless something is there; what is there now, the same for everybody for ever."""
+    def set_if_absent(self, key: str, value: Any) -> Any:
+        """Write `value` unless the key has one; return the value that it has now, the same on every rank."""
         return json.loads(self._store.compare_set(self._prefix + key, "", json.dumps(value)))
 
-    def remove(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         self._store.delete_key(self._prefix + key)
 
-    # --- lists that every rank enters itself on -----------------------------------------------------------
+    # --- keys with an entry of each rank ------------------------------------------------------------------
 
-    def sign(self, key: str, value: Any) -> None:
-        """Enter this rank, with something to say; once."""
-        self.put(f"{key}/{self.rank}", value)
-        self._store.add(f"{self._prefix}{key}/signed", 1)
+    def add_entry(self, key: str, value: Any) -> None:
+        """Write this rank's entry; once. The entry comes before the count, so whoever counts it can read it."""
+        self.set(f"{key}/{self.rank}", value)
+        self._store.add(f"{self._prefix}{key}/count", 1)
 
-    def signed(self, key: str) -> int:
-        """How many ranks have entered themselves."""
-        return self._store.add(f"{self._prefix}{key}/signed", 0)
+    def count_entries(self, key: str) -> int:
+        return self._store.add(f"{self._prefix}{key}/count", 0)
 
-    def signatures(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-        """What those of `ranks` that are on the list have said."""
-        found = {rank: self.peek(f"{key}/{rank}") for rank in ranks}
-        return {rank: value for rank, value in found.items() if value is not None}
+    def entries(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
+        """The entries of those of `ranks` that have written one."""
+        values = {rank: self.get(f"{key}/{rank}") for rank in ranks}
+        return {rank: value for rank, value in values.items() if value is not None}
 
-    def list_keys(self, key: str) -> list[str]:
-        """The keys that such a list consists of, to `remove`."""
-        return [f"{key}/signed", *(f"{key}/{rank}" for rank in range(self.world_size))]
+    def entry_keys(self, key: str) -> list[str]:
+        """All keys that entries consist of, to `delete`."""
+        return [f"{key}/count", *(f"{key}/{rank}" for rank in range(self.world_size))]
+
+
+class ExpiredKeys:
+    """Keys that nobody reads any more once every rank has passed a certain sync point. Rank 0 deletes them.
+
+    Where a rank never gets there, the older half is deleted all the same once there are too many. What was deleted
+    is then known by the key ``deleted_before``, by which a rank that does come after all sees that it is too late.
+    """
+
+    def __init__(self, store: SharedStore) -> None:
+        self._store = store
+        self._keys: deque[tuple[int, str]] = deque()
+        self._deleted_before = 0
+
+    def add(self, number: int, *keys: str) -> None:
+        """Nobody reads `keys` who has passed sync point `number`."""
+        self._keys.extend((number, key) for key in keys)
+
+    def add_entries(self, number: int, key: str) -> None:
+        """The same for the entries under `key`, and the conclusion of a round with that key."""
+        self.add(number, f"{key}/end", *self._store.entry_keys(key))
+
+    def delete_due(self, passed_by_all: int) -> None:
+        """Delete some of the keys that every rank has passed: a few hundred at once, so that nobody waits long."""
+        if len(self._keys) > _MOST_EXPIRED:
+            self._deleted_before = max(self._keys[len(self._keys) // 2][0], self._deleted_before)
+            self._store.set("deleted_before", self._deleted_before)
+        for _ in range(min(_DELETED_AT_ONCE, len(self._keys))):
+            number, key = self._keys[0]
+            if number >= max(passed_by_all, self._deleted_before):
+                return
+            self._keys.popleft()
+            self._store.delete(key)
 
 
 def whole_number(fields: Mapping[str, Any], name: str) -> int:
-    """The number that another rank has written. Raises ValueError."""
+    """A number that another rank has written. Raises ValueError."""
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, and should be a number")

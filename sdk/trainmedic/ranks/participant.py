@@ -1,0 +1,147 @@
+"""The role of every rank but rank 0: it reads what rank 0 decides, and goes on without where rank 0 does not.
+
+Who calls it: ``synchronizer``, in the rank's background thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Mapping
+
+from trainmedic.ranks.decisions import AgreedOutcome, SyncDecision, SyncInterval
+from trainmedic.ranks.role import (
+    HEARTBEAT_EVERY,
+    HEARTBEAT_OF_MANY,
+    RankLost,
+    RankStatus,
+    TrainingPosition,
+    outcome_key,
+)
+from trainmedic.ranks.rounds import SILENT_AFTER
+from trainmedic.ranks.shared_store import SharedStore
+from trainmedic.wire import envelope
+
+log = logging.getLogger("trainmedic")
+
+_IDLE_SECONDS = 2.0
+_WIDEST = 32
+"""By how many times the usual number of calls the sync points may come to lie apart while rank 0 does not decide."""
+
+
+class Participant:
+    """See `trainmedic.ranks.role.Role`. ``patience`` is for how many seconds a decision that is late is waited for."""
+
+    lead = 0.1  # after the coordinator, which writes the decision
+
+    def __init__(self, base: SharedStore, interval: SyncInterval, patience: float) -> None:
+        self._base = base
+        self._interval = interval
+        self._patience = patience
+        self._store = base
+        self._nonce: str | None = None
+        # Which sync point rank 0 had passed when a decision of its was missed; None while none is missed.
+        self._missed_at: int | None = None
+        self._heartbeat_of_0: tuple[int, float] = (-1, time.monotonic())
+        self._heartbeat_due = 0.0
+
+    def join(self) -> SharedStore | None:
+        """The store may hold what an earlier start has left, and torchrun's count of restarts is not the same on all
+        nodes. So each rank writes a nonce, and rank 0 answers it with the prefix of this start's keys."""
+        if self._nonce is None:
+            self._nonce = envelope.new_id()
+            self._base.set(f"join/{self._base.rank}", self._nonce)
+        token = self._base.get(f"joined/{self._nonce}")
+        if token is None or token != self._base.get("current"):
+            return None
+        self._store = self._base.under(str(token))
+        return self._store
+
+    def has_to_rejoin(self, position: TrainingPosition) -> bool:
+        if self._base.get("current") == self._store.token:
+            return False
+        if position.number >= 0:
+            raise RankLost("another start of this job has taken over")
+        self._nonce = None
+        return True
+
+    # --- decisions ----------------------------------------------------------------------------------------
+
+    def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision | None:
+        decision = self._read(position.number + 1)
+        if decision is None and waited is not None and (waited >= self._patience or self._is_known_to_be_late()):
+            decision = self._decide_nothing(position)
+        return decision
+
+    def _read(self, number: int) -> SyncDecision | None:
+        fields = self._store.get(f"decision/{number}")
+        if fields is None:
+            return None
+        decision = SyncDecision.read(number, fields)
+        if decision.by == 0:
+            self._missed_at = None
+        else:
+            self._refuse_deleted(number)
+        return decision
+
+    def _decide_nothing(self, position: TrainingPosition) -> SyncDecision:
+        """Rank 0 has not decided in time: the first rank that comes decides that nothing is done. The sync points
+        come to lie further and further apart, so that a store that nobody cleans up does not fill."""
+        number = position.number + 1
+        span = min(position.span * 2, self._interval.next_span() * _WIDEST)
+        mine = SyncDecision(number, self._base.rank, max(span, 1))
+        decision = SyncDecision.read(number, self._store.set_if_absent(f"decision/{number}", mine.fields()))
+        self._refuse_deleted(number)
+        if decision.by != 0:
+            if self._missed_at is None:
+                log.warning("rank 0 did not decide on commands for %g s; going on without", self._patience)
+            self._missed_at = self._passed_by_rank_0()
+        return decision
+
+    def _is_known_to_be_late(self) -> bool:
+        """Whether a decision was missed, and rank 0 has not moved since: then nobody waits again."""
+        return self._missed_at is not None and self._passed_by_rank_0() <= self._missed_at
+
+    def _passed_by_rank_0(self) -> int:
+        status = self._store.get("heartbeat/0")
+        return int(status["passed"]) if status is not None else -1
+
+    def _refuse_deleted(self, number: int) -> None:
+        """A decision that rank 0 has deleted may have been written again by a rank that came too late."""
+        deleted_before = self._store.get("deleted_before")
+        if deleted_before is not None and number < deleted_before:
+            raise RankLost("this rank is too far behind the others")
+
+    def agree(self, decision: SyncDecision, statements: dict[int, Any], missing: list[int]) -> Any:
+        raise AssertionError("rank 0 draws the conclusion")
+
+    def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
+        """Nothing is kept of it here."""
+
+    # --- the rest -----------------------------------------------------------------------------------------
+
+    def report(self, place: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
+        self._store.add_entry(outcome_key(place), [status, output])
+
+    def end_round(self, number: int, key: str) -> None:
+        """Rank 0 deletes the keys."""
+
+    def work(self, now: float, own: RankStatus) -> float:
+        return _IDLE_SECONDS
+
+    def is_silent(self, rank: int, now: float) -> bool:
+        """Asked of rank 0 alone, whose conclusion every round waits for."""
+        if now >= self._heartbeat_due:
+            self._heartbeat_due = now + HEARTBEAT_EVERY
+            status = self._store.get("heartbeat/0")
+            heartbeat = status["heartbeat"] if status is not None else -1
+            if heartbeat != self._heartbeat_of_0[0]:
+                self._heartbeat_of_0 = (heartbeat, now)
+        return now - self._heartbeat_of_0[1] > SILENT_AFTER + HEARTBEAT_OF_MANY
+
+    def leave(self, number: int) -> bool:
+        self._store.add_entry("left", 1)
+        return True
+
+    def abandon(self, reason: str) -> None:
+        """Only rank 0 has commands that wait."""
