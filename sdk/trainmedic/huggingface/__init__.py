@@ -4,12 +4,13 @@
 - `protect` does so for programs that make and run the Trainer themselves, such as LLaMA-Factory.
 - `Callback` alone carries out what needs no restart.
 
-``trainmedic.huggingface.ms_swift`` is the plugin for ms-swift. Needs transformers and torch.
+``trainmedic.huggingface.ms_swift`` is the plugin for ms-swift. This package needs transformers and torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, Iterator
 
 import transformers
@@ -21,7 +22,7 @@ from trainmedic.recovery.restarts import RestartLimits as Limits
 
 __all__ = ["Callback", "Limits", "protect", "run_by", "train"]
 
-DEFAULT = Limits()
+_DEFAULT = Limits()
 
 
 def train(
@@ -30,7 +31,7 @@ def train(
     *,
     medic: Medic | None = None,
     resume_from_checkpoint: str | bool | None = None,
-    limits: Limits = DEFAULT,
+    limits: Limits = _DEFAULT,
     **options: Any,
 ) -> Any:
     """Instead of ``trainer.train()``: train, restarting the loop where a command or a crash makes it necessary.
@@ -48,32 +49,30 @@ def train(
 
 
 @contextlib.contextmanager
-def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limits = DEFAULT) -> Iterator[Medic]:
+def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limits = _DEFAULT) -> Iterator[Medic]:
     """While the context lasts, each Trainer that trains does so as by `train`.
 
-    For programs that run the Trainer deep inside themselves. It stands before ``transformers.Trainer.train``
-    for that long; nothing else is touched.
+    This is for programs that run the Trainer deep inside themselves. ``transformers.Trainer.train`` is replaced for
+    that long; nothing else is touched.
     """
-    used = medic or connect(job)
+    connection = medic or connect(job)
     original = transformers.Trainer.train
 
     def train_protected(self: Any, resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:
-        def inner(*given: Any, **named: Any) -> Any:
-            return original(self, *given, **named)
-
-        return _run(self, used, inner, (resume_from_checkpoint, *arguments), options, limits)
+        call = functools.partial(original, self)
+        return _run(self, connection, call, (resume_from_checkpoint, *arguments), options, limits)
 
     transformers.Trainer.train = train_protected
     try:
-        yield used
+        yield connection
     finally:
         transformers.Trainer.train = original
         if medic is None:
-            used.close()
+            connection.close()
 
 
-def run_by(callback: Callback, trainer: Any, limits: Limits = DEFAULT) -> None:
-    """From now on ``trainer.train()``, of this one Trainer, is `train`. For plugins that are given the Trainer."""
+def run_by(callback: Callback, trainer: Any, limits: Limits = _DEFAULT) -> None:
+    """From now on ``trainer.train()``, of this one Trainer, is `train`; for plugins that are given the Trainer."""
     original = trainer.train
 
     def train_restarting(resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:
@@ -91,7 +90,7 @@ def _run(
     limits: Limits,
 ) -> Any:
     present = _callback_of(trainer)
-    if present is not None and present.loop is not None:  # `train` within `protect`: one of them is enough
+    if present is not None and present.loop is not None:  # `train` was called within `protect`, whose loop does
         return original(*arguments, **options)
     callback = present
     if callback is None:
@@ -109,5 +108,4 @@ def _run(
 
 
 def _callback_of(trainer: Any) -> Callback | None:
-    found = (one for one in trainer.callback_handler.callbacks if isinstance(one, Callback))
-    return next(found, None)
+    return next((each for each in trainer.callback_handler.callbacks if isinstance(each, Callback)), None)

@@ -2,7 +2,7 @@
 
 The Trainer finds its place by itself: the batches that the checkpoint's steps were trained on. From there
 `BatchSkipper` reads further batches and does not train on them; over the end of an epoch too, which gets shorter by
-them. Who calls it: ``restarts``, around ``Trainer.train``.
+them. `HuggingFaceLoop` uses it around ``Trainer.train``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Iterator
 
 
 class BatchSkipper:
-    """While the context lasts, the first `batches` that the Trainer asks for are left out.
+    """While the context lasts, the first ``batches`` that the Trainer asks for are left out.
 
     It stands before the Trainer's ``get_batch_samples``, which takes the batches of one optimizer step. Two
     things follow from how the Trainer counts: the last step of a shortened epoch is left out where it has too
     few batches, for its gradients would not be applied; and of an epoch that would be left out whole, the last
-    step is trained on, for the Trainer ends at an empty epoch. ``done`` counts what really was left out.
+    step is trained on, for the Trainer ends at an empty epoch. ``skipped`` counts what really was left out.
     """
 
     def __init__(self, trainer: Any, batches: int) -> None:
@@ -26,8 +26,8 @@ class BatchSkipper:
         self._left = batches
         self._original: Any = None
         self._shortened: Any = None  # the iterator of the epoch in which batches were left out
-        self._has_trained = False  # on any batch of that epoch
-        self.done = 0
+        self._has_trained = False  # whether any batch of that epoch was trained on
+        self.skipped = 0
 
     def __enter__(self) -> BatchSkipper:
         if self._left:
@@ -51,7 +51,7 @@ class BatchSkipper:
             batches = last
         samples, items = self._original(batches, count, *arguments, **options)
         if self._has_trained and len(samples) < count:
-            self.done += len(samples)
+            self.skipped += len(samples)
             return [], None
         self._has_trained = True
         return samples, items
@@ -67,8 +67,8 @@ class BatchSkipper:
             except StopIteration:
                 if self._has_trained:
                     return None
-                self.done -= len(last)
+                self.skipped -= len(last)
                 return iter(last)
             self._left -= 1
-            self.done += 1
+            self.skipped += 1
         return None

@@ -2,10 +2,10 @@
 
 A checkpoint is a directory ``checkpoint-<step>`` in the Trainer's output directory. It is complete when
 everything that a resumption reads is there and whole; the Trainer's last file is ``trainer_state.json``. The
-mark that this package leaves in it (`note`) tells besides what was changed in the run.
+mark that this package leaves in it (`mark`) tells besides what was changed in the run.
 
-Not here: which checkpoint a rollback means (``trainmedic.recovery.checkpoints``). Who calls it: ``restarts``, and
-``callback`` when the Trainer has saved.
+Not here: which checkpoint a rollback means (``trainmedic.recovery.checkpoints``). `HuggingFaceLoop` calls it, and
+the `Callback` when the Trainer has saved.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _WEIGHTS = (
     "pytorch_model_fsdp.bin",
 )
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
-_LARGEST_HEADER = 1 << 28
+_LARGEST_HEADER = 1 << 28  # bytes; a header that claims more is damaged, and is not read into memory
 
 
-def note(checkpoint: Path, **facts: Any) -> None:
+def mark(checkpoint: Path, **facts: Any) -> None:
     """Mark a checkpoint as complete, and keep what the Trainer's own files do not tell. Raises OSError."""
     checkpoints.mark_complete(checkpoint, facts)
 
@@ -44,8 +44,8 @@ def skipped_batches(checkpoint: str | Path) -> int:
 
     The Trainer finds its place in the data by counting steps, and is that many short.
     """
-    noted = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
-    return noted if type(noted) is int and noted > 0 else 0
+    batches = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
+    return batches if type(batches) is int and batches > 0 else 0
 
 
 def path_of(output_dir: str | Path, step: int) -> Path:
@@ -61,13 +61,13 @@ def step_of(checkpoint: str | Path) -> int:
     return int(match[1])
 
 
-def found(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
+def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
     """All checkpoints of a job of so many ranks, oldest step first. A directory that is not there holds none."""
     try:
         entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
     except FileNotFoundError:
         return []
-    return sorted((_looked_at(path, ranks) for path in entries), key=lambda one: one.step)
+    return sorted((_described(path, ranks) for path in entries), key=lambda checkpoint: checkpoint.step)
 
 
 def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
@@ -89,49 +89,25 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
 def check_room(output_dir: str | Path) -> None:
     """Raises Rejected where the disk has no room for another checkpoint like the newest: a Trainer that cannot
     save ends with an error, and the training with it."""
-    complete = [Path(one.path) for one in found(output_dir) if one.complete]
+    complete = [Path(checkpoint.path) for checkpoint in in_directory(output_dir) if checkpoint.complete]
     if not complete:
         return
-    size = sum(path.stat().st_size for path in complete[-1].rglob("*") if path.is_file())
+    newest = complete[-1]
+    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     free = shutil.disk_usage(output_dir).free
     if free < size:
         raise Rejected(
-            f"there is no room for a checkpoint: {complete[-1].name} takes {size:,} bytes, and {output_dir} has "
-            f"{free:,} left"
+            f"there is no room for a checkpoint: {newest.name} takes {size:,} bytes, and {output_dir} has {free:,} left"
         )
 
 
-def put_aside(output_dir: str | Path, after: int) -> list[str]:
-    """Rename the checkpoints of later steps, so that neither the Trainer nor a rollback goes on from them.
-
-    The new names; none of them begins like a checkpoint's, so the Trainer's own limit does not count them.
-    """
-    renamed = []
-    for one in found(output_dir):
-        if one.step > after:
-            path = Path(one.path)
-            new = _free_name(path)
-            path.rename(new)
-            renamed.append(new.name)
-    return renamed
-
-
-def _looked_at(path: Path, ranks: int) -> SavedCheckpoint:
+def _described(path: Path, ranks: int) -> SavedCheckpoint:
     complete = is_complete(path, ranks)
     try:
         at = (path / (_STATE if complete else ".")).stat().st_mtime
     except OSError:  # it was removed just now
         complete, at = False, 0.0
     return SavedCheckpoint(step_of(path), datetime.fromtimestamp(at, timezone.utc), path, complete)
-
-
-def _free_name(path: Path) -> Path:
-    number = 1
-    while True:
-        new = path.with_name(f"abandoned-{number}-{path.name}")
-        if not new.exists():
-            return new
-        number += 1
 
 
 def _has_weights(checkpoint: Path, names: set[str]) -> bool:

@@ -1,8 +1,8 @@
 """The plugin for ms-swift 4: ``swift sft --callbacks trainmedic --external_plugins …/huggingface/ms_swift.py``.
 
 Importing it, which is what ms-swift does with a plugin, registers the callback by name. ms-swift makes it with
-its arguments and its trainer; by the trainer restarts are possible too. The job's name is TRAINMEDIC_JOB. Not
-named like ms-swift's own package, for ms-swift puts the directory of a plugin first on the path.
+its arguments and its trainer; by the trainer restarts are possible too. The job's name is TRAINMEDIC_JOB. The module
+is not named like ms-swift's own package, for ms-swift puts the directory of a plugin first on the path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainmedic.huggingface import Callback, run_by
 
 
 class SwiftCallback(Callback):
-    """Made by ms-swift, by its version before or after the trainer is."""
+    """The callback as ms-swift makes it: before the trainer is initialised or after, by the version of ms-swift."""
 
     def __init__(self, args: Any, trainer: Any) -> None:
         super().__init__(connect())

@@ -3,7 +3,7 @@
 - `fit` fits a model, and carries out everything that Lightning permits, rollbacks included.
 - `Callback` alone carries out what needs no restart.
 
-Needs lightning (or pytorch-lightning) and torch.
+This package needs lightning (or pytorch-lightning) and torch.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ def fit(
     Lightning has it. Further ``options`` go to ``trainer.fit``. Raises what Lightning raises, when it has done
     so too often.
     """
-    present = next((one for one in trainer.callbacks if isinstance(one, Callback)), None)
+    present = next((each for each in trainer.callbacks if isinstance(each, Callback)), None)
     own = None
     if present is None and medic is None:
         own = connect(job, rank=trainer.global_rank, world_size=trainer.world_size)
     callback = present or Callback(medic or own)
-    replay = _replay(trainer, train_dataloaders)
-    loop = LightningLoop(trainer, callback.medic, limits, replay)
+    loader = _resumable(trainer, train_dataloaders)
+    loop = LightningLoop(trainer, callback.medic, limits, loader)
     if present is None:
-        # Lightning has those that write checkpoints at the end; ours may have to prevent that before.
+        # Lightning keeps the callbacks that write checkpoints last. Ours comes before, as it may have to prevent that.
         trainer.callbacks.insert(len(trainer.callbacks) - len(trainer.checkpoint_callbacks), callback)
     callback.attach(loop)
 
     def call(path: Any) -> None:
-        trainer.fit(model, replay or train_dataloaders, ckpt_path=path, **options)
+        trainer.fit(model, loader or train_dataloaders, ckpt_path=path, **options)
 
     try:
         loop.fit(call, ckpt_path)
@@ -66,9 +66,7 @@ def fit(
             own.close()
 
 
-def _replay(trainer: Any, loader: Any) -> ResumableLoader | None:
+def _resumable(trainer: Any, loader: Any) -> ResumableLoader | None:
     if trainer.world_size > 1 or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
-    replay = ResumableLoader(loader)
-    replay.group = trainer.accumulate_grad_batches
-    return replay
+    return ResumableLoader(loader, trainer.accumulate_grad_batches)

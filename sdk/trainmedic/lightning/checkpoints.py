@@ -2,7 +2,7 @@
 
 They are files, or directories where each rank writes its part, in the directories of the Trainer's
 ``ModelCheckpoint`` callbacks. Their step is in their name, as ``step=<n>``, or is read from the file. Not here:
-which one a rollback means (``trainmedic.recovery.checkpoints``). Who calls it: `loop`.
+which one a rollback means (``trainmedic.recovery.checkpoints``). `LightningLoop` and the `Callback` call it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def path_of(directory: Path, step: int) -> Path:
     return directory / f"trainmedic-step={step}{SUFFIX}"
 
 
-def found(directories: Iterable[Path]) -> list[SavedCheckpoint]:
+def in_directories(directories: Iterable[Path]) -> list[SavedCheckpoint]:
     """All checkpoints whose step is known, oldest step first. A directory that is not there holds none."""
-    seen = {path for directory in directories for path in directory.glob(f"*{SUFFIX}") if not path.is_symlink()}
+    paths = {path for directory in directories for path in directory.glob(f"*{SUFFIX}") if not path.is_symlink()}
     checkpoints = []
-    for path in seen:
+    for path in paths:
         complete = is_complete(path)
         step = step_of(path) if complete else None
         try:
@@ -41,12 +41,12 @@ def found(directories: Iterable[Path]) -> list[SavedCheckpoint]:
             continue
         if step is not None:
             checkpoints.append(SavedCheckpoint(step, at, path, complete))
-    return sorted(checkpoints, key=lambda one: (one.step, one.at))
+    return sorted(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.at))
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """A file is whole when its end is there, the table of contents, and holds more than the model's weights. In a
-    directory, what is written last is."""
+    """A file is complete when its end, the table of contents, is there, and it holds more than the model's weights; a
+    directory when the file is there that is written last."""
     if checkpoint.is_dir():
         return (checkpoint / ".metadata").is_file() or (checkpoint / "latest").is_file()
     try:
@@ -58,13 +58,14 @@ def is_complete(checkpoint: Path) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _holds_optimizers(checkpoint: Path, changed: int, size: int) -> bool:
-    """Not so of ``save_weights_only``: Lightning cannot go on from that."""
+    """Whether Lightning can go on from it: with ``save_weights_only`` it cannot. ``changed`` and ``size`` are there
+    for the cache, which has to look again at a file that was replaced."""
     content = _content(checkpoint)
     return content is None or "optimizer_states" in content
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """By its name, or else what it says itself; None where neither is to be had."""
+    """The step by its name, or else by what it says itself; None where neither can be read."""
     match = _STEP.search(checkpoint.name)
     if match is not None:
         return int(match[1])
@@ -78,21 +79,9 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 def _content(checkpoint: Path) -> Any:
-    """What is in a file, without the numbers; None where it holds objects that are not read without need."""
+    """What a file holds, without the tensors' numbers; None where it cannot be read, or holds objects of classes that
+    would have to be trusted."""
     try:
         return torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):
         return None
-
-
-def put_aside(directories: Iterable[Path], after: int) -> list[str]:
-    """Rename the checkpoints of later steps, so that nothing goes on from them. The new names."""
-    renamed = []
-    for one in found(directories):
-        if one.step > after:
-            number = 1
-            while (new := one.path.with_name(f"{one.path.name}.abandoned-{number}")).exists():
-                number += 1
-            one.path.rename(new)
-            renamed.append(new.name)
-    return renamed

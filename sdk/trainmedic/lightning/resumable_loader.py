@@ -1,9 +1,9 @@
-"""A data loader that can be gone back in: what Lightning calls a resumable one.
+"""A data loader that finds its place again: what Lightning calls a resumable one.
 
 Lightning goes on from a checkpoint in the middle of an epoch, but a plain `DataLoader` begins at its first batch
 again, in another order. `ResumableLoader` stands before the loader and tells Lightning where it is, so that the
-checkpoint holds it: the place in the epoch, and the random state with which the epoch's order was drawn. Who makes it:
-``trainmedic.lightning.fit``, for jobs of one rank; with several, Lightning puts the loader together anew.
+checkpoint holds it: the place in the epoch, and the random state with which the epoch's order was drawn.
+``trainmedic.lightning.fit`` makes one for jobs of one rank; with several, Lightning puts the loader together anew.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from trainmedic.torch import randomness
 
 
 class ResumableLoader:
-    """``loader`` has a length. Everything but the iteration is its own."""
+    """Iterates over ``loader``, which has a length; everything but the iteration is the loader's own."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, group: int) -> None:
         self._loader = loader
-        self._place = 0
-        self._began: Mapping[str, Any] | None = None
+        self._place = 0  # in batches of this epoch
+        self._began: Mapping[str, Any] | None = None  # the random state at the beginning of this epoch
         self._resume: Mapping[str, Any] | None = None
         self.to_leave_out = 0
-        """So many batches are left out from now on; in an epoch that ends before, the rest in the next."""
+        """How many batches are left out from now on; where the epoch ends before, the rest in the next."""
         self.left_out = 0
-        """So many were left out since this was last set to 0."""
-        self._untold = 0
+        """How many batches were left out since this was last set to 0."""
+        self._not_taken = 0  # how many were left out since `take_left_out`
         self.limit: float = float("inf")
-        """Batches of an epoch, at most; Lightning's ``limit_train_batches``."""
-        self.group = 1
-        """Batches that make one step; left out are whole groups."""
+        """How many batches an epoch has at most: Lightning's ``limit_train_batches``."""
+        self.group = group
+        """How many batches make one step; only whole groups are left out."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -38,7 +38,7 @@ class ResumableLoader:
         return getattr(self._loader, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Called by Lightning for a checkpoint."""
+        """Called by Lightning for a checkpoint, which holds it under these names."""
         return {"place": self._place, "began": self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -57,9 +57,9 @@ class ResumableLoader:
             yield batch
 
     def take_left_out(self) -> int:
-        """So many were left out since the last call, before the batch that was delivered last."""
-        untold, self._untold = self._untold, 0
-        return untold
+        """How many were left out since the last call, before the batch that was delivered last."""
+        batches, self._not_taken = self._not_taken, 0
+        return batches
 
     def _begin(self) -> Iterator[Any]:
         resume, self._resume = self._resume, None
@@ -67,6 +67,7 @@ class ResumableLoader:
         if resume is None or resume["began"] is None or resume["place"] >= len(self):
             self._began = randomness.capture()
             return iter(self._loader)
+        # The loader draws the epoch's order when it is iterated over: with the random state of then, it is the same.
         now, self._began = randomness.capture(), resume["began"]
         randomness.restore(self._began)
         iterator: Iterator[Any] = iter(self._loader)
@@ -77,7 +78,7 @@ class ResumableLoader:
         return iterator
 
     def _leave_out(self, iterator: Iterator[Any]) -> None:
-        """Never a whole rest of an epoch: Lightning has to see its end."""
+        """Leave out what is to be left out, and never the whole rest of an epoch: Lightning has to see its end."""
         if not self.to_leave_out or self._place % self.group:
             return
         left = int(min(len(self), self.limit)) - self._place
@@ -86,5 +87,5 @@ class ResumableLoader:
             next(iterator)
             self._place += 1
         self.left_out += groups * self.group
-        self._untold += groups * self.group
+        self._not_taken += groups * self.group
         self.to_leave_out = max(self.to_leave_out - groups * self.group, 0)

@@ -1,8 +1,9 @@
-"""What commands have changed in a run, kept over rollbacks and restarts until it is undone.
+"""What commands have changed in a training, kept over rollbacks and restarts until it is undone.
 
 A rollback brings back an old learning rate, a restart the script's own batch size; what a playbook has changed
-is to outlive both. So each change is noted with the command that made it, in a small file beside the
-checkpoints. Values follow from the script's own and all changes that stand: one that is undone leaves no trace.
+is to outlive both. So each change is recorded with the command that made it, in a small file beside the
+checkpoints. A value is the script's own times the factors of all changes that stand: one that is undone leaves no
+trace.
 
 Who calls it: the integrations. Not here: making the change.
 """
@@ -27,38 +28,41 @@ LEARNING_RATE = "learning_rate"
 BATCH_SIZE = "batch_size"
 ACCUMULATION = "accumulation"
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
-_FINEST = 10_000  # a factor of 0.333… is meant as a third
-_MOST_TIMES = 1000
+_LARGEST_DENOMINATOR = 10_000  # a factor of 0.333… is meant as a third
+_LARGEST_GROWTH = 1000  # a step that takes so many times longer would never end to have the change undone
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # the most that a command may start: these, or so many per CPU if that is more
 
 
 class AppliedChanges:
-    """The changes of one run. ``directory`` holds the file; without one they end with the process, unless a
-    checkpoint holds them (`state`, `restore`). ``writes`` is for the one rank that keeps the file.
+    """The changes of one training that stand.
+
+    ``directory`` holds the file; without one they end with the process, unless a checkpoint holds them (`state`,
+    `restore`). ``writes`` is for the one rank that writes the file.
     """
 
     def __init__(self, directory: Path | None = None, writes: bool = True) -> None:
         self._file = directory / FILE if directory is not None else None
         self._writes = writes
-        # By what is changed: the factor of each command that stands, in order.
+        # By the name of what is scaled: the factor of each command whose change stands, in order.
         self._factors: dict[str, dict[str, float]] = {name: {} for name in _SCALED}
         self.workers: int | None = None
         self.left_out: list[list[int]] = []
-        self._is_new = True
+        self._is_new = True  # whether training began anew in this process, rather than being resumed
 
     def scale(self, name: str) -> float:
         """What all changes that stand multiply by."""
         return math.prod(self._factors[name].values())
 
     def factors(self, name: str) -> dict[str, float]:
-        """Those of the changes that stand, by command; a copy."""
+        """The factors of the changes that stand, by command; a copy."""
         return dict(self._factors[name])
 
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
         """The factors as they would be with one more, or without that of the command that it takes back.
 
-        One that is not known here counts as a change where the run was resumed, for the record of it may be lost. In
-        one that began anew it is none: what it takes back was done to a training before this one, of the same name.
+        Where the change that a command takes back is not recorded here, the command counts as a change by itself in
+        a training that was resumed, for the record may be lost. In one that began anew it counts for nothing: what
+        it takes back was done to an earlier training of the same name.
         """
         factors = dict(self._factors[name])
         if undo_of in factors:
@@ -68,11 +72,12 @@ class AppliedChanges:
         return factors
 
     def set_factors(self, name: str, factors: Mapping[str, float]) -> None:
-        """A change was made."""
+        """Record a change that was made."""
         self._factors[name] = dict(factors)
         self.save()
 
     def save(self) -> None:
+        """Write the file. Where that fails, training goes on without it."""
         if self._file is None or not self._writes:
             return
         try:
@@ -82,11 +87,11 @@ class AppliedChanges:
             log.warning("%s cannot be written; a restart will forget what was changed: %s", self._file, error)
 
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON can carry it."""
+        """All that stands, as JSON can carry it."""
         return {**self._factors, "workers": self.workers, "left_out": self.left_out}
 
     def recall(self, otherwise: Mapping[str, Any] | None = None) -> bool:
-        """After a restart: as the file says, or where there is none as a checkpoint does. Whether either was there."""
+        """After a restart: read the file, or take ``otherwise``, a checkpoint's `state`. Whether either was there."""
         self._is_new = False
         state = _read(self._file) or otherwise
         if state is not None:
@@ -94,13 +99,15 @@ class AppliedChanges:
         return state is not None
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """As `state` told it; as it is where that cannot be read."""
+        """Take over what `state` gave; what cannot be read changes nothing."""
         try:
-            factors = {name: {str(one): float(factor) for one, factor in state[name].items()} for name in _SCALED}
-            if not all(0 < factor < math.inf for one in factors.values() for factor in one.values()):
+            factors = {
+                name: {str(command_id): float(factor) for command_id, factor in state[name].items()} for name in _SCALED
+            }
+            if not all(0 < factor < math.inf for by_command in factors.values() for factor in by_command.values()):
                 raise ValueError("a factor is not a number above 0")
             workers = state["workers"]
-            left_out = [[int(number) for number in one] for one in state["left_out"]]
+            left_out = [[int(number) for number in span] for span in state["left_out"]]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.warning("what commands have changed before cannot be read, and is forgotten: %s", error)
             return
@@ -108,12 +115,15 @@ class AppliedChanges:
         self.workers = workers if isinstance(workers, int) else None
 
     def drop_earlier_run(self) -> None:
-        """A run that was not resumed has written a checkpoint: what an earlier one left in the file is not of it."""
+        """Overwrite the file that an earlier training has left, once one that began anew has a checkpoint.
+
+        Until then that file may still serve: whoever has only forgotten to resume has not lost anything yet.
+        """
         if self._is_new and self._file is not None and self._file.exists():
             self.save()
 
     def forget(self) -> None:
-        """A run that begins anew has no changes."""
+        """Begin anew, without any changes."""
         self._factors = {name: {} for name in _SCALED}
         self.workers, self.left_out, self._is_new = None, [], True
         if self._file is not None and self._writes:
@@ -123,18 +133,18 @@ class AppliedChanges:
                 log.warning("%s cannot be removed: %s", self._file, error)
 
 
-def scaled_whole(base: int, factors: Mapping[str, float], what: str, round_down: bool = False) -> int:
-    """`base` times the factors. Raises Rejected where that is not a whole number, unless it may be rounded; and
-    where it is beyond all measure: a step that takes for ever would never end to have the change undone.
+def scaled_whole(base: int, factors: Mapping[str, float], name: str, round_down: bool = False) -> int:
+    """`base` times the factors. Raises Rejected where that is not a whole number, unless it may be rounded, and where
+    it is beyond all measure; ``name`` says in the reason what would be scaled.
     """
     exact = Fraction(base)
     for factor in factors.values():
-        exact *= Fraction(factor).limit_denominator(_FINEST)
-    if exact > base * _MOST_TIMES:
-        raise Rejected(f"{what} would be {float(exact):g}, more than {_MOST_TIMES} times what the script has")
+        exact *= Fraction(factor).limit_denominator(_LARGEST_DENOMINATOR)
+    if exact > base * _LARGEST_GROWTH:
+        raise Rejected(f"{name} would be {float(exact):g}, more than {_LARGEST_GROWTH} times what the script has")
     if exact >= 1 and (exact.denominator == 1 or round_down):
         return math.floor(exact)
-    raise Rejected(f"{what} would be {float(exact):g}, which is not a whole number of 1 or more")
+    raise Rejected(f"{name} would be {float(exact):g}, which is not a whole number of 1 or more")
 
 
 def check_workers(count: int) -> None:

@@ -1,7 +1,7 @@
 """Holding a training loop at a step boundary: ``job.pause`` and ``job.resume``.
 
-`LoopPause.start` and `LoopPause.end` are called by handlers; `hold` afterwards, by the loop, which stays in there for
-as long as the pause lasts and looks for commands meanwhile. Used by the frameworks' integrations.
+Handlers call `LoopPause.start` and `LoopPause.end`; the integration's loop calls `LoopPause.hold` afterwards, which
+returns when the pause has ended, and looks for commands meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping
 from trainmedic.client import Medic
 from trainmedic.job.progress import PAUSE
 
-_LOOK_EVERY = 0.05
+_LOOK_EVERY = 0.05  # seconds between two looks for commands
 
 
 class LoopPause:
@@ -34,12 +34,12 @@ class LoopPause:
         return self._looks > 0
 
     def start(self, longest: timedelta) -> Mapping[str, Any]:
-        """Also while it lasts already: the new end counts."""
+        """Begin a pause of at most ``longest``. Where one lasts already, the new end counts."""
         self._looks = math.ceil(longest.total_seconds() / _LOOK_EVERY)
         return {"max_seconds": longest.total_seconds()}
 
     def end(self) -> Mapping[str, Any]:
-        """Whether or not it lasts."""
+        """End the pause, if one lasts."""
         was_paused, self._looks = self.lasts, 0
         return {"was_paused": was_paused}
 

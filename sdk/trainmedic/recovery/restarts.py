@@ -30,7 +30,7 @@ from trainmedic.job.group import Alone, Group
 from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.progress import REPAIR, Window
-from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.checkpoints import SavedCheckpoint, as_seen_by_rank_0
 from trainmedic.recovery.rollback_budget import LIMIT
 from trainmedic.wire.envelope import utc_now
 
@@ -41,31 +41,32 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class LoopRestart:
-    """Start the loop again from `checkpoint`, because of `command`; None for one that follows a crash.
-
-    ``settings`` are changed before, and ``previous`` are their values until now: those of the loop that is
-    known to run. ``output`` goes into the answer.
-    """
+    """What the loop is to start again from, and why."""
 
     checkpoint: Path
+    """The checkpoint that it goes on from."""
     command: JobCommand | None = None
+    """The command that is carried out by this; None after a crash."""
     skip_batches: int = 0
+    """Batches that are left out after the checkpoint."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """What is changed before the start, by name."""
     previous: Mapping[str, Any] = field(default_factory=dict)
+    """The values of ``settings`` until now, with which the loop is known to run."""
     output: Mapping[str, Any] = field(default_factory=dict)
+    """What the command's answer says, beside what is known once the loop runs."""
 
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """How often a loop is restarted.
-
-    ``retries``: how often in a row it may fail without progress, each time after ``delay`` seconds; with several
-    ranks a crash is left to the launcher. ``rollbacks``: how many may go back to the same place, None for any.
-    """
+    """How often a loop is restarted. With several ranks a crash is left to the launcher."""
 
     retries: int = 3
+    """How often in a row it may fail without progress."""
     delay: float = 10.0
+    """Seconds between a crash and the next start."""
     rollbacks: int | None = LIMIT
+    """How many may go back to the same place; None for any number."""
 
 
 def agree_on_checkpoint(
@@ -75,23 +76,20 @@ def agree_on_checkpoint(
 
     Raises Rejected on every rank where `decide` does, and where one of them does not see the checkpoint.
     """
-
-    def make() -> Mapping[str, Any]:
-        found = decide()
-        return {"step": found.step, "at": found.at.isoformat(), "path": str(found.path)}
-
-    told = group.choose(make)
-    path = Path(told["path"])
-    seen = group.poll(is_there(path))
-    blind = [str(rank) for rank in range(group.world_size) if not seen.get(rank)]
+    [checkpoint] = as_seen_by_rank_0(group, lambda: [decide()])
+    seen_by = group.poll(is_there(checkpoint.path))
+    blind = [str(rank) for rank in range(group.world_size) if not seen_by.get(rank)]
     if blind:
-        raise Rejected(f"{path.name} is not there, or not whole, as seen from rank {', '.join(blind)}")
-    return SavedCheckpoint(told["step"], datetime.fromisoformat(told["at"]), path)
+        raise Rejected(f"{checkpoint.name} is not there, or not whole, as seen from rank {', '.join(blind)}")
+    return checkpoint
 
 
 class LoopRestarter:
-    """Of one training. `newest` finds the newest complete checkpoint; `target` the one of a rollback, or it
-    raises Rejected, and is called by another thread too."""
+    """Runs the loop of one training, again where a command or a crash makes it necessary.
+
+    `newest` finds the newest complete checkpoint; `target` the one of a rollback, or it raises Rejected. The
+    interrupter's thread calls `target` too.
+    """
 
     def __init__(
         self,
@@ -121,11 +119,11 @@ class LoopRestarter:
 
     @property
     def is_asked(self) -> bool:
-        """The loop is to end, in order to start again."""
+        """Whether the loop is to end, in order to start again."""
         return self._asked is not None
 
     def ask(self, restart: LoopRestart) -> None:
-        """A command is carried out by a restart. The caller sees to it that the loop ends."""
+        """Carry out a command by a restart. The caller sees to it that the loop ends."""
         assert restart.command is not None
         if self._asked is not None:
             restart.command.failed("the training loop is about to restart for another command")
@@ -135,9 +133,9 @@ class LoopRestarter:
         self._enter_window()
 
     def stepped(self, step: int, finish: Callable[[LoopRestart], Mapping[str, Any]]) -> None:
-        """The loop has completed a step. The first time after a restart, its command is answered.
+        """The loop has completed a step. With the first one after a restart, the command of that is answered.
 
-        `finish` is called for that first time, and gives what else goes into the answer.
+        `finish` is called then, and gives what else goes into the answer.
         """
         if step > self._furthest:
             self._furthest, self._failures = step, 0
@@ -153,7 +151,7 @@ class LoopRestarter:
                 restart.command.applied({**restart.output, **output})
 
     def arm(self) -> None:
-        """The framework goes on until the next step's end: until then it may be interrupted."""
+        """From here to `disarm` the framework's loop may be interrupted where it hangs."""
         if self._interrupter is not None:
             self._interrupter.arm()
 
@@ -162,7 +160,7 @@ class LoopRestarter:
             self._interrupter.disarm()
 
     def stop(self) -> None:
-        """The loop is to end for good."""
+        """The loop ends for good: it is not started again."""
         self._may_start_again = False
         if self._asked is not None:
             self._fail(self._asked, "the job was told to stop before the training loop could restart")
@@ -172,7 +170,7 @@ class LoopRestarter:
     # --- around the loop --------------------------------------------------------------------------------
 
     def run(self, attempt: Callable[[LoopRestart | None], Result]) -> Result:
-        """Call `attempt` until the loop ends without a restart being asked for; what it returned last.
+        """Call `attempt` until the loop ends without a restart being asked for, and return what it returned last.
 
         Raises what the loop raised, where it is not to be started again.
         """
@@ -187,9 +185,9 @@ class LoopRestarter:
                     result = attempt(self._starting)
                 except Interrupted as interruption:
                     self._starting = self._after_interruption(interruption)
-                except Exception as error:
+                except Exception as error:  # whatever the user's loop raises; raised again where it is not restarted
                     self.disarm()
-                    self._starting = self._after(error)
+                    self._starting = self._after_failure(error)
                 else:
                     self.disarm()
                     if not self._has_come_up:
@@ -209,7 +207,7 @@ class LoopRestarter:
         return self._medic.share.group("restart") if self._medic.share is not None else Alone()
 
     def _is_worth_interrupting(self) -> bool:
-        """Whether a rollback waits that would be carried out. In another thread."""
+        """Whether a rollback waits that would be carried out. The interrupter's thread calls it, so it only looks."""
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
                 try:
@@ -223,16 +221,16 @@ class LoopRestarter:
         """The rollback that the loop was interrupted for, or what a crash would be followed by."""
         self.disarm()
         log.error("%s: the training loop hung and was interrupted", self._medic.job)
-        _let_go(interruption)
+        _free_frames(interruption)
         self._medic.commands(self._medic.step or 0)
         asked, self._asked = self._asked, None
         if asked is None:
-            return self._after(interruption)
+            return self._after_failure(interruption)
         if not self._has_come_up:
             self._fail(self._starting, "the restarted loop hung before it completed a step")
         return asked
 
-    def _after(self, error: BaseException) -> LoopRestart:
+    def _after_failure(self, error: BaseException) -> LoopRestart:
         """What to start the loop with after it has crashed. Raises `error` where it is not to be started."""
         reason = f"{type(error).__name__}: {error}"
         asked, self._asked = self._asked, None
@@ -244,15 +242,15 @@ class LoopRestarter:
             raise error
         if starting is not None and self._failures > self._limits.retries:
             self._fail(starting, f"the training loop did not come up again: {reason}")
-            return self._otherwise(starting, error)
+            return self._instead_of(starting, error)
         if starting is None:
             starting = self._after_crash(error)
-        _let_go(error)
+        _free_frames(error)
         self._wait(starting)
         return starting
 
-    def _otherwise(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
-        """Where `starting` is given up. Raises `error` where there is nothing else to go on from."""
+    def _instead_of(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
+        """What to start instead of `starting`, which does not come up. Raises `error` where there is nothing else."""
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
             log.error("%s: going on with the settings from before", self._medic.job)
@@ -288,7 +286,7 @@ class LoopRestarter:
             restart.command.failed(reason)
 
     def _enter_window(self) -> None:
-        """From the order to restart to the first step: nobody should call that a hang."""
+        """From the command to the first step a window is open, for nobody should call that time a hang."""
         if self._window is None:
             self._window = self._medic.window(REPAIR).__enter__()
 
@@ -298,7 +296,7 @@ class LoopRestarter:
             self._window = None
 
 
-def _let_go(error: BaseException) -> None:
-    """The traceback holds the loop's frames, and they the memory of its tensors."""
+def _free_frames(error: BaseException) -> None:
+    """Free the memory of the loop's tensors: the traceback holds its frames, and these hold the tensors."""
     error.__traceback__ = None
     gc.collect()

@@ -28,23 +28,27 @@ LIMIT = 3
 
 @dataclass(frozen=True)
 class RollbackCount:
-    """Rollbacks that belong together: to which step the earliest went, from which the furthest came, how many."""
+    """Rollbacks that belong together."""
 
     root_step: int = -1
+    """The earliest step that one of them went back to."""
     furthest_step: int = -1
+    """The furthest step that one of them started from."""
     rollbacks: int = 0
+    """How many they are."""
 
     def after(self, target_step: int, left_step: int) -> RollbackCount:
-        """With one more rollback, from ``left_step`` to ``target_step``."""
+        """The count with one more rollback, from ``left_step`` to ``target_step``."""
         if self.rollbacks == 0 or target_step > self.furthest_step:
             return RollbackCount(target_step, left_step, 1)
         return RollbackCount(min(self.root_step, target_step), max(self.furthest_step, left_step), self.rollbacks + 1)
 
 
 class RollbackBudget:
-    """The rollbacks of one job. ``directory`` holds the file; without one, the count ends with the process.
+    """Counts the rollbacks of one job, and says when it is enough.
 
-    ``limit`` None allows any number. ``writes`` is for the one rank that keeps the file; the others count along.
+    ``directory`` holds the file; without one, the count ends with the process. ``limit`` None allows any number.
+    ``writes`` is for the one rank that writes the file; the others count along.
     """
 
     def __init__(self, directory: Path | None = None, limit: int | None = LIMIT, writes: bool = True) -> None:
@@ -65,7 +69,7 @@ class RollbackBudget:
             )
 
     def spend(self, target_step: int, left_step: int) -> Mapping[str, Any]:
-        """One was carried out. What goes into the answer: ``rollback_number``, ``rollback_budget``, ``root_step``."""
+        """Count one that was carried out, and return what goes into its answer."""
         self.spent = self.spent.after(target_step, left_step)
         self._write()
         return {
@@ -75,7 +79,7 @@ class RollbackBudget:
         }
 
     def renew(self) -> None:
-        """A person has looked at it: count from nothing."""
+        """Count from nothing: this is another training, or a person has looked at it."""
         if self.spent != RollbackCount():
             self.spent = RollbackCount()
             self._write()
@@ -90,7 +94,7 @@ class RollbackBudget:
 
 
 def _read(file: Path | None) -> RollbackCount:
-    """What cannot be read counts as nothing: a damaged file must not keep a job from being repaired."""
+    """The count in the file. One that cannot be read is nothing: it must not keep a job from being repaired."""
     if file is None:
         return RollbackCount()
     try:

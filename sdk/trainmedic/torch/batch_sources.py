@@ -1,7 +1,8 @@
-"""Where batches come from, and how each source goes back to a place in them.
+"""Where batches come from, and how each kind of source goes back to a place in them.
 
-Not here: which of them serves a loader (``sources``), the one for ordinary data loaders (``loading``), and what
-is done between batches (``run``).
+Not here: which of them serves a loader (``source_choice``), the one for ordinary data loaders
+(``indexed_source``), and what is done between batches (``run``). Who calls it: the loop over the batches, and
+whoever restores a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from trainmedic.torch.sample_order import LeftOutRanges, Place
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
 REREAD = 1000
-"""Batches that are read again, at most, to come to a place in a source that can only be begun anew."""
+"""Batches that are read again, at most, to come to a place in a source that can only be begun anew; by default."""
 
 
 class BatchSource:
     """Batches, epoch after epoch, and the place in them.
 
-    ``place`` says how much of the present epoch was delivered; in batches, unless the feed says otherwise.
-    ``left_out`` are places that are not delivered; they stay left out however often the feed comes by.
+    ``place`` says how much of the present epoch was delivered; in batches, unless the source says otherwise.
+    ``left_out`` are places that are not delivered; they stay left out however often the source comes by.
+    ``batch_size`` and ``workers`` are None where they are not known or cannot be changed.
     """
 
     kind: str
@@ -65,23 +67,23 @@ class BatchSource:
             "kind": self.kind,
             "epoch": self.epoch,
             "place": self.place,
-            "left_out": [list(one) for one in self.left_out.ranges],
+            "left_out": [list(span) for span in self.left_out.ranges],
             "leaving_out": self._leaving_out,
         }
 
     def restore(self, state: dict[str, Any]) -> str:
-        """Go to where `state` was taken. What has been left out since stays so. Says what comes next."""
+        """Go to where `state` was taken, and say what comes next. What has been left out since stays so."""
         self.epoch, self.place = state["epoch"], state["place"]
         self.left_out = LeftOutRanges([*self.left_out.ranges, *state["left_out"]])
         self._leaving_out = state["leaving_out"]
         return REPLAYED
 
     def knows(self, state: dict[str, Any]) -> bool:
-        """Whether `state` is of such a feed. The script may have another loader than when it was written."""
+        """Whether `state` is of such a source. The script may have another loader than when it was written."""
         return state.get("kind") in (None, self.kind)
 
     def begin_anew(self, epoch: int) -> str:
-        """Go to the beginning of an epoch, where the place in it means nothing here. Says what comes next."""
+        """Go to the beginning of an epoch, for a place in it means nothing here, and say what comes next."""
         self.stop_loading()
         self.epoch, self.place = epoch, 0
         self.left_out, self._leaving_out = LeftOutRanges(), 0
@@ -91,11 +93,11 @@ class BatchSource:
         """Raises Rejected where so many cannot be left out."""
 
     def leave_out(self, batches: int) -> None:
-        """Do not deliver the next so many; those that are left out already count."""
+        """Leave out the next so many batches; those that are left out already count."""
         self._leaving_out += batches
 
     def stop_loading(self) -> None:
-        """Loading was interrupted, or is to be begun anew."""
+        """Give up what is being loaded: it was interrupted, or is to be begun anew."""
 
     def set_workers(self, count: int) -> None:
         raise Unsupported("only the workers of a plain DataLoader over an indexed data set can be changed")
@@ -105,7 +107,7 @@ class BatchSource:
 
 
 class SequenceSource(BatchSource):
-    """Feeds from what gives batch number n; it ends an epoch by its length or an IndexError, or never."""
+    """Batches of what gives batch number n; it ends an epoch by its length or an IndexError, or never."""
 
     kind = "Numbered"
 
@@ -125,7 +127,7 @@ class SequenceSource(BatchSource):
 
 
 class StatefulSource(BatchSource):
-    """Feeds from a loader that keeps its own place, or one whose data set does (``keeper``)."""
+    """Batches of a loader that keeps its own place, or one whose data set does (``keeper``)."""
 
     kind = "Stateful"
 
@@ -136,7 +138,9 @@ class StatefulSource(BatchSource):
         # A data set that keeps its place may be at its end, between two epochs, and would stay there.
         self._fresh = keeper.state_dict() if keeper is not loader else None
         self._iterator: Iterator[Any] | None = None
-        self._was_begun = False  # the iterator whose place was restored, so that its random numbers were drawn
+        # Whether the place that was restored lies behind the beginning of an iterator: a loader draws random numbers
+        # when it begins to iterate, and the generators of that checkpoint have given these already.
+        self._was_begun = False
 
     def fetch(self) -> Any:
         if self._iterator is None:
@@ -156,7 +160,7 @@ class StatefulSource(BatchSource):
     def state(self) -> dict[str, Any]:
         before = torch.get_rng_state()
         kept = self._keeper.state_dict()
-        # A loader may begin to iterate in order to tell its state.
+        # A loader may begin to iterate in order to say its state, which shows in the random numbers that it draws.
         begun = self._iterator is not None or not torch.equal(before, torch.get_rng_state())
         return {**super().state(), "loader": kept, "begun": begun}
 
@@ -171,12 +175,15 @@ class StatefulSource(BatchSource):
         return REPLAYED
 
     def stop_loading(self) -> None:
-        _shut_down(self._iterator)
+        shut_down_workers(self._iterator)
         self._iterator = None
 
 
 class RereadSource(BatchSource):
-    """Feeds from what can be iterated over anew. It comes to a place by reading the epoch up to there."""
+    """Batches of what can be iterated over anew. It comes to a place by reading the epoch up to there.
+
+    ``most`` is how many batches may be read again for that.
+    """
 
     kind = "Reread"
 
@@ -206,7 +213,7 @@ class RereadSource(BatchSource):
     def restore(self, state: dict[str, Any]) -> str:
         place = state["place"]
         if place > self._most and (self.epoch, self.place) < (state["epoch"], place):
-            super().restore(state)  # another process wrote it: there is nothing that could go on
+            super().restore(state)  # another process wrote it: here is no iterator that could go on
             self.place = 0
             return f"{NOT_REPLAYED}: the epoch begins anew, for more than {self._most} would have to be read again"
         if place > self._most:
@@ -229,19 +236,19 @@ class RereadSource(BatchSource):
         return f"{REPLAYED}, if the source repeats itself: {place} were read again"
 
     def stop_loading(self) -> None:
-        _shut_down(self._iterator)
+        shut_down_workers(self._iterator)
         self._iterator = None
 
     def _begin(self) -> None:
         self._at_start = {"random": randomness.capture(), "generator": self._generator_state()}
-        for one in (self._source, getattr(self._source, "dataset", None)):
-            set_epoch = getattr(one, "set_epoch", None)
+        for part in (self._source, getattr(self._source, "dataset", None)):
+            set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self.epoch)
         self._iterator = iter(self._source)
 
     def _generator_state(self) -> Any:
-        """Of a generator that the source has of its own, as a loader may."""
+        """The state of the generator that the source has of its own, as a loader may."""
         generator = getattr(self._source, "generator", None)
         return generator.get_state() if generator is not None else None
 
@@ -252,14 +259,14 @@ class RereadSource(BatchSource):
 
 
 class IteratorSource(BatchSource):
-    """Feeds from an iterator: what is past is gone. One epoch, however long."""
+    """Batches of an iterator: what is past is gone. They are one epoch, however long."""
 
     kind = "Stream"
 
     def __init__(self, source: Iterator[Any]) -> None:
         super().__init__()
         self._source = source
-        self._passed = 0
+        self._passed = 0  # batches that a rollback would have come back to, and that are not read again
 
     def fetch(self) -> Any:
         batch = fetch(self._source)
@@ -272,12 +279,12 @@ class IteratorSource(BatchSource):
         return f"{NOT_REPLAYED}: a stream only goes on; {self._passed} batches since then are left out"
 
     def leave_out(self, batches: int) -> None:
-        """Counted from where `restore` should have gone: what is past since then is left out already."""
+        """Count from where `restore` should have gone: what is past since then is left out already."""
         super().leave_out(max(batches - self._passed, 0))
         self._passed = max(self._passed - batches, 0)
 
 
-def _shut_down(iterator: Any) -> None:
+def shut_down_workers(iterator: Any) -> None:
     """End the worker processes of a loader's iterator, where it has any."""
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:

@@ -6,8 +6,8 @@ under another name, brought to the disk, renamed, and marked complete last; so o
 the disk has lost it. What was written after a checkpoint that a rollback went back to is renamed to
 ``abandoned-…`` and deleted when training has saved something newer.
 
-Not here: which checkpoint is meant (``checkpoints``), what a state consists of (``parts``), the user's own way of
-keeping checkpoints (``own_checkpoints``).
+Not here: which checkpoint is meant (``recovery.checkpoints``), what a state consists of (``state_parts``), the
+user's own way of keeping checkpoints (``own_checkpoints``).
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ _UNREADABLE = (
 
 
 class UnusableCheckpoint(TrainmedicError):
-    """A checkpoint cannot be loaded. Nothing was changed."""
+    """A checkpoint cannot be loaded, and the attempt has changed nothing."""
 
 
 class PartlyLoaded(UnusableCheckpoint):
-    """It cannot be loaded, and may have changed something: only another that loads whole makes that good."""
+    """A checkpoint cannot be loaded, and the attempt may have changed something.
+
+    Only another checkpoint that loads whole makes that good.
+    """
 
 
 class HalfLoaded(TrainmedicError):
@@ -63,7 +66,7 @@ class CheckpointStorage(Protocol):
     directory: Path | None
     """Where small files about the run may be kept."""
 
-    def found(self) -> Sequence[SavedCheckpoint]:
+    def checkpoints(self) -> Sequence[SavedCheckpoint]:
         """Those that are there, in any order, the half-written ones included where they can be seen."""
         ...
 
@@ -71,16 +74,16 @@ class CheckpointStorage(Protocol):
         """Write a checkpoint; it is complete when this returns."""
         ...
 
-    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
-        """Load it into `parts`; the run's own state, or None where it was not kept.
+    def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
+        """Load it into `parts`, and return the run's own state, or None where it was not kept.
 
-        Raises Unusable where it could not be read: then nothing was changed. PartLoaded, or anything else, may
-        have left the parts half loaded; after PartLoaded an older one can be tried.
+        Raises UnusableCheckpoint where it could not be read: then nothing was changed. `PartlyLoaded`, or anything
+        else, may have left the parts half loaded; after `PartlyLoaded` an older one can be tried.
         """
         ...
 
-    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
-        """Training goes on from `target`: later ones are of a course that was abandoned, and it is not to go."""
+    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
+        """Training goes on from `target`: it is to stay, and what was saved since is of an abandoned course."""
         ...
 
     def prune(self) -> None:
@@ -89,14 +92,14 @@ class CheckpointStorage(Protocol):
 
 
 class CheckpointDirectory:
-    """Checkpoints in a directory of their own. ``keep`` of them stay; None deletes none."""
+    """Keeps checkpoints in a directory of their own. ``keep`` of them stay; None deletes none."""
 
     def __init__(self, directory: str | Path, keep: int | None = 3) -> None:
-        self.directory: Path | None = Path(directory)
         self._root = Path(directory)
+        self.directory: Path | None = self._root
         self._keep = keep
 
-    def found(self) -> list[SavedCheckpoint]:
+    def checkpoints(self) -> list[SavedCheckpoint]:
         try:
             entries = [Path(entry.path) for entry in os.scandir(self._root) if _NAME.match(entry.name)]
         except FileNotFoundError:
@@ -105,9 +108,8 @@ class CheckpointDirectory:
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         self._root.mkdir(parents=True, exist_ok=True)
-        path = self._root / f"step-{step:08d}"
-        unfinished = self._root / f"unfinished-{os.getpid()}-{path.name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        path = self._path_of(step)
+        unfinished = self._unfinished(path)
         try:
             unfinished.mkdir()
             files = {}
@@ -130,48 +132,62 @@ class CheckpointDirectory:
             raise
         return SavedCheckpoint(step, at, path)
 
-    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
-        checked = bool((checkpoints.completion(found.path) or {}).get("checksums"))
-        training = read_file(found.path / TRAINING, checked)
-        run: Mapping[str, Any] = read_file(found.path / RUN, checked)
-        wrong = parts.misfit(training)
-        if wrong:
-            raise UnusableCheckpoint(f"{found.path.name} is of another training: {wrong}")
+    def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
+        path = checkpoint.path
+        checked = bool((checkpoints.completion(path) or {}).get("checksums"))
+        training = read_file(path / TRAINING, checked)
+        run: Mapping[str, Any] = read_file(path / RUN, checked)
+        check_match(path, parts, training)
         try:
             parts.restore(training)
         except Exception as error:  # whatever a load_state_dict raises; the parts before it are loaded by now
-            raise PartlyLoaded(f"{found.path.name} was loaded in part: {type(error).__name__}: {error}") from error
+            raise PartlyLoaded(f"{path.name} was loaded in part: {type(error).__name__}: {error}") from error
         return run
 
-    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
-        for one in self.found():
-            if one.path != target.path and checkpoints.is_pinned(one.path):
-                checkpoints.unpin(one.path)
-            if one.path != target.path and (not one.complete or one.at > target.at):
-                one.path.rename(self._free_name(one.path))
-        checkpoints.pin(target.path, why)
+    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
+        for other in self.checkpoints():
+            if other.path == target.path:
+                continue
+            if checkpoints.is_pinned(other.path):
+                checkpoints.unpin(other.path)
+            if not other.complete or other.at > target.at:
+                other.path.rename(self._free_name(other.path))
+        checkpoints.pin(target.path, reason)
 
     def prune(self) -> None:
         if self._keep is None:
             return
-        found = self.found()
-        pinned = [one.path for one in found if self._stays_pinned(one, found)]
-        gone = [one.path for one in checkpoints.surplus(found, self._keep, pinned)]
+        present = self.checkpoints()
+        pinned = [checkpoint.path for checkpoint in present if self._stays_pinned(checkpoint, present)]
+        gone = [checkpoint.path for checkpoint in checkpoints.surplus(present, self._keep, pinned)]
         # An unfinished one of another process is a leftover: two processes do not train the same run.
         gone += [Path(entry.path) for entry in os.scandir(self._root) if _LEFTOVER.match(entry.name)]
         for path in gone:
+            # The mark goes first: what is deleted in part must not count as complete.
             (path / checkpoints.COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path)
 
-    def _stays_pinned(self, one: SavedCheckpoint, found: Sequence[SavedCheckpoint]) -> bool:
-        """Not once there are enough from beyond the step that was left for it: the trouble is over, and a late
-        rollback should find out that its checkpoint is gone, rather than go back that far."""
-        why = checkpoints.pin_reason(one.path)
-        left = None if why is None else why.get("left_step")
+    def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
+        """Whether it is pinned, and there are not enough yet from beyond the step that was left for it.
+
+        Once there are, the trouble is over, and a late rollback should find out that its checkpoint is gone, rather
+        than go back that far.
+        """
+        reason = checkpoints.pin_reason(checkpoint.path)
+        left = None if reason is None else reason.get("left_step")
         if type(left) is not int:
-            return why is not None
-        beyond = [other for other in found if other.complete and other.step > left]
+            return reason is not None
+        beyond = [other for other in present if other.complete and other.step > left]
         return len(beyond) < max(self._keep or 0, checkpoints.NEVER_DELETED)
+
+    def _path_of(self, step: int) -> Path:
+        return self._root / f"step-{step:08d}"
+
+    def _unfinished(self, path: Path) -> Path:
+        """Where the checkpoint that is to be at `path` is written first; what was there before is gone."""
+        unfinished = self._root / f"unfinished-{os.getpid()}-{path.name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        return unfinished
 
     def _look_at(self, path: Path) -> SavedCheckpoint:
         step = int(path.name.partition("-")[2])
@@ -192,8 +208,15 @@ class CheckpointDirectory:
         return new
 
 
+def check_match(path: Path, parts: StateParts, states: Mapping[str, Any]) -> None:
+    """Raises UnusableCheckpoint where the states of the checkpoint at `path` are not of these parts."""
+    mismatch = parts.mismatch(states)
+    if mismatch:
+        raise UnusableCheckpoint(f"{path.name} is of another training: {mismatch}")
+
+
 def write_file(path: Path, content: Any) -> int:
-    """A file that is on the disk when this returns; its size."""
+    """Write a file that is on the disk when this returns, and return its size."""
     with path.open("wb") as file:
         torch.save(content, file)
         file.flush()
@@ -204,7 +227,7 @@ def write_file(path: Path, content: Any) -> int:
 def read_file(path: Path, checked: bool) -> Any:
     """What `write_file` wrote, all of it in memory. Raises Unusable.
 
-    The archive has checksums, which loading does not look at.
+    The archive has checksums, which PyTorch's loading does not look at, so they are looked at before.
     PyTorch's safe loading knows tensors, numbers and containers. A state that holds other objects is unpickled
     where the file is this user's alone, as the program that wrote it: whoever can change it can change that too.
     """
@@ -224,8 +247,8 @@ def read_file(path: Path, checked: bool) -> Any:
 
 
 def _is_ours_alone(path: Path) -> bool:
-    for one in (path, path.parent, path.parent.parent):
-        status = one.stat()
+    for entry in (path, path.parent, path.parent.parent):
+        status = entry.stat()
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return False
     return True

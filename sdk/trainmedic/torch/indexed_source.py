@@ -1,9 +1,10 @@
-"""The feed for an ordinary `DataLoader`: any place of any epoch can be gone to, to the batch.
+"""The batch source for an ordinary `DataLoader`: any place of any epoch can be gone to, to the batch.
 
 The user's loader serves as the pattern; batches come from one of our own with the same data set, workers and
 collation, whose sampler begins where it is told to. In worker processes the random generators are seeded for
 each batch by its place, so that random augmentations come again as well; in the main process they are the
-run's, which a checkpoint holds. Not here: the order itself (``order``), other sources (``feeds``).
+training's, which a checkpoint holds. Not here: the order itself (``sample_order``), other sources
+(``batch_sources``).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch.utils.data import DataLoader, get_worker_info
 from trainmedic.errors import Rejected
 from trainmedic.job.interrupt import fetch
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
+from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource, shut_down_workers
 from trainmedic.torch.sample_order import Place, SampleOrder
 
 _MOST_EPOCHS = 10
 
 
 class IndexedSource(BatchSource):
-    """Feeds from a `DataLoader` with an indexed data set. ``rank`` makes the workers' seeds differ.
+    """Batches of a `DataLoader` with an indexed data set. ``rank`` makes the workers' seeds differ.
 
     ``place`` counts the entries of the epoch's order: samples, or batches of a custom batch sampler.
     """
@@ -44,10 +45,10 @@ class IndexedSource(BatchSource):
         # Where each batch that the loader has asked for ends: it asks ahead, and delivers in order.
         self._ends: deque[Place] = deque()
 
-    # --- a feed's ---------------------------------------------------------------------------------------
+    # --- as every batch source --------------------------------------------------------------------------
 
     def next(self) -> Any:
-        """As `BatchSource.next`; what is left out is not asked for."""
+        """As `BatchSource.next`; what is left out is not loaded."""
         iterator = self._iterator
         try:
             batch = fetch(self._begin() if iterator is None else iterator)
@@ -80,7 +81,7 @@ class IndexedSource(BatchSource):
             )
 
     def leave_out(self, batches: int) -> None:
-        """The next so many, over the end of the epoch too; those that are left out already count."""
+        """Leave out the next so many batches, over the end of the epoch too; those left out already count."""
         epoch, place = self.epoch, self.place
         size = self.batch_size or 1
         while batches:
@@ -96,11 +97,8 @@ class IndexedSource(BatchSource):
 
     def stop_loading(self) -> None:
         """Give up what was loaded ahead, workers and all; the next fetch begins at the place."""
-        iterator, self._iterator = self._iterator, None
-        self._loader = None
-        shut_down = getattr(iterator, "_shutdown_workers", None)
-        if shut_down is not None:
-            shut_down()
+        iterator, self._iterator, self._loader = self._iterator, None, None
+        shut_down_workers(iterator)
 
     def set_workers(self, count: int) -> None:
         self.stop_loading()
@@ -129,12 +127,12 @@ class IndexedSource(BatchSource):
     def _build(self) -> DataLoader[Any]:
         pattern = self._pattern
         options: dict[str, Any] = {
-            "dataset": _Placed(pattern.dataset, self._seed, self._rank) if self.workers else pattern.dataset,
+            "dataset": _SeededDataset(pattern.dataset, self._seed, self._rank) if self.workers else pattern.dataset,
             "num_workers": self.workers,
             "collate_fn": pattern.collate_fn,
             "pin_memory": pattern.pin_memory,
             "worker_init_fn": pattern.worker_init_fn,
-            # Of our own: iterating must not draw from the generator that the training draws from.
+            # One of our own: iterating must not draw from the generator that the training draws from.
             "generator": torch.Generator().manual_seed(randomness.mixed_seed(self._seed, self._rank)),
         }
         if self.workers:
@@ -161,12 +159,13 @@ class IndexedSource(BatchSource):
                 batch.extend(entries[place:end])
                 place = end
                 if len(batch) == size:
-                    yield self._asked(epoch, begin, end, batch[0] if self.batch_size is None else batch)
+                    yield self._requested(epoch, begin, end, batch[0] if self.batch_size is None else batch)
                     batch = []
         if batch and not order.drop_last:
-            yield self._asked(epoch, begin, end, batch)
+            yield self._requested(epoch, begin, end, batch)
 
-    def _asked(self, epoch: int, begin: Place, end: Place, entry: Any) -> Any:
+    def _requested(self, epoch: int, begin: Place, end: Place, entry: Any) -> Any:
+        """What the data set is asked for, after noting where the batch ends; workers are told its place as well."""
         self._ends.append(end)
         if not self.workers:
             return entry
@@ -184,8 +183,8 @@ class _Entries:
         return self._upcoming()
 
 
-class _Placed:
-    """The user's data set, which is told with each batch the place of it in the epoch.
+class _SeededDataset:
+    """The user's data set, seeding the random generators of a worker by the place of each batch in the epoch.
 
     Workers get it in place of the data set; what it does not have itself is looked up there.
     """
@@ -194,7 +193,7 @@ class _Placed:
         self.__dict__.update(dataset=dataset, seeds=(seed, rank))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset":  # not there yet: it is being unpickled
+        if name == "dataset":  # it is being unpickled, and has no data set yet
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -210,13 +209,13 @@ class _Placed:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, asked: Any) -> Any:
-        place, index = asked
+    def __getitem__(self, entry: Any) -> Any:
+        place, index = entry
         self._seed(place)
         return self.dataset[index]
 
-    def __getitems__(self, asked: list[Any]) -> Any:
-        place, *indices = asked
+    def __getitems__(self, entries: list[Any]) -> Any:
+        place, *indices = entries
         self._seed(place)
         dataset = self.dataset
         several = getattr(dataset, "__getitems__", None)

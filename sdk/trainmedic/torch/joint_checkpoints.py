@@ -5,13 +5,13 @@ spread over the ranks (``sharding``); and with ``rank-00003.pt`` and so on, what
 the data, its random generators. Rank 0 marks it complete, after every rank has said that its part is on the disk.
 
 Loading comes in two halves. First every rank has all of it in memory, or none goes on; only then does it go into
-place. Not here: the directory itself (``storage``), which checkpoint (``returning``).
+place. Every rank makes the same calls here in the same order, for each of them may wait for all ranks. Not here:
+the directory itself (``checkpoint_storage``), which checkpoint (``restore``).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,6 +29,7 @@ from trainmedic.torch.checkpoint_storage import (
     CheckpointStorage,
     HalfLoaded,
     UnusableCheckpoint,
+    check_match,
     read_file,
     write_file,
 )
@@ -40,35 +41,44 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 NewGroup = Callable[[str], Group]
+"""Gives the ranks together, by a name; each rank asks for it alike."""
 
 
 class JointContents(Protocol):
-    """What a checkpoint holds of the training, beside what is each rank's own. Every rank calls each of these."""
+    """What a checkpoint holds of the training, beside what is each rank's own.
+
+    Every rank calls each of these.
+    """
 
     def capture(self, parts: StateParts) -> tuple[Any, Any]:
         """What the ranks write together, and what goes into this rank's own file."""
         ...
 
-    def write(self, path: Path, content: Any) -> None: ...
+    def write(self, path: Path, content: Any) -> None:
+        """Write what `capture` returned for all ranks."""
+        ...
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
-        """Whether it can be read, and what `read` needs. No rank waits for another in here. Raises Unusable."""
+        """Check that it can be read, and return what `read` needs. No rank waits for another in here.
+
+        Raises UnusableCheckpoint.
+        """
         ...
 
     def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
-        """All of it, in memory; nothing is changed. Raises Unusable."""
+        """Read all of it into memory; nothing is changed. Raises UnusableCheckpoint."""
         ...
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        """Into place."""
+        """Put what `read` returned into place."""
         ...
 
 
 class ReplicatedContents:
-    """Each rank has all of the training, as with DDP: rank 0 writes it, and all read that.
+    """The contents where each rank has all of the training, as with DDP: rank 0 writes it, and all read that.
 
-    But for the modules' buffers, of which each rank has its own: DDP gives rank 0's to all at the beginning of a
-    forward pass, if at all (``broadcast_buffers``), and from there on they differ.
+    The modules' buffers are each rank's own: DDP gives rank 0's to all at the beginning of a forward pass, if at
+    all (``broadcast_buffers``), and from there on they differ.
     """
 
     def __init__(self, rank: int) -> None:
@@ -86,9 +96,7 @@ class ReplicatedContents:
 
     def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
         states = read_file(path / TRAINING, checked)
-        wrong = parts.misfit(states)
-        if wrong:
-            raise UnusableCheckpoint(f"{path.name} is of another training: {wrong}")
+        check_match(path, parts, states)
         return states
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
@@ -98,7 +106,7 @@ class ReplicatedContents:
 
 
 class JointCheckpointDirectory(CheckpointDirectory):
-    """`CheckpointDirectory` for several ranks. ``meet`` gives the ranks together, by a name that is new each time."""
+    """`CheckpointDirectory` for several ranks."""
 
     def __init__(
         self,
@@ -106,20 +114,20 @@ class JointCheckpointDirectory(CheckpointDirectory):
         keep: int | None,
         rank: int,
         world_size: int,
-        meet: NewGroup,
+        new_group: NewGroup,
         contents: JointContents,
     ) -> None:
         super().__init__(directory, keep)
         self._rank = rank
         self._world_size = world_size
-        self._meet = meet
+        self._new_group = new_group
         self._contents = contents
 
     # --- writing ----------------------------------------------------------------------------------------
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
-        group = self._meet(f"save-{step}")
-        path = self._root / f"step-{step:08d}"
+        group = self._new_group(f"save-{step}")
+        path = self._path_of(step)
         unfinished = self._root / group.choose(lambda: self._begin(path))
         try:
             content, own = on_all_ranks(group, lambda: self._contents.capture(parts))
@@ -132,8 +140,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         return SavedCheckpoint(step, envelope.read_time(at), path)
 
     def _begin(self, path: Path) -> str:
-        unfinished = self._root / f"unfinished-{os.getpid()}-{path.name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished = self._unfinished(path)
         unfinished.mkdir(parents=True)
         return unfinished.name
 
@@ -143,16 +150,16 @@ class JointCheckpointDirectory(CheckpointDirectory):
         write_file(unfinished / _file_of(self._rank), own)
 
     def _finish(self, unfinished: Path, path: Path, step: int) -> str:
-        """On rank 0, once all parts are on the disk."""
-        files = {str(one.relative_to(unfinished)): one for one in unfinished.rglob("*") if one.is_file()}
+        """On rank 0, once all parts are on the disk: give it its name and mark it. Returns the time in the mark."""
+        files = {str(file.relative_to(unfinished)): file for file in unfinished.rglob("*") if file.is_file()}
         unseen = [rank for rank in range(self._world_size) if _file_of(rank) not in files]
         if unseen:
             raise TrainmedicError(
                 f"rank 0 does not see in {self._root} what {len(unseen)} of {self._world_size} ranks have written "
                 "there: checkpoints need a directory that all ranks share"
             )
-        sizes = {name: one.stat().st_size for name, one in files.items()}
-        for directory in {one.parent for one in files.values()}:
+        sizes = {name: file.stat().st_size for name, file in files.items()}
+        for directory in {file.parent for file in files.values()}:
             checkpoints.flush_directory(directory)
         if path.exists():  # half-written, or of the same step and so of the same worth
             shutil.rmtree(path)
@@ -166,9 +173,9 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
     # --- loading ----------------------------------------------------------------------------------------
 
-    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
-        path = found.path
-        group = self._meet(f"load-{path.name}")
+    def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
+        path = checkpoint.path
+        group = self._new_group(f"load-{path.name}")
         facts = checkpoints.completion(path) or {}
         checked = bool(facts.get("checksums"))
 
@@ -176,23 +183,25 @@ class JointCheckpointDirectory(CheckpointDirectory):
             mine = self._read_own(path, facts.get("ranks"), checked)
             return mine, self._contents.prepare(path, parts, mine["own"])
 
-        ready = False
+        is_prepared = False
         try:
             mine, prepared = on_all_ranks(group, prepare)
-            ready = True
+            is_prepared = True
             content = on_all_ranks(group, lambda: self._contents.read(path, prepared, parts, checked))
         except FailedOnSomeRanks as error:
             raise UnusableCheckpoint(f"{path.name} cannot be loaded: {error}") from error
         except NotAgreed as error:
-            if not ready:
+            if not is_prepared:
                 raise
-            # This rank may have said that it can; so the others may be loading it now.
+            # This rank may have reported that it has read all of it; so the others may be putting it into place now.
             raise HalfLoaded(f"it is not known whether the other ranks load {path.name}: {error}") from error
         self._contents.restore(content, parts, mine["own"])
         run: Mapping[str, Any] = mine["run"]
         return run
 
     def _read_own(self, path: Path, ranks: Any, checked: bool) -> Mapping[str, Any]:
+        """This rank's own file; where ``ranks``, those of the checkpoint, are another number, what follows from
+        rank 0's."""
         if ranks == self._world_size:
             mine: Mapping[str, Any] = read_file(path / _file_of(self._rank), checked)
             return mine
@@ -204,9 +213,9 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
     # --- what rank 0 does alone -------------------------------------------------------------------------
 
-    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
+    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
-            super().went_back(target, why)
+            super().rolled_back_to(target, reason)
 
     def prune(self) -> None:
         if self._rank == 0:
@@ -216,27 +225,27 @@ class JointCheckpointDirectory(CheckpointDirectory):
 class JointOwnCheckpoints:
     """The user's own checkpoints in a job of several ranks: each rank calls the user's functions to save and load."""
 
-    def __init__(self, storage: CheckpointStorage, rank: int, meet: NewGroup) -> None:
+    def __init__(self, storage: CheckpointStorage, rank: int, new_group: NewGroup) -> None:
         self.directory = storage.directory
         self._storage = storage
         self._rank = rank
-        self._meet = meet
+        self._new_group = new_group
 
-    def found(self) -> Sequence[SavedCheckpoint]:
-        return self._storage.found()
+    def checkpoints(self) -> Sequence[SavedCheckpoint]:
+        return self._storage.checkpoints()
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
-        return on_all_ranks(self._meet(f"save-{step}"), lambda: self._storage.save(step, parts, run))
+        return on_all_ranks(self._new_group(f"save-{step}"), lambda: self._storage.save(step, parts, run))
 
-    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
+    def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
         try:
-            return self._storage.load(found, parts)
-        except UnusableCheckpoint as error:  # what it has left as it was is not known, nor how it went on the others
+            return self._storage.load(checkpoint, parts)
+        except UnusableCheckpoint as error:  # it may have been loaded on other ranks, so no older one can be tried
             raise HalfLoaded(str(error)) from error
 
-    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
+    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
-            self._storage.went_back(target, why)
+            self._storage.rolled_back_to(target, reason)
 
     def prune(self) -> None:
         if self._rank == 0:

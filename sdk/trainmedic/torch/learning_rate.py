@@ -5,8 +5,8 @@ in the optimizer's groups; these are scaled along, so that what a checkpoint hol
 scaled wherever it is loaded. Any other scheduler is let work with the unscaled rates: its class is replaced by
 a subclass, whose ``step`` takes the scale off before and puts it on after.
 
-Not here: remembering the scale over a restart (``changes``), and a rate that the training loop sets by hand; it
-multiplies by `LearningRate.scale` itself. Who calls it: the integrations, on the training thread.
+Not here: remembering the scale over a restart (``recovery.changes``), and a rate that the training loop sets by
+hand; it multiplies by `LearningRate.scale` itself. Who calls it: the integrations, on the training thread.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch.optim import lr_scheduler
 
 from trainmedic.errors import Rejected
-from trainmedic.torch.rate_schedule import RateSchedule, keeps_what_is_known
+from trainmedic.torch.rate_schedule import RateSchedule, computes_as_pytorch
 
 MARK = "trainmedic_lr_scale"
-"""Key of the optimizer's groups by which a state that was saved by whomever says how it is scaled."""
+"""Key in the optimizer's groups that holds their scale, so that a state says how it is scaled, whoever saved it."""
 
-# What PyTorch's schedulers keep and compute from. In the optimizer's groups: OneCycleLR's and SWALR's own.
+# What PyTorch's schedulers keep and compute from. In the optimizer's groups it is what OneCycleLR and SWALR put there.
 _IN_GROUPS = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 _IN_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "default_min_lr", "eta_min", "_last_lr")
 _STEPS = ("step", "step_update")
@@ -31,8 +31,8 @@ Number = Any  # a float, or a tensor of one element
 Name = Hashable
 
 
-class _Place:
-    """Where a rate is kept: an entry of a mapping or list, or an attribute."""
+class _RateSlot:
+    """Where a rate is kept: an entry of a mapping or list; ``name`` tells it from all others."""
 
     __slots__ = ("_container", "_key", "name")
 
@@ -60,11 +60,12 @@ class LearningRate:
 
     def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
         self.optimizers = list(_several(optimizer))
-        given = [_unwrapped(one) for one in _several(scheduler)]
-        self._schedulers = list(_flat(given))
-        self._schedule = RateSchedule(self.optimizers[0], given)
+        schedulers = [_unwrapped(member) for member in _several(scheduler)]
+        self._schedulers = list(_flat(schedulers))
+        self._schedule = RateSchedule(self.optimizers[0], schedulers)
         self.scale = self._marked()  # the optimizer may have been scaled before, and loaded or handed on since
-        # What was written where, and the unscaled value of it: so that a scale that is taken back leaves no trace.
+        # By slot what was written there, and the unscaled value of it: multiplying and dividing rounds, and a scale
+        # that is taken back is to leave no trace.
         self._written: dict[Name, tuple[float, float]] = {}
 
     @property
@@ -79,24 +80,24 @@ class LearningRate:
 
     @property
     def present(self) -> Number:
-        """The same as the optimizer holds it: a number, or a tensor that is not waited for."""
+        """The same as the optimizer holds it: a number, or a tensor, which nothing here waits for."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property
     def expected(self) -> Number | None:
-        """What the schedule says that the first group's rate is, scaled; None where there is not one that says so."""
+        """What the schedule says that the first group's rate is, scaled; None where no schedule says it."""
         return self._schedule.rate
 
     def multiply(self, factor: float) -> None:
-        """By so much more. Raises Rejected where the result is no usable number."""
+        """Multiply by ``factor`` more. Raises Rejected where the result is no usable number."""
         self.set_scale(self.scale * factor)
 
     def set_scale(self, scale: float) -> None:
-        """Multiplied by so much, from now on. Raises Rejected, and changes nothing then."""
+        """From now on the rate is multiplied by ``scale``. Raises Rejected, and changes nothing then."""
         if scale == self.scale:
             return
         _check(scale, self.values)
-        self._follow_unknown()
+        self._follow_others()
         self._rescale(self.scale, scale)
 
     def loaded(self, held: float | None = None, scale: float | None = None) -> None:
@@ -115,20 +116,20 @@ class LearningRate:
         self.scale = scale
         self._mark()
         if self.scale != 1.0:
-            self._follow_unknown()
+            self._follow_others()
 
-    # --- the places -------------------------------------------------------------------------------------
+    # --- where rates are kept ---------------------------------------------------------------------------
 
     def _rescale(self, old: float, new: float) -> None:
-        for place in self._places():
-            held = place.read()
-            wrote, raw = self._written.get(place.name, (None, 0.0))
-            if held != wrote:
+        for slot in self._slots():
+            held = slot.read()
+            written, raw = self._written.get(slot.name, (None, 0.0))
+            if held != written:  # the schedule has moved it since
                 raw = held if old == 1.0 else held / old
             scaled = raw if new == 1.0 else raw * new
             if scaled != held:
-                place.write(scaled)
-            self._written[place.name] = (place.read(), raw)
+                slot.write(scaled)
+            self._written[slot.name] = (slot.read(), raw)
         self.scale = new
         self._mark()
 
@@ -146,31 +147,31 @@ class LearningRate:
         for optimizer in self.optimizers:
             yield from optimizer.param_groups
 
-    def _places(self) -> Iterator[_Place]:
-        known = [one for one in self._schedulers if keeps_what_is_known(one)]
+    def _slots(self) -> Iterator[_RateSlot]:
+        pytorchs = [scheduler for scheduler in self._schedulers if computes_as_pytorch(scheduler)]
         for number, group in enumerate(self._groups()):
-            for key in ("lr", *(_IN_GROUPS if known else ())):
+            for key in ("lr", *(_IN_GROUPS if pytorchs else ())):
                 if key in group:
-                    yield _Place(("group", number, key), group, key)
-        for number, scheduler in enumerate(known):
+                    yield _RateSlot(("group", number, key), group, key)
+        for number, scheduler in enumerate(pytorchs):
             held = vars(scheduler)
             for name in _IN_SCHEDULERS:
                 value = held.get(name)
                 if isinstance(value, list):
                     for index in range(len(value)):
-                        yield _Place((number, name, index), value, index)
+                        yield _RateSlot((number, name, index), value, index)
                 elif value is not None:
-                    yield _Place((number, name), held, name)
+                    yield _RateSlot((number, name), held, name)
 
     # --- schedulers that are not PyTorch's --------------------------------------------------------------
 
-    def _follow_unknown(self) -> None:
+    def _follow_others(self) -> None:
         for scheduler in self._schedulers:
-            if not keeps_what_is_known(scheduler):
+            if not computes_as_pytorch(scheduler):
                 _follow(scheduler, self)
 
     def unscaled(self, step: Callable[[], Any]) -> Any:
-        """Call `step` with the rates as they would be had nothing been scaled."""
+        """Call `step` while the rates are as if nothing had been scaled."""
         scale = self.scale
         if scale == 1.0:
             return step()
@@ -182,7 +183,7 @@ class LearningRate:
 
 
 def _follow(scheduler: Any, rate: LearningRate) -> None:
-    """Let it step with unscaled rates. Raises Rejected where its class cannot be replaced."""
+    """Let a scheduler step with unscaled rates. Raises Rejected where its class cannot be replaced."""
     kind = type(scheduler)
     if not hasattr(kind, "_trainmedic_rate"):
         steps = {name: _following(getattr(kind, name)) for name in _STEPS if callable(getattr(kind, name, None))}
@@ -202,18 +203,19 @@ def _following(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flat(schedulers: Iterable[Any]) -> Iterator[Any]:
-    """With those that ChainedScheduler and SequentialLR hold, each once."""
+    """The schedulers, with those that ChainedScheduler and SequentialLR hold."""
     for scheduler in schedulers:
         yield scheduler
         yield from _flat(getattr(scheduler, "_schedulers", ()))
 
 
-def _several(given: Any) -> Sequence[Any]:
-    if given is None:
+def _several(members: Any) -> Sequence[Any]:
+    """The objects of an argument that may be none, one, or a list or dict of several."""
+    if members is None:
         return ()
-    if isinstance(given, Mapping):
-        return list(given.values())
-    return cast(Sequence[Any], given) if isinstance(given, (list, tuple)) else (given,)
+    if isinstance(members, Mapping):
+        return list(members.values())
+    return cast(Sequence[Any], members) if isinstance(members, (list, tuple)) else (members,)
 
 
 def _unwrapped(scheduler: Any) -> Any:
@@ -231,8 +233,8 @@ def _check(scale: float, values: Sequence[float]) -> None:
 
 
 def rate_change(before: Sequence[float], after: Sequence[float], scale: float) -> Mapping[str, Any]:
-    """What an answer tells of a change: the rates of the first group, of all where they differ, and the scale."""
-    told: dict[str, Any] = {"before": before[0], "after": after[0], "scale": scale}
+    """What an answer says of a change: the rates of the first group, of all where they differ, and the scale."""
+    output: dict[str, Any] = {"before": before[0], "after": after[0], "scale": scale}
     if len(set(after)) > 1:
-        told["groups"] = [{"before": one, "after": other} for one, other in zip(before, after, strict=True)]
-    return told
+        output["groups"] = [{"before": old, "after": new} for old, new in zip(before, after, strict=True)]
+    return output

@@ -21,7 +21,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 ABANDONED = ".trainmedic-abandoned.json"
-_MOST = 100
+_MOST = 100  # spans that are kept; each stands for a rollback
 
 
 class OwnCheckpoints:
@@ -29,7 +29,7 @@ class OwnCheckpoints:
 
     ``save(step, state)`` writes a checkpoint and returns when it is complete; ``state`` is the run's own (step,
     place in the data, random generators), a dict that ``torch.save`` takes, to be kept along with it.
-    ``load(found)`` loads one into place and returns that ``state``, or None where it was not kept; then the run
+    ``load(checkpoint)`` loads one into place and returns that ``state``, or None where it was not kept; then the run
     knows its step only, and goes on with the data that come. Where it raises, the next older one is tried; where
     none can be loaded the training ends, for it may be half loaded, unless it was `trainmedic.Rejected` that was
     raised each time, which says that nothing was changed. ``found()`` lists what is there as
@@ -47,38 +47,43 @@ class OwnCheckpoints:
         self.directory = Path(directory) if directory is not None else None
         self._save = save
         self._load = load
-        self._found = found
-        # Between two times, what was saved is of a course that a rollback has abandoned.
+        self._list = found
+        # Spans of time: what was saved in one of them is of a course that a rollback has abandoned.
         self._abandoned = self._recall()
 
-    def found(self) -> list[SavedCheckpoint]:
-        return [one for one in self._found() if not any(start < one.at <= end for start, end in self._abandoned)]
+    def checkpoints(self) -> list[SavedCheckpoint]:
+        return [
+            checkpoint
+            for checkpoint in self._list()
+            if not any(start < checkpoint.at <= end for start, end in self._abandoned)
+        ]
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         path = self._save(step, run)
         return SavedCheckpoint(step, datetime.now(timezone.utc), path)
 
-    def load(self, found: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
+    def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
+        path = checkpoint.path
         try:
-            return self._load(found)
+            return self._load(checkpoint)
         except Rejected as error:
-            raise UnusableCheckpoint(f"{found.path} could not be loaded: {error}") from error
+            raise UnusableCheckpoint(f"{path} could not be loaded: {error}") from error
         except Exception as error:  # whatever the user's function raises: an older one may do
-            raise PartlyLoaded(f"{found.path} could not be loaded: {type(error).__name__}: {error}") from error
+            raise PartlyLoaded(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
 
-    def went_back(self, target: SavedCheckpoint, why: Mapping[str, Any]) -> None:
+    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         self._abandoned = [*self._abandoned, (target.at, datetime.now(timezone.utc))][-_MOST:]
         if self.directory is not None:
-            times = [[envelope.write_time(one) for one in span] for span in self._abandoned]
+            times = [[envelope.write_time(moment) for moment in span] for span in self._abandoned]
             checkpoints.write_durably(self.directory / ABANDONED, json.dumps(times).encode())
         if isinstance(target.path, Path) and target.path.is_dir():
-            for one in self._found():
-                if isinstance(one.path, Path) and one.path != target.path and checkpoints.is_pinned(one.path):
-                    checkpoints.unpin(one.path)
-            checkpoints.pin(target.path, why)
+            for path in [checkpoint.path for checkpoint in self._list()]:
+                if isinstance(path, Path) and path != target.path and checkpoints.is_pinned(path):
+                    checkpoints.unpin(path)
+            checkpoints.pin(target.path, reason)
 
     def prune(self) -> None:
-        """What is deleted when is the user's business."""
+        """Nothing is deleted: that is the user's business."""
 
     def _recall(self) -> list[tuple[datetime, datetime]]:
         if self.directory is None:

@@ -1,7 +1,8 @@
 """The random number generators of a process: keeping their states, and seeding by place.
 
 Python's, NumPy's where it is loaded, PyTorch's on the CPU and on each CUDA device that is in use. The states are
-kept as plain numbers and tensors, so that a checkpoint can hold them. Who calls it: ``run`` and ``feeds``.
+kept as plain numbers and tensors, so that a checkpoint can hold them. Who calls it: the integrations. Not here: the
+generators that a sampler or loader has of its own (``sample_order``, ``batch_sources``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _BITS = (1 << 64) - 1
 
 
 def capture() -> dict[str, Any]:
-    """The states, to be given to `restore`."""
+    """The states of all generators, to be given to `restore`."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = _numpy()
     if numpy is not None:
@@ -29,7 +30,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """As it was at `capture`. What is not used any more, or not yet, is left out."""
+    """Set the generators to what `capture` returned. Those that are not in use any more, or not yet, are left out."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
@@ -39,12 +40,12 @@ def restore(state: Mapping[str, Any]) -> None:
         numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
     held = state.get("cuda", [])
     if held and torch.cuda.is_available() and len(held) <= torch.cuda.device_count():
-        for device, one in enumerate(held):
-            torch.cuda.set_rng_state(one, device)
+        for device, device_state in enumerate(held):
+            torch.cuda.set_rng_state(device_state, device)
 
 
 def seed(value: int) -> None:
-    """Seed those of the CPU. In a worker process, or inside `preserved`."""
+    """Seed the generators of the CPU: in a worker process, or inside `preserved`."""
     random.seed(value)
     torch.default_generator.manual_seed(value)
     numpy = _numpy()
@@ -78,5 +79,5 @@ def mixed_seed(*numbers: int) -> int:
 
 
 def _numpy() -> Any:
-    """The module, where something has loaded it; loading it is not our business."""
+    """The module, where something has loaded it; a training that has not draws no numbers from it."""
     return sys.modules.get("numpy")

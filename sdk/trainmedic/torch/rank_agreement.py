@@ -1,6 +1,8 @@
 """Doing something on every rank, and knowing on every rank how it went.
 
-Who calls it: what loads, saves and changes things in a job of several ranks. With a single one it costs nothing.
+Every rank makes the same calls in the same order, for each of them waits for all ranks: a rank that leaves one out
+would leave the others waiting. Who calls it: what loads, saves and changes things in a job of several ranks. With
+a single one it costs nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ Result = TypeVar("Result")
 
 
 class FailedOnSomeRanks(TrainmedicError):
-    """It went well on some ranks and not on others, or on none."""
+    """Something failed on at least one rank."""
 
 
 def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
-    """What `act` returns here, once it went well on all ranks.
+    """Call `act`, and return what it returns here once it went well on all ranks.
 
-    Raises Apart on all where it did not on one, and NotAgreed where that cannot be found out.
+    Raises FailedOnSomeRanks on all where it did not on one, and NotAgreed where that cannot be found out.
     """
     result: Any = None
     fault: Exception | None = None
@@ -30,29 +32,28 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
         if group.world_size == 1:
             raise
         fault = error
-    wrong = failures(group.poll(None if fault is None else first_line(fault)), group)
-    if wrong:
-        raise FailedOnSomeRanks(wrong) from fault
-    done: Result = result
-    return done
+    failed = failures(group.poll(None if fault is None else first_line(fault)), group)
+    if failed:
+        raise FailedOnSomeRanks(failed) from fault
+    return result  # type: ignore[no-any-return]
 
 
-def failures(said: Mapping[int, Any], group: Group) -> str:
-    """What went wrong on which ranks, by what each has said of it; empty where nothing did.
+def failures(reports: Mapping[int, Any], group: Group) -> str:
+    """What failed on which ranks; empty where nothing did.
 
-    Raises NotAgreed where a rank has said nothing.
+    ``reports`` holds by rank what failed there, or None. Raises NotAgreed where a rank has not reported.
     """
-    missing = [rank for rank in range(group.world_size) if rank not in said]
+    missing = [rank for rank in range(group.world_size) if rank not in reports]
     if missing:
         raise NotAgreed(f"{ranks_named(missing)} did not say how it went")
-    wrong = [rank for rank in sorted(said) if said[rank]]
-    if not wrong:
+    failed = [rank for rank in sorted(reports) if reports[rank]]
+    if not failed:
         return ""
-    if group.world_size == 1:
-        return str(said[wrong[0]])
-    return f"{ranks_named(wrong)}: {said[wrong[0]]}"
+    reason = str(reports[failed[0]])
+    return reason if group.world_size == 1 else f"{ranks_named(failed)}: {reason}"
 
 
 def first_line(error: BaseException) -> str:
+    """The beginning of an error's text, with its type unless it is one of our own, whose texts are meant for people."""
     text = (str(error).strip().splitlines() or [""])[0][:300]
     return text if isinstance(error, TrainmedicError) and text else f"{type(error).__name__}: {text}"

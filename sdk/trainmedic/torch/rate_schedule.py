@@ -18,27 +18,27 @@ from torch.optim.swa_utils import SWALR
 
 from trainmedic.job.progress import deviation
 
-_AGREE = 1e-3
-_IN_A_ROW = 3
+_AGREE = 1e-3  # rates that differ by less, as a part of the larger one, are the same
+_IN_A_ROW = 3  # looks
 
 
 class RateSchedule:
-    """The one of an optimizer's first group, among `schedulers`: those that the loop steps itself.
+    """The schedule of an optimizer's first group, found among `schedulers`, those that the loop steps itself.
 
-    A loop that sets the rate by hand for a while, as for a warmup, knows why. So nothing is said before the rate
-    was on its schedule for some looks in a row.
+    A loop may set the rate by hand for a while, as for a warmup, and mean it. So no rate is expected before the
+    optimizer's was on its schedule for some looks in a row.
     """
 
     def __init__(self, optimizer: Any, schedulers: Sequence[Any]) -> None:
         self._optimizer = optimizer
-        own = [one for one in schedulers if _moves(one, optimizer)]
+        own = [scheduler for scheduler in schedulers if _moves(scheduler, optimizer)]
         # Of two that move the same rate, neither says what it is.
-        self._scheduler = own[0] if len(own) == 1 and keeps_what_is_known(own[0]) else None
+        self._scheduler = own[0] if len(own) == 1 and computes_as_pytorch(own[0]) else None
         self._agreed = 0
 
     @property
     def rate(self) -> Any:
-        """A number or tensor; None where no schedule says it, or where the rate was not on it yet."""
+        """The rate, a number or tensor; None where no schedule says it, or the optimizer's was not on it yet."""
         if self._scheduler is None:
             return None
         rate = _stands_at(self._scheduler)
@@ -49,7 +49,7 @@ class RateSchedule:
         return rate if self._agreed >= _IN_A_ROW else None
 
 
-def keeps_what_is_known(scheduler: Any) -> bool:
+def computes_as_pytorch(scheduler: Any) -> bool:
     """Whether it computes as PyTorch's own schedulers do; subclasses that only add to them count."""
     kind = type(scheduler)
     if not isinstance(scheduler, lr_scheduler.LRScheduler):
@@ -65,6 +65,7 @@ def _moves(scheduler: Any, optimizer: Any) -> bool:
 
 
 def _stands_at(scheduler: Any) -> Any:
+    """The rate of the scheduler's present step, by its number where it knows that."""
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
     by_number = getattr(scheduler, "_get_closed_form_lr", None)

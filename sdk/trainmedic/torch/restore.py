@@ -55,7 +55,7 @@ class CheckpointRestore:
         training = self._training
         own = [
             checkpoint
-            for checkpoint in self._storage.found()
+            for checkpoint in self._storage.checkpoints()
             if (str(checkpoint.path), checkpoint.at) not in self._foreign
         ]
         candidates = checkpoints.candidates(own, rollback, training.global_step)
@@ -90,7 +90,7 @@ class CheckpointRestore:
         if training.storage is None:
             return None
         group = training.medic.group("resume")
-        candidates = checkpoints.as_seen_by_rank_0(group, lambda: checkpoints.newest_first(self._storage.found()))
+        candidates = checkpoints.as_seen_by_rank_0(group, lambda: checkpoints.newest_first(self._storage.checkpoints()))
         if not candidates:
             training.changes.forget()
             training.budget.renew()
@@ -248,7 +248,7 @@ class CheckpointRestore:
             training.changes.save()
         try:
             reason = {"why": "a rollback went back to it", "step": checkpoint.step, "left_step": left_step}
-            self._storage.went_back(checkpoint, reason)
+            self._storage.rolled_back_to(checkpoint, reason)
         except OSError as error:
             log.warning("%s: the checkpoint that was gone back to could not be marked: %s", self._job, error)
         return budget
@@ -262,6 +262,6 @@ def _already_there(storage: CheckpointStorage | None) -> frozenset[tuple[str, An
     if not isinstance(storage, CheckpointDirectory):
         return frozenset()
     try:
-        return frozenset((str(checkpoint.path), checkpoint.at) for checkpoint in storage.found())
+        return frozenset((str(checkpoint.path), checkpoint.at) for checkpoint in storage.checkpoints())
     except OSError:
         return frozenset()

@@ -1,8 +1,8 @@
 """In which order a data set's samples come: the same for an epoch whenever one asks.
 
-A sampler draws from generators that have moved on when an epoch is wanted again. Here it is asked once an
-epoch, with the generators seeded by the epoch's number, and put back afterwards. What is not made of a sampler
-of known length is not here (``feeds``).
+A sampler draws from generators that have moved on when an epoch is needed again. Here it is asked once an epoch,
+with the generators seeded by the epoch's number, and put back afterwards. Also the places in that order that are
+left out. Not here: what is not made of a sampler of known length (``batch_sources``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from trainmedic.torch import randomness
 
 Place = int
-"""How many entries of the epoch's order lie before: samples, or batches where the user's sampler makes them."""
+"""How many entries of the epoch's order lie before it: samples, or batches where the user's sampler makes them."""
 
 
 class SampleOrder:
@@ -30,13 +30,13 @@ class SampleOrder:
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self._seed = seed
-        given: Any = loader.batch_sampler
-        self.batches = given is not None
+        batcher: Any = loader.batch_sampler
+        self.batches = batcher is not None
         self.drop_last = False
         self.batch_size: int | None = None
-        self._sampler: Any = loader.sampler if given is None else given
-        if type(given) is BatchSampler:
-            self._sampler, self.batch_size, self.drop_last = given.sampler, given.batch_size, given.drop_last
+        self._sampler: Any = loader.sampler if batcher is None else batcher
+        if type(batcher) is BatchSampler:
+            self._sampler, self.batch_size, self.drop_last = batcher.sampler, batcher.batch_size, batcher.drop_last
         self._epoch: int | None = None
         self._entries: Sequence[Any] = ()
         self._fingerprint: int | None = None
@@ -51,7 +51,7 @@ class SampleOrder:
         return True
 
     def entries(self, epoch: int) -> Sequence[Any]:
-        """Those of an epoch; its sampler is asked again only for another epoch than last time."""
+        """The order of an epoch; the sampler is asked again only for another epoch than last time."""
         if epoch != self._epoch:
             self._entries = self._ask(epoch)
             self._epoch, self._fingerprint = epoch, None
@@ -75,28 +75,28 @@ class SampleOrder:
         value = randomness.mixed_seed(self._seed, epoch)
         with randomness.preserved():
             randomness.seed(value)
-            generators = [one for one in _generators(sampler) if isinstance(one, torch.Generator)]
-            states = [one.get_state() for one in generators]
-            for one in generators:
-                one.manual_seed(value)
+            generators = [generator for generator in _generators(sampler) if isinstance(generator, torch.Generator)]
+            states = [generator.get_state() for generator in generators]
+            for generator in generators:
+                generator.manual_seed(value)
             try:
                 return _compact(islice(sampler, len(sampler)))
             finally:
-                for one, state in zip(generators, states, strict=True):
-                    one.set_state(state)
+                for generator, state in zip(generators, states, strict=True):
+                    generator.set_state(state)
 
 
 def _generators(sampler: Any) -> Iterator[Any]:
-    """Of a sampler and of those that it is made of."""
-    seen: list[Any] = []
-    while sampler is not None and all(sampler is not one for one in seen):
-        seen.append(sampler)
+    """The generators of a sampler and of those that it wraps, even where one of these wraps the first again."""
+    visited: list[Any] = []
+    while sampler is not None and all(sampler is not other for other in visited):
+        visited.append(sampler)
         yield getattr(sampler, "generator", None)
         sampler = getattr(sampler, "sampler", None)
 
 
 def _compact(entries: Iterable[Any]) -> Sequence[Any]:
-    """Whole numbers take 8 bytes each, anything else what it takes."""
+    """The same, with 8 bytes for each entry where all are whole numbers."""
     held = list(entries)
     try:
         return array("q", held)
@@ -124,12 +124,12 @@ class LeftOutRanges:
         self.ranges = sorted([*joined, (epoch, start, stop)])
 
     def holds(self, epoch: int, place: Place) -> bool:
-        return any(one == epoch and start <= place < stop for one, start, stop in self.ranges)
+        return any(other == epoch and start <= place < stop for other, start, stop in self.ranges)
 
     def remaining(self, epoch: int, place: Place, end: Place) -> Iterator[tuple[Place, Place]]:
         """The places of the epoch from `place` to before `end` that are not left out: ranges, in order."""
-        for one, start, stop in self.ranges:
-            if one == epoch and stop > place:
+        for other, start, stop in self.ranges:
+            if other == epoch and stop > place:
                 if place < min(start, end):
                     yield place, min(start, end)
                 place = stop
@@ -137,13 +137,18 @@ class LeftOutRanges:
             yield place, end
 
 
-def for_other_rank_count(feed: dict[str, Any] | None, ranks: int, now: int) -> dict[str, Any] | None:
-    """The state of a feed as another number of ranks goes on from it, which share the data like cards dealt out:
-    as far as all of them together had come. None of a feed whose place is not a number.
+def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
+    """The state of a batch source, for another number of ranks to go on from.
+
+    Samplers deal out the samples to the ranks like cards, so the place is as far as all ranks together had come.
+    None for a source whose place is not a number.
     """
-    if feed is None or "loader" in feed or feed.get("at_start") is not None:
+    if state is None or "loader" in state or state.get("at_start") is not None:
         return None
-    left_out = [[epoch, start * ranks // now, -(-stop * ranks // now)] for epoch, start, stop in feed["left_out"]]
+    left_out = [
+        [epoch, start * ranks_then // ranks_now, -(-stop * ranks_then // ranks_now)]
+        for epoch, start, stop in state["left_out"]
+    ]
     # The generator is another rank's: two of them would draw the same numbers.
-    shared = {name: value for name, value in feed.items() if name != "generator"}
-    return {**shared, "place": feed["place"] * ranks // now, "left_out": left_out}
+    shared = {name: value for name, value in state.items() if name != "generator"}
+    return {**shared, "place": state["place"] * ranks_then // ranks_now, "left_out": left_out}

@@ -2,7 +2,7 @@
 
 Parameters and the optimizer's state are written by ``torch.distributed.checkpoint``, each rank its shards, into
 ``sharded/``; it can be read by other numbers of ranks too. Buffers, parameter groups, the scheduler and whatever
-else there is go into each rank's own file. Not here: the files around it (``joint``).
+else there is go into each rank's own file. Not here: the files around it (``joint_checkpoints``).
 """
 
 from __future__ import annotations
@@ -37,23 +37,25 @@ class ShardedContents:
     """`trainmedic.torch.joint_checkpoints.JointContents` of a sharded training. Raises ConfigurationError."""
 
     def __init__(self, parts: StateParts) -> None:
-        sharded = [name for name, one in parts.by_name.items() if isinstance(one, nn.Module)]
-        if sharded != ["model"]:
+        modules = list(parts.modules())
+        if modules != ["model"]:
             raise ConfigurationError(
-                f"sharded parameters are kept of a single model and no other module; these are {', '.join(sharded)}: "
+                f"sharded parameters are kept of a single model and no other module; these are {', '.join(modules)}: "
                 "put them into one module, or give checkpoints=OwnCheckpoints(...)"
             )
         self._model: nn.Module = parts.by_name["model"]
-        self._optimizers = {name: one for name, one in parts.by_name.items() if isinstance(one, torch.optim.Optimizer)}
+        self._optimizers = {
+            name: part for name, part in parts.by_name.items() if isinstance(part, torch.optim.Optimizer)
+        }
 
     def capture(self, parts: StateParts) -> tuple[Any, Any]:
         # Asking for the state of an optimizer that has done no step yet would give it one.
-        fresh = [name for name, one in self._optimizers.items() if not one.state]
+        fresh = [name for name, optimizer in self._optimizers.items() if not optimizer.state]
         return self._tensors(fresh), {
             "fresh": fresh,
             "buffers": parts.buffers(),
-            "groups": {name: one.state_dict()["param_groups"] for name, one in self._optimizers.items()},
-            "others": {name: one.state_dict() for name, one in self._others(parts).items()},
+            "groups": {name: optimizer.state_dict()["param_groups"] for name, optimizer in self._optimizers.items()},
+            "others": {name: part.state_dict() for name, part in self._others(parts).items()},
         }
 
     def write(self, path: Path, content: Any) -> None:
@@ -81,7 +83,7 @@ class ShardedContents:
         return prepared
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        # What is kept with each rank's own files is not asked for here.
+        # The buffers are in each rank's own file, so that the shards lack them; the present ones stand in.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
         for name, optimizer in self._optimizers.items():
@@ -98,25 +100,26 @@ class ShardedContents:
     def _tensors(self, fresh: Collection[str]) -> Tensors:
         """Parameters by their names, and of each optimizer not in `fresh` the state by the names of its parameters."""
         buffers = {name for name, _ in self._model.named_buffers()}
-        model = {name: one for name, one in get_model_state_dict(self._model).items() if name not in buffers}
-        found: Tensors = {"model": model}
+        model = {name: tensor for name, tensor in get_model_state_dict(self._model).items() if name not in buffers}
+        tensors: Tensors = {"model": model}
         for name, optimizer in self._optimizers.items():
             if name not in fresh:
-                found[name] = get_optimizer_state_dict(self._model, optimizer)["state"]
-        return found
+                tensors[name] = get_optimizer_state_dict(self._model, optimizer)["state"]
+        return tensors
 
     def _others(self, parts: StateParts) -> Mapping[str, Any]:
-        return {name: one for name, one in parts.by_name.items() if name != "model" and name not in self._optimizers}
+        sharded = {"model", *self._optimizers}
+        return {name: part for name, part in parts.by_name.items() if name not in sharded}
 
 
 def _sizes(groups: Any) -> list[int]:
-    return [len(one["params"]) for one in groups]
+    return [len(group["params"]) for group in groups]
 
 
 def _copied(held: Any) -> Any:
     """Tensors of the same shape in the main memory, to be read into; shards stay shards."""
     if isinstance(held, Mapping):
-        return {name: _copied(one) for name, one in held.items()}
+        return {name: _copied(value) for name, value in held.items()}
     return held.detach().to("cpu", copy=True) if isinstance(held, torch.Tensor) else held
 
 

@@ -1,7 +1,7 @@
 """What a checkpoint of a plain PyTorch training consists of: the model, the optimizer, whatever keeps a state.
 
-Not here: the learning rate's scale and the place in the data, which are the run's (``run``), and files
-(``storage``).
+Not here: the learning rate's scale and the place in the data (``training_state``), and files
+(``checkpoint_storage``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trainmedic.errors import ConfigurationError
 class StateParts:
     """Objects with ``state_dict`` and ``load_state_dict``, by name. ``model`` and ``optimizer`` are the first two.
 
-    Each may be one object, or a list or dict of several.
+    Each argument may be one object, or a list or dict of several, whose names are then ``model.0`` or ``model.key``.
     """
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **objects: Any) -> None:
         self.by_name: dict[str, Any] = {}
-        for name, one in given.items():
-            for member, part in _members(name, one):
+        for name, value in objects.items():
+            for member, part in _members(name, value):
                 if not (callable(getattr(part, "state_dict", None)) and hasattr(part, "load_state_dict")):
                     raise ConfigurationError(
                         f"{member}: a {type(part).__name__} has no state_dict and load_state_dict to be saved with"
@@ -34,80 +34,81 @@ class StateParts:
         """The states. They share memory with the parts: write them before training goes on."""
         return {name: part.state_dict() for name, part in self.by_name.items()}
 
-    def misfit(self, states: Mapping[str, Any]) -> str:
+    def mismatch(self, states: Mapping[str, Any]) -> str:
         """Why `states` cannot be restored, as far as that can be told without trying; empty where they can."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"
             try:
-                wrong = _difference(part, states[name])
+                difference = _difference(part, states[name])
             except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-                wrong = f"{type(error).__name__}: {error}"
-            if wrong:
-                return f"{name}: {wrong}"
+                difference = f"{type(error).__name__}: {error}"
+            if difference:
+                return f"{name}: {difference}"
         return ""
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Load into place."""
+        """Load the states into the parts."""
         for name, part in self.by_name.items():
             part.load_state_dict(states[name])
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
         """The modules' buffers by the names of module and buffer, but for those that are not part of its state."""
-        found = {}
-        for name, module in self._modules():
+        buffers = {}
+        for name, module in self.modules().items():
             kept = module.state_dict().keys()
-            found[name] = {key: one for key, one in module.named_buffers() if key in kept}
-        return found
+            buffers[name] = {key: buffer for key, buffer in module.named_buffers() if key in kept}
+        return buffers
 
     def restore_buffers(self, held: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Into place, those that there still are."""
+        """Copy the buffers into place, as far as the modules still have them."""
         with torch.no_grad():
-            for name, module in self._modules():
+            for name, module in self.modules().items():
                 for key, buffer in module.named_buffers():
                     if key in held.get(name, ()):
                         buffer.copy_(held[name][key])
 
     def forget_gradients(self) -> None:
-        """Those of an abandoned or half-done step, which may be NaN."""
+        """Drop the gradients of an abandoned or half-done step, which may be NaN."""
         for part in self.by_name.values():
             if hasattr(part, "zero_grad"):
                 part.zero_grad()
             if isinstance(part, torch.amp.GradScaler):
-                # Which optimizers it has unscaled in a step that did not come to its end.
+                # It remembers which optimizers it has unscaled in the step, and refuses to do so twice.
                 part._per_optimizer_states.clear()
 
-    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
-        return ((name, one) for name, one in self.by_name.items() if isinstance(one, nn.Module))
+    def modules(self) -> dict[str, nn.Module]:
+        """The parts that are modules, by name."""
+        return {name: part for name, part in self.by_name.items() if isinstance(part, nn.Module)}
 
 
 def is_sharded(parts: StateParts) -> bool:
     """Whether a parameter of any part is spread over ranks."""
-    return any(hasattr(one, "full_tensor") for module in _modules(parts) for one in module.parameters())
+    parameters = (parameter for module in parts.modules().values() for parameter in module.parameters())
+    return any(hasattr(parameter, "full_tensor") for parameter in parameters)
 
 
 def is_wrapped_by_fsdp1(parts: StateParts) -> bool:
-    """By its name: to import the class takes seconds, which a training without it need not spend."""
-    return any(
-        type(one).__name__ == "FullyShardedDataParallel" for module in _modules(parts) for one in module.modules()
-    )
+    """Whether a module is wrapped in the older ``FullyShardedDataParallel``.
+
+    It is known by its name: to import the class takes seconds, which a training without it need not spend.
+    """
+    wrapped = (module for part in parts.modules().values() for module in part.modules())
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in wrapped)
 
 
-def _modules(parts: StateParts) -> list[nn.Module]:
-    return [one for one in parts.by_name.values() if isinstance(one, nn.Module)]
-
-
-def _members(name: str, given: Any) -> Iterator[tuple[str, Any]]:
-    if given is None:
+def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The object or objects of one argument, each by its own name."""
+    if value is None:
         return
-    if isinstance(given, Mapping):
-        for key, one in given.items():
-            yield f"{name}.{key}", one
-    elif isinstance(given, (list, tuple)):
-        for number, one in enumerate(given):
-            yield f"{name}.{number}", one
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield f"{name}.{key}", part
+    elif isinstance(value, (list, tuple)):
+        for number, part in enumerate(value):
+            yield f"{name}.{number}", part
     else:
-        yield name, given
+        yield name, value
 
 
 def _difference(part: Any, held: Any) -> str:

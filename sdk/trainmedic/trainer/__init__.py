@@ -1,5 +1,5 @@
-"""The part of an integration that is alike for every framework with a Trainer of its own.
+"""What the integrations of ``trainmedic.huggingface`` and ``trainmedic.lightning`` have in common.
 
-It stands between ``trainmedic.torch``, of which it uses the learning rate, and ``trainmedic.huggingface`` and
-``trainmedic.lightning``, which build on it.
+Both frameworks have a Trainer that owns the loop, and callbacks by which others take part in it. Here are the
+callback's and the loop's common halves. They use the learning rate of ``trainmedic.torch``, which no Trainer needs.
 """

@@ -1,71 +1,32 @@
-"""What the callbacks of all frameworks carry out alike, while the loop runs.
+"""The commands that need nothing from the framework, and no restart: learning rate, pause, and the GPU's cache.
 
-The learning rate, the pause, the cache of a GPU. Not here: checkpoints and the end of training, which each
-framework has its own way for. Who calls it: ``trainmedic.huggingface`` and ``trainmedic.lightning``.
+Not here: checkpoints and the end of training, for which each framework has its own way. `MedicCallback` makes a
+`LiveCommands`, and tells it when a loop begins.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
-import logging
 import math
 from pathlib import Path
-from typing import Any, Callable, Mapping, TypeVar
+from typing import Any, Mapping
 
 import torch
 
-from trainmedic import distributed
 from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
-from trainmedic.job.parameters import ACTIONS, ScaleLr
 from trainmedic.job.parameters import Pause as PauseParameters
+from trainmedic.job.parameters import ScaleLr
 from trainmedic.recovery.changes import LEARNING_RATE, AppliedChanges
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.learning_rate import LearningRate, rate_change
 
-log = logging.getLogger("trainmedic")
-
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-NEEDS_RESTART = "it needs a restart of the training loop, and nobody restarts this one"
-
+# Stands for the command that scaled the rate of a checkpoint, where the record of that command is lost.
 _AS_LOADED = "as the checkpoint was"
-HUNG = "the training loop hung in a step and was interrupted, so that its state is not whole; ask again once it runs"
-
-
-def harmless(hook: Hook) -> Hook:
-    """For what a framework calls: a fault of ours costs a repair, not the training."""
-
-    @functools.wraps(hook)
-    def guarded(*arguments: Any, **options: Any) -> Any:
-        try:
-            return hook(*arguments, **options)
-        except Exception:
-            log.exception("%s failed; training goes on", hook.__qualname__)
-            return None
-
-    return guarded  # type: ignore[return-value]
-
-
-def join_ranks(medic: Medic) -> None:
-    """On every rank when training begins: from now on they carry out the same commands at the same step.
-
-    Where they cannot agree, nobody carries out anything: one rank alone would leave the others waiting for it.
-    Raises ConfigurationError.
-    """
-    if medic.share is not None or not distributed.is_needed():
-        return
-    try:
-        distributed.share(medic)
-    finally:
-        if medic.share is None:
-            for action in ACTIONS:
-                medic.cannot(action, "the ranks of this job cannot agree on commands; why is in its log")
 
 
 class LiveCommands:
-    """Registers with `medic`, and carries out what it is told between two steps."""
+    """Registers its handlers with `medic`, which calls them between two steps."""
 
     def __init__(self, medic: Medic) -> None:
         self.pause = LoopPause(medic)
@@ -81,26 +42,27 @@ class LiveCommands:
             medic.cannot("job.empty_cache", "there is no GPU whose memory is cached")
 
     def loop_begins(self, optimizer: Any, scheduler: Any) -> None:
-        """Of the loop that begins now, maybe after a checkpoint was loaded. What was scaled stays scaled."""
+        """A loop begins with these, maybe after a checkpoint was loaded. What was scaled stays scaled."""
         self._rate = LearningRate(optimizer, scheduler)
         if self._changes is not None:
             self._rate.set_scale(self._changes.scale(LEARNING_RATE))
 
-    def recall(self, is_new: bool, kept_in: Path, goes_on_from: Path | None, writes: bool) -> None:
-        """After the first `loop_begins`: what commands had changed before this process, unless training is new.
+    def recall(self, directory: Path, checkpoint: Path | None, writes: bool) -> None:
+        """After the first `loop_begins`: bring back what commands had changed before this process.
 
-        It is kept in a file in ``kept_in``, and looked for beside the checkpoint ``goes_on_from`` too; where there
-        is none, as that checkpoint holds it. As rank 0 reads it, on all ranks.
+        The record of it is a file in ``directory``, or else beside ``checkpoint``, from which training goes on. Where
+        both lack it, the rate is scaled as the checkpoint says. Every rank takes what rank 0 reads. Without a
+        checkpoint training is new, and the record is deleted.
         """
         if self._changes is not None:
             return
         assert self._rate is not None
-        changes = self._changes = AppliedChanges(kept_in, writes)
-        if is_new:
+        changes = self._changes = AppliedChanges(directory, writes)
+        if checkpoint is None:
             changes.forget()
             return
-        if not changes.recall() and goes_on_from is not None:
-            earlier = AppliedChanges(goes_on_from.parent, writes=False)
+        if not changes.recall():
+            earlier = AppliedChanges(checkpoint.parent, writes=False)
             if earlier.recall():
                 changes.restore(earlier.state())
             elif self._rate.scale != 1.0:
@@ -110,7 +72,7 @@ class LiveCommands:
 
     @property
     def expected_learning_rate(self) -> Any:
-        """What the schedule says that the rate is now, scaled; None where there is not one that says so."""
+        """The rate that the schedule says for now, scaled; None where no schedule says one."""
         return self._rate.expected if self._rate is not None else None
 
     def _scale_lr(self, command: JobCommand) -> Mapping[str, Any]:

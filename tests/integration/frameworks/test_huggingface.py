@@ -417,5 +417,5 @@ def test_a_fault_of_the_callback_does_not_reach_the_training(
 ) -> None:
     """It is logged, and the run goes on."""
     callback = huggingface.Callback(medic)
-    monkeypatch.setattr(callback, "health", None)
+    monkeypatch.setattr(callback, "reports", None)
     assert make_trainer(tmp_path, callback, max_steps=3).train().global_step == 3

@@ -102,7 +102,7 @@ def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
         assert [type(one) for one in raised] == [FailedOnSomeRanks, FailedOnSomeRanks]
         assert all(str(one).startswith("rank 1: ") for one in raised)
         assert list(tmp_path.iterdir()) == []
-        assert directory(tmp_path, crew.members[0], 2).found() == []
+        assert directory(tmp_path, crew.members[0], 2).checkpoints() == []
 
 
 def test_ranks_that_do_not_share_their_directory_are_told_so(tmp_path: Path) -> None:

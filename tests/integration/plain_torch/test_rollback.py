@@ -90,7 +90,7 @@ def test_the_newest_from_before_the_alert_is_meant(begin: Begin) -> None:
     """By the time at which it was complete, whatever came after."""
     training = begin()
     training.train(30)
-    saved = {one.step: one.at for one in training.run.training.storage.found()}  # type: ignore[union-attr]
+    saved = {one.step: one.at for one in training.run.training.storage.checkpoints()}  # type: ignore[union-attr]
     moment = saved[20].isoformat()
     training.train(32, {31: training.order("job.rollback", before=moment)})
     (told,) = training.outputs()
@@ -151,7 +151,7 @@ def test_what_comes_after_a_rollback_is_not_gone_back_to(begin: Begin, tmp_path:
     stop = training.order("job.stop", checkpoint=False)
     training.train(31, {31: [training.order("job.rollback", step=10), stop]})
     assert training.run.global_step == 10
-    assert sorted(one.step for one in training.run.training.storage.found()) == [0, 10]  # type: ignore[union-attr]
+    assert sorted(one.step for one in training.run.training.storage.checkpoints()) == [0, 10]  # type: ignore[union-attr]
     assert len(list(tmp_path.glob("abandoned-*"))) == 2
     later = begin(keep=5)
     later.run.resume()

@@ -69,7 +69,7 @@ VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def steps_found(training: Training) -> list[int]:
     assert training.run.training.storage is not None
-    return sorted(one.step for one in training.run.training.storage.found())
+    return sorted(one.step for one in training.run.training.storage.checkpoints())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

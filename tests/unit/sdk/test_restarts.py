@@ -227,7 +227,7 @@ def test_a_stop_ends_what_was_about_to_restart(
 
 def test_all_ranks_have_to_see_the_checkpoint() -> None:
     """Else they refuse together, and name the rank that does not."""
-    found = SavedCheckpoint(10, START, NEWEST)
+    checkpoint = SavedCheckpoint(10, START, NEWEST)
 
     class Two(Alone):
         world_size = 2
@@ -235,9 +235,9 @@ def test_all_ranks_have_to_see_the_checkpoint() -> None:
         def poll(self, value: Any = None, patience: float = 0.0) -> Mapping[int, Any]:
             return {0: value, 1: False}
 
-    assert agree_on_checkpoint(Alone(), lambda: found, lambda path: True) == found
+    assert agree_on_checkpoint(Alone(), lambda: checkpoint, lambda path: True) == checkpoint
     with pytest.raises(Rejected, match="as seen from rank 1"):
-        agree_on_checkpoint(Two(), lambda: found, lambda path: True)
+        agree_on_checkpoint(Two(), lambda: checkpoint, lambda path: True)
 
 
 def finish(_: LoopRestart) -> Mapping[str, Any]:

@@ -146,18 +146,18 @@ EXACT: dict[str, Any] = {
 }
 
 
-def feed_of(source: Any) -> BatchSource:
+def source_of(source: Any) -> BatchSource:
     torch.manual_seed(1)
     random.seed(1)
     return batch_source_for(source, seed=5, rank=0)
 
 
-def taken(feed: BatchSource, batches: int) -> list[list[Any]]:
+def taken(source: BatchSource, batches: int) -> list[list[Any]]:
     """The next batches, over the ends of epochs."""
     found: list[list[Any]] = []
     while len(found) < batches:
         try:
-            batch = feed.next()
+            batch = source.next()
         except StopIteration:
             continue
         found.append(torch.as_tensor(batch).flatten().tolist() if not isinstance(batch, list) else batch)
@@ -168,24 +168,24 @@ def taken(feed: BatchSource, batches: int) -> list[list[Any]]:
 @pytest.mark.parametrize("kind", EXACT)
 def test_going_back_gives_the_same_batches_again(kind: str, ahead: int) -> None:
     """Wherever the place is: at the beginning, within an epoch, in a later one; and after any way ahead."""
-    feed = feed_of(EXACT[kind]())
-    taken(feed, ahead)
-    state = feed.state()
-    first = taken(feed, 12)
-    assert feed.restore(state).startswith(REPLAYED)
-    assert taken(feed, 12) == first
-    feed.restore(state)
-    assert taken(feed, 5) == first[:5]
+    source = source_of(EXACT[kind]())
+    taken(source, ahead)
+    state = source.state()
+    first = taken(source, 12)
+    assert source.restore(state).startswith(REPLAYED)
+    assert taken(source, 12) == first
+    source.restore(state)
+    assert taken(source, 5) == first[:5]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EXACT if kind not in ("iterable", "any iterable")])
 def test_another_process_finds_the_same_place(kind: str) -> None:
     """A restart has nothing but the state, and other random numbers."""
-    feed = feed_of(EXACT[kind]())
-    taken(feed, 8)
-    state = feed.state()
-    first = taken(feed, 12)
-    later = feed_of(EXACT[kind]())
+    source = source_of(EXACT[kind]())
+    taken(source, 8)
+    state = source.state()
+    first = taken(source, 12)
+    later = source_of(EXACT[kind]())
     torch.manual_seed(77)
     later.restore(state)
     assert taken(later, 12) == first
@@ -194,35 +194,35 @@ def test_another_process_finds_the_same_place(kind: str) -> None:
 @pytest.mark.parametrize("kind", EXACT)
 def test_left_out_batches_are_not_seen_again(kind: str) -> None:
     """Not after the next rollback either, which need not leave out anything itself."""
-    feed = feed_of(EXACT[kind]())
-    taken(feed, 2)
-    state = feed.state()
-    all_of_them = taken(feed, 12)
-    feed.restore(state)
-    feed.leave_out(3)
-    assert taken(feed, 6) == all_of_them[3:9]
-    feed.restore(state)
-    feed.leave_out(2)  # of those that are left out already
-    assert taken(feed, 6) == all_of_them[3:9]
+    source = source_of(EXACT[kind]())
+    taken(source, 2)
+    state = source.state()
+    all_of_them = taken(source, 12)
+    source.restore(state)
+    source.leave_out(3)
+    assert taken(source, 6) == all_of_them[3:9]
+    source.restore(state)
+    source.leave_out(2)  # of those that are left out already
+    assert taken(source, 6) == all_of_them[3:9]
 
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_what_is_left_out_may_reach_over_epochs(kind: str) -> None:
     """Eleven batches, in epochs of four to ten."""
-    feed = feed_of(EXACT[kind]())
-    taken(feed, 1)
-    state = feed.state()
-    all_of_them = taken(feed, 16)
-    feed.restore(state)
-    feed.leave_out(11)
-    assert taken(feed, 5) == all_of_them[11:]
+    source = source_of(EXACT[kind]())
+    taken(source, 1)
+    state = source.state()
+    all_of_them = taken(source, 16)
+    source.restore(state)
+    source.leave_out(11)
+    assert taken(source, 5) == all_of_them[11:]
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "a sampler of the user", "with replacement"])
 def test_each_epoch_has_an_order_of_its_own(kind: str) -> None:
     """As it would without Trainmedic."""
-    feed = feed_of(EXACT[kind]())
-    first, second = (next_epoch(feed) for _ in range(2))
+    source = source_of(EXACT[kind]())
+    first, second = (next_epoch(source) for _ in range(2))
     assert first != second
     assert sum(map(len, first)) == sum(map(len, second))
 
@@ -231,29 +231,29 @@ def flat(batches: list[list[Any]]) -> list[Any]:
     return [sample for batch in batches for sample in batch]
 
 
-def next_epoch(feed: BatchSource) -> list[list[int]]:
+def next_epoch(source: BatchSource) -> list[list[int]]:
     found = []
     while True:
         try:
-            found.append(torch.as_tensor(feed.next()).flatten().tolist())
+            found.append(torch.as_tensor(source.next()).flatten().tolist())
         except StopIteration:
             return found
 
 
 def test_every_sample_comes_once_an_epoch() -> None:
     """The last batch is short, or left out where the loader says so."""
-    whole = next_epoch(feed_of(numbers(shuffle=True)))
+    whole = next_epoch(source_of(numbers(shuffle=True)))
     assert sorted(flat(whole)) == list(range(SAMPLES))
     assert [len(batch) for batch in whole] == [4, 4, 4, 4, 4, 2]
-    assert [len(batch) for batch in next_epoch(feed_of(numbers(drop_last=True)))] == [4] * 5
+    assert [len(batch) for batch in next_epoch(source_of(numbers(drop_last=True)))] == [4] * 5
 
 
 def test_the_training_random_numbers_are_not_touched() -> None:
     """Shuffling, and beginning to load, draw from generators of their own."""
-    feed = feed_of(numbers(shuffle=True))
+    source = source_of(numbers(shuffle=True))
     before = (torch.get_rng_state(), random.getstate())
-    taken(feed, 15)
-    feed.state()
+    taken(source, 15)
+    source.state()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
 
@@ -261,55 +261,55 @@ def test_the_training_random_numbers_are_not_touched() -> None:
 @pytest.mark.parametrize("change", ["batch size", "nothing"])
 def test_changing_the_loader_neither_loses_nor_repeats_a_sample(change: str) -> None:
     """In the middle of an epoch, which ends where it would have."""
-    feed = feed_of(numbers(shuffle=True))
-    begun = flat(taken(feed, 2))
+    source = source_of(numbers(shuffle=True))
+    begun = flat(taken(source, 2))
     if change == "batch size":
-        feed.set_batch_size(2)
+        source.set_batch_size(2)
     else:
-        feed.stop_loading()
-    rest = next_epoch(feed)
+        source.stop_loading()
+    rest = next_epoch(source)
     assert sorted(begun + flat(rest)) == list(range(SAMPLES))
     assert len(rest[0]) == (2 if change == "batch size" else BATCH)
 
 
 def test_a_place_holds_for_another_batch_size_too() -> None:
     """A checkpoint from before the change is gone back to after it."""
-    feed = feed_of(numbers(shuffle=True))
-    taken(feed, 2)
-    state, samples = feed.state(), flat(taken(feed, 4))
-    feed.set_batch_size(2)
-    feed.restore(state)
-    assert flat(next_epoch(feed)) == samples
+    source = source_of(numbers(shuffle=True))
+    taken(source, 2)
+    state, samples = source.state(), flat(taken(source, 4))
+    source.set_batch_size(2)
+    source.restore(state)
+    assert flat(next_epoch(source)) == samples
 
 
 def test_a_sampler_that_does_not_repeat_itself_is_told_of() -> None:
     """The order of its epoch is another one when it is asked again."""
-    feed = feed_of(numbers(sampler=Forgetful()))
-    state = feed.state()
-    taken(feed, 8)  # into the next epoch
-    assert feed.restore(state).startswith(NOT_REPLAYED)
+    source = source_of(numbers(sampler=Forgetful()))
+    state = source.state()
+    taken(source, 8)  # into the next epoch
+    assert source.restore(state).startswith(NOT_REPLAYED)
 
 
 def test_a_stream_goes_on_and_leaves_out_no_more_than_was_asked() -> None:
     """What is past since the checkpoint counts as left out."""
-    feed = feed_of(iter(range(100)))
-    taken(feed, 3)
-    state = feed.state()
-    taken(feed, 4)
-    assert feed.restore(state) == f"{NOT_REPLAYED}: a stream only goes on; 4 batches since then are left out"
-    feed.leave_out(6)
-    assert isinstance(feed, IteratorSource)
-    assert feed.next() == 9
+    source = source_of(iter(range(100)))
+    taken(source, 3)
+    state = source.state()
+    taken(source, 4)
+    assert source.restore(state) == f"{NOT_REPLAYED}: a stream only goes on; 4 batches since then are left out"
+    source.leave_out(6)
+    assert isinstance(source, IteratorSource)
+    assert source.next() == 9
 
 
 def test_of_a_stream_what_is_past_is_not_left_out_twice() -> None:
     """Fewer than are past: all of them are left out already."""
-    feed = feed_of(iter(range(100)))
-    state = feed.state()
-    taken(feed, 4)
-    feed.restore(state)
-    feed.leave_out(3)
-    assert feed.next() == 4
+    source = source_of(iter(range(100)))
+    state = source.state()
+    taken(source, 4)
+    source.restore(state)
+    source.leave_out(3)
+    assert source.next() == 4
 
 
 def test_another_process_does_not_forget_the_epoch_that_is_too_long_to_read_again() -> None:
@@ -323,35 +323,35 @@ def test_another_process_does_not_forget_the_epoch_that_is_too_long_to_read_agai
 
 def test_more_than_some_epochs_are_not_left_out() -> None:
     """A slip of the pen must not keep the training busy with counting."""
-    feed = batch_source_for(DataLoader(list(range(12)), batch_size=4), seed=5, rank=0)
-    feed.check_leaving_out(30)
+    source = batch_source_for(DataLoader(list(range(12)), batch_size=4), seed=5, rank=0)
+    source.check_leaving_out(30)
     with pytest.raises(Rejected, match="31 batches are not left out: an epoch has 3"):
-        feed.check_leaving_out(31)
+        source.check_leaving_out(31)
 
 
 def test_what_would_have_to_be_read_too_long_goes_on() -> None:
     """A limit, so that a rollback does not read for hours."""
-    feed = batch_source_for(DataLoader(Counting(), batch_size=1), seed=5, rank=0, reread=4)
-    taken(feed, 6)
-    state = feed.state()
-    taken(feed, 2)
-    assert feed.restore(state).startswith(NOT_REPLAYED)
-    assert taken(feed, 1) == [[8]]
+    source = batch_source_for(DataLoader(Counting(), batch_size=1), seed=5, rank=0, reread=4)
+    taken(source, 6)
+    state = source.state()
+    taken(source, 2)
+    assert source.restore(state).startswith(NOT_REPLAYED)
+    assert taken(source, 1) == [[8]]
 
 
 def test_a_source_that_has_become_shorter_is_told_of() -> None:
     """Nothing is made up."""
-    source = dict.fromkeys(range(9))
-    feed = feed_of(source)
-    taken(feed, 8)
-    state = feed.state()
+    batches = dict.fromkeys(range(9))
+    source = source_of(batches)
+    taken(source, 8)
+    state = source.state()
     for number in range(4, 9):
-        del source[number]
-    assert feed.restore(state) == f"{NOT_REPLAYED}: the source has only 4 batches this time"
+        del batches[number]
+    assert source.restore(state) == f"{NOT_REPLAYED}: the source has only 4 batches this time"
 
 
 @pytest.mark.parametrize(
-    ("source", "kind"),
+    ("loader", "kind"),
     [
         (numbers(), IndexedSource),
         (DataLoader(Counting()), RereadSource),
@@ -361,9 +361,9 @@ def test_a_source_that_has_become_shorter_is_told_of() -> None:
         (DataLoader(Numbers(), batch_sampler=(batch for batch in [[1], [2]])), RereadSource),  # of unknown length
     ],
 )
-def test_the_best_feed_that_a_source_allows_serves_it(source: Any, kind: type[BatchSource]) -> None:
+def test_the_best_batch_source_that_a_loader_allows_serves_it(loader: Any, kind: type[BatchSource]) -> None:
     """Exact where it can be."""
-    assert type(batch_source_for(source, 0, 0)) is kind
+    assert type(batch_source_for(loader, 0, 0)) is kind
 
 
 def test_what_gives_no_batches_is_an_error_at_once() -> None:
@@ -375,11 +375,11 @@ def test_what_gives_no_batches_is_an_error_at_once() -> None:
 def test_what_cannot_be_changed_says_so() -> None:
     """Workers and batch size of what is no plain loader; the batch size of a batch sampler."""
     with pytest.raises(Unsupported):
-        feed_of([1, 2]).set_workers(2)
+        source_of([1, 2]).set_workers(2)
     with pytest.raises(Unsupported):
-        feed_of([1, 2]).set_batch_size(2)
+        source_of([1, 2]).set_batch_size(2)
     with pytest.raises(Rejected):
-        feed_of(EXACT["a list of batches as sampler"]()).set_batch_size(2)
+        source_of(EXACT["a list of batches as sampler"]()).set_batch_size(2)
 
 
 def test_a_seed_is_mixed_from_its_numbers() -> None:

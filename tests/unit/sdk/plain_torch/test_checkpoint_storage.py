@@ -65,7 +65,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     found = storage.save(150, training, {"step": 150})
     kept = weight(training).clone()
     change(training)
-    assert storage.found() == [found]
+    assert storage.checkpoints() == [found]
     assert storage.load(found, training) == {"step": 150}
     assert torch.equal(weight(training), kept)
     assert found.path.name == "step-00000150"
@@ -73,7 +73,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_there_is_nothing_where_there_is_no_directory(tmp_path: Path) -> None:
     """A run that has not saved yet."""
-    assert Directory(tmp_path / "none").found() == []
+    assert Directory(tmp_path / "none").checkpoints() == []
 
 
 def cut(path: Path) -> None:
@@ -101,9 +101,9 @@ def test_a_half_written_one_is_seen_and_never_counts(tmp_path: Path, harm: Calla
     """A file cut off or missing, a mark missing or unreadable."""
     storage, training = Directory(tmp_path), parts()
     harm(storage.save(150, training, {}).path)
-    assert [(one.step, one.complete) for one in storage.found()] == [(150, False)]
+    assert [(one.step, one.complete) for one in storage.checkpoints()] == [(150, False)]
     storage.save(150, training, {})
-    assert [one.complete for one in storage.found()] == [True]
+    assert [one.complete for one in storage.checkpoints()] == [True]
 
 
 def test_a_damaged_one_changes_nothing_when_it_is_loaded(tmp_path: Path) -> None:
@@ -222,14 +222,14 @@ def test_the_target_of_a_rollback_stays_until_training_is_well_past_its_trouble(
     """As many as are kept have to lie beyond the step that was left; for ever it would be gone back to very late."""
     storage, training = Directory(tmp_path, keep=3), parts()
     start = storage.save(0, training, {})
-    storage.went_back(start, {**WHY, "step": 0, "left_step": 250})
+    storage.rolled_back_to(start, {**WHY, "step": 0, "left_step": 250})
     for step in (100, 200, 300, 400):
         storage.save(step, training, {})
         storage.prune()
         assert start.path.exists()
     storage.save(500, training, {})
     storage.prune()
-    assert sorted(one.step for one in storage.found()) == [300, 400, 500]
+    assert sorted(one.step for one in storage.checkpoints()) == [300, 400, 500]
 
 
 def test_without_a_number_none_is_deleted(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_without_a_number_none_is_deleted(tmp_path: Path) -> None:
     for step in range(5):
         storage.save(step, training, {})
     storage.prune()
-    assert len(storage.found()) == 5
+    assert len(storage.checkpoints()) == 5
 
 
 def test_after_a_rollback_later_ones_are_put_aside_and_the_target_is_pinned(tmp_path: Path) -> None:
@@ -246,18 +246,18 @@ def test_after_a_rollback_later_ones_are_put_aside_and_the_target_is_pinned(tmp_
     storage, training = Directory(tmp_path, keep=None), parts()
     found = {step: storage.save(step, training, {}) for step in (100, 200, 300, 400)}
     without_mark(found[400].path)
-    storage.went_back(found[200], WHY)
-    assert sorted(one.step for one in storage.found()) == [100, 200]
+    storage.rolled_back_to(found[200], WHY)
+    assert sorted(one.step for one in storage.checkpoints()) == [100, 200]
     assert sorted(path.name for path in tmp_path.glob("abandoned*")) == [
         "abandoned-1-step-00000300",
         "abandoned-1-step-00000400",
     ]
     assert (found[200].path / PINNED).exists()
     storage.save(300, training, {})
-    storage.went_back(found[100], WHY)
+    storage.rolled_back_to(found[100], WHY)
     assert not checkpoints.is_pinned(tmp_path / "abandoned-1-step-00000200")
     assert (tmp_path / "abandoned-2-step-00000300").exists()
-    assert [one.step for one in storage.found()] == [100]
+    assert [one.step for one in storage.checkpoints()] == [100]
 
 
 def test_own_functions_save_load_and_list(tmp_path: Path) -> None:
@@ -275,15 +275,15 @@ def test_own_functions_save_load_and_list(tmp_path: Path) -> None:
     mine = storage()
     for step in (100, 200):
         mine.save(step, parts(), {"step": step})
-    first = min(mine.found(), key=lambda one: one.step)
+    first = min(mine.checkpoints(), key=lambda one: one.step)
     assert mine.load(first, parts()) == {"step": 100}
-    mine.went_back(first, WHY)
-    assert [one.step for one in mine.found()] == [100]
-    assert [one.step for one in storage().found()] == [100]
+    mine.rolled_back_to(first, WHY)
+    assert [one.step for one in mine.checkpoints()] == [100]
+    assert [one.step for one in storage().checkpoints()] == [100]
     storage().save(200, parts(), {})
-    assert sorted(one.step for one in storage().found()) == [100, 200]
+    assert sorted(one.step for one in storage().checkpoints()) == [100, 200]
     (tmp_path / ".trainmedic-abandoned.json").write_text("[[")
-    assert len(storage().found()) == 2
+    assert len(storage().checkpoints()) == 2
 
 
 def test_own_functions_that_fail_make_a_checkpoint_unusable() -> None:

@@ -1,0 +1,128 @@
+"""The half of a callback that is alike for every framework.
+
+`MedicCallback` holds the connection to Trainmedic, and carries out between two steps what the commands say. Its
+subclasses in ``huggingface.callback`` and ``lightning.callback`` are what the frameworks call: they know the events,
+and how a loop saves and ends. An error in a hook is logged (`harmless`), and never reaches the framework.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any, Callable, Generic, Mapping, TypeVar
+
+from trainmedic import distributed
+from trainmedic.client import Medic
+from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import ACTIONS
+from trainmedic.trainer.live_commands import LiveCommands
+from trainmedic.trainer.loop import TrainerLoop
+
+log = logging.getLogger("trainmedic")
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+AnyLoop = TypeVar("AnyLoop", bound=TrainerLoop)
+Handler = Callable[[JobCommand], Any]
+
+HUNG = "the training loop hung in a step and was interrupted, so that its state is not whole; ask again once it runs"
+_NEEDS_RESTART = "it needs a restart of the training loop, and nobody restarts this one; see {}"
+
+
+def harmless(hook: Hook) -> Hook:
+    """Decorates what a framework calls: a fault of ours costs a repair, not the training."""
+
+    @functools.wraps(hook)
+    def guarded(*arguments: Any, **options: Any) -> Any:
+        try:
+            return hook(*arguments, **options)
+        except Exception:  # the boundary to the framework, which would end the training for any error
+            log.exception("%s failed; training goes on", hook.__qualname__)
+            return None
+
+    return guarded  # type: ignore[return-value]
+
+
+class MedicCallback(Generic[AnyLoop]):
+    """What both public callbacks are made of.
+
+    ``restart_handlers`` carry out the commands that need a loop which starts again, by action; ``restarter`` names
+    the functions that run such a loop, for the reason why these commands are unsupported without one.
+    """
+
+    def __init__(self, medic: Medic, restarter: str, restart_handlers: Mapping[str, Handler]) -> None:
+        super().__init__()
+        self.medic = medic
+        self.loop: AnyLoop | None = None
+        self._live = LiveCommands(medic)
+        self._restarter = restarter
+        self._restart_handlers = restart_handlers
+        self._register_restarts()
+
+    def attach(self, loop: AnyLoop | None) -> None:
+        """From now on `loop` carries out what needs a restart; with None nobody does."""
+        self.loop = loop
+        self._register_restarts()
+
+    def _register_restarts(self) -> None:
+        unattended = _NEEDS_RESTART.format(self._restarter)
+        reason = self.loop.no_restart_because if self.loop is not None else unattended
+        for action, handler in self._restart_handlers.items():
+            if reason:
+                self.medic.cannot(action, reason)
+            else:
+                self.medic.on(action, how="restart")(handler)
+
+    def _training_begins(
+        self, optimizer: Any, scheduler: Any, directory: Path, checkpoint: Path | None, writes: bool
+    ) -> None:
+        """The loop begins, from ``checkpoint`` or anew; ``directory`` is where this run's checkpoints go."""
+        self._live.loop_begins(optimizer, scheduler)
+        _join_ranks(self.medic)
+        self._live.recall(directory, checkpoint, writes)
+
+    def _arm(self) -> None:
+        """From here to `_disarm` a loop that hangs may be interrupted."""
+        if self.loop is not None:
+            self.loop.restarts.arm()
+
+    def _disarm(self) -> None:
+        if self.loop is not None:
+            self.loop.restarts.disarm()
+
+    def _between_steps(self, work: Callable[[], None]) -> None:
+        """Call `work`, which is not interrupted: what a command changes must not be left half done."""
+        self._disarm()
+        try:
+            work()
+        finally:
+            self._arm()
+
+    def _carry_out(self, step: int) -> None:
+        """A step is complete: carry out the commands that are due now, and return when no pause lasts."""
+        if self.loop is not None:
+            self.loop.stepped(step)
+        self.medic.commands(step)
+        self._live.pause.hold(step)
+
+    @property
+    def _required_loop(self) -> AnyLoop:
+        """For handlers that are registered only where there is a loop."""
+        assert self.loop is not None
+        return self.loop
+
+
+def _join_ranks(medic: Medic) -> None:
+    """On every rank when training begins: from now on they carry out the same commands at the same step.
+
+    Where they cannot agree, nobody carries out anything: one rank alone would leave the others waiting for it.
+    Raises ConfigurationError.
+    """
+    if medic.share is not None or not distributed.is_needed():
+        return
+    try:
+        distributed.share(medic)
+    finally:
+        if medic.share is None:
+            for action in ACTIONS:
+                medic.cannot(action, "the ranks of this job cannot agree on commands; why is in its log")
