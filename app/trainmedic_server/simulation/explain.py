@@ -1,14 +1,20 @@
-"""What the playbooks would do about an alert, and why: without a server, a store or an effect.
+"""Explains what the playbooks would do about an alert, and why: without a server, a store or an effect.
 
-Guards that look at earlier runs cannot be judged here; they are told. A step whose condition or
+Guards that look at earlier runs cannot be judged here; they are listed. A step whose condition or
 parameters depend on how earlier steps end is undetermined.
+
+The decision and the steps are the engine's own. Its plan of mode observe (`engine.plan.observe`) is not used,
+because it says less: it calls a step observed whether it runs, fails or is undetermined, and leaves out
+approvals' questions and the steps of ``on_failure``.
+
+Who calls it: ``cli.playbook``, which shows an `Explanation` as text (``report``) or as JSON.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -19,11 +25,11 @@ from trainmedic_server import errors
 from trainmedic_server.catalog import expressions
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger, step_id
-from trainmedic_server.domain.run import Controls, Decision, Run, Status
+from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger
+from trainmedic_server.domain.run import Controls, Decision, Run, Status, StepState
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import guards, scope
+from trainmedic_server.engine import guards, scope, steps
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook, Scope, Step
@@ -31,11 +37,11 @@ from trainmedic_server.ports.store import GuardFacts
 from trainmedic_server.server import payload
 
 _RUN_ID = "00000000-0000-7000-8000-000000000000"
-"""Stands in for the id of a run that is not there."""
+"""The id of the imagined run, which templates may use."""
 
 
 class StepForecast(StrEnum):
-    """What would become of a step."""
+    """What would become of a step, as far as the alert alone tells."""
 
     RUNS = "runs"
     SKIPPED = "skipped"
@@ -47,7 +53,8 @@ class StepForecast(StrEnum):
 class StepPlan:
     """One step: what it is, whether it would run, with which parameters, and why.
 
-    ``params`` are rendered and checked; None where there are none or they are not known.
+    The fields are those of the JSON output. ``params`` are rendered and checked; None where the step has none
+    or they are undetermined.
     """
 
     phase: str
@@ -61,10 +68,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One playbook and one alert. ``guards`` and ``steps`` are empty where it does not react.
+    """What one playbook would do about one alert. ``guards`` and ``steps`` are empty where it does not react.
 
-    ``decision`` is what would be decided as far as the alert alone tells: ``started``,
-    ``observe_only``, ``stale``, ``target_unknown`` or ``target_ambiguous``; None where it does not react.
+    The fields are those of the JSON output. ``decision`` is the engine's, as far as the alert alone tells:
+    ``started``, ``observe_only``, ``stale``, ``target_unknown`` or ``target_ambiguous``; None where the
+    playbook does not react.
     """
 
     playbook: str
@@ -104,7 +112,7 @@ def explain(
     now: datetime,
     topology: Topology = Topology(),
 ) -> tuple[Explanation, ...]:
-    """For each alert and each playbook, in the order of alerts and of the playbooks' names."""
+    """An explanation for each alert and each playbook, in the order of the alerts and of the playbooks' names."""
     return tuple(_explained(book, actions, alert, limits, now, topology) for alert in alerts for book in catalog.all())
 
 
@@ -112,33 +120,30 @@ def _explained(
     book: CompiledPlaybook, actions: Actions, alert: Alert, limits: EngineLimits, now: datetime, topology: Topology
 ) -> Explanation:
     match = book.match(alert)
+    explanation = Explanation(book.spec.name, book.source, alert, match.matched, match.why)
     if not match.matched:
-        return Explanation(book.spec.name, book.source, alert, False, match.why)
+        return explanation
     mode = Mode.stricter(book.spec.mode, limits.mode)
     target = book.target_of(alert, topology)
     if isinstance(target, Unresolved):
-        refused = Decision(target.reason)
-        return Explanation(book.spec.name, book.source, alert, True, target.why, mode, None, refused)
-    verdict = guards.decide(
+        return replace(explanation, why=target.why, mode=mode, decision=Decision(target.reason))
+    decided = guards.decide(
         book.spec.guards, mode, GuardFacts(), Controls(), limits, starts_at=alert.starts_at, now=now
     )
     names = _scope(book, alert, target, mode, now)
-    return Explanation(
-        playbook=book.spec.name,
-        source=book.source,
-        alert=alert,
-        matched=True,
-        why=verdict.why,
+    return replace(
+        explanation,
+        why=decided.why,
         mode=mode,
         target=target.key,
-        decision=verdict.decision,
+        decision=decided.decision,
         guards=_guards(book),
-        steps=_steps(book, actions, names),
+        steps=tuple(_step_plan(book, actions, names, state) for state in steps.fresh(book, ask_first=False)),
     )
 
 
 def _scope(book: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Scope:
-    """The names as they are before any step has run."""
+    """The names that expressions can use before any step has run."""
     run = Run(
         _RUN_ID, book.spec.name, book.version, target, mode, Status.RUNNING, Decision.STARTED,
         alert.identity, alert.name, alert.labels, now,
@@ -147,81 +152,79 @@ def _scope(book: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now
 
 
 def _guards(book: CompiledPlaybook) -> tuple[str, ...]:
-    wanted = book.spec.guards
-    found = []
-    if wanted.cooldown is not None:
-        found.append(f"cooldown: not within {duration.write(wanted.cooldown)} after its last run on this target ended")
-    if wanted.max_runs is not None:
-        per = duration.write(wanted.max_runs.per)
-        found.append(f"max_runs: at most {wanted.max_runs.count} runs started in {per}")
-    if wanted.max_concurrent is not None:
-        found.append(f"max_concurrent: at most {wanted.max_concurrent} runs open at once")
-    return tuple(found)
+    """A sentence for each guard that the playbook has."""
+    spec = book.spec.guards
+    sentences = []
+    if spec.cooldown is not None:
+        sentences.append(
+            f"cooldown: not within {duration.write(spec.cooldown)} after its last run on this target ended"
+        )
+    if spec.max_runs is not None:
+        per = duration.write(spec.max_runs.per)
+        sentences.append(f"max_runs: at most {spec.max_runs.count} runs started in {per}")
+    if spec.max_concurrent is not None:
+        sentences.append(f"max_concurrent: at most {spec.max_concurrent} runs open at once")
+    return tuple(sentences)
 
 
-def _steps(book: CompiledPlaybook, actions: Actions, names: Scope) -> tuple[StepPlan, ...]:
-    return tuple(
-        _step(book, actions, phase, index, step, names)
-        for phase, steps in (("steps", book.spec.steps), ("on_failure", book.spec.on_failure))
-        for index, step in enumerate(steps)
-    )
-
-
-def _step(book: CompiledPlaybook, actions: Actions, phase: str, index: int, step: Step, names: Scope) -> StepPlan:
-    known_as, what = step_id(step, index, phase), _what(step)
-    verdict, why = _condition(book, phase, index, step, names)
-    if verdict in (StepForecast.SKIPPED, StepForecast.FAILS) or not isinstance(step, ActionStep):
-        if isinstance(step, ApproveStep) and verdict is StepForecast.RUNS:
-            what = f"{what}: {_question(book, phase, index, step, names)}"
-        return StepPlan(phase, known_as, what, verdict, why)
-    undo = None if step.undo is UndoTrigger.NEVER else str(step.undo)
-    if actions.spec(step.action) is None:
-        return StepPlan(phase, known_as, what, StepForecast.FAILS, f"there is no action {step.action!r} in this server")
-    if _speaks_of_steps(step.with_):
-        told = why or "its parameters depend on how earlier steps end"
-        return StepPlan(phase, known_as, what, StepForecast.UNDETERMINED, told, undo=undo)
+def _step_plan(book: CompiledPlaybook, actions: Actions, names: Scope, state: StepState) -> StepPlan:
+    spec = steps.spec_of(book, state)
+    plan = StepPlan(state.phase, state.id, _describe(spec), *_condition(book, names, state, spec))
+    if plan.verdict in (StepForecast.SKIPPED, StepForecast.FAILS):
+        return plan
+    if isinstance(spec, ApproveStep) and plan.verdict is StepForecast.RUNS:
+        return replace(plan, what=f"{plan.what}: {_question(book, names, state, spec)}")
+    if not isinstance(spec, ActionStep):
+        return plan
+    if actions.spec(spec.action) is None:
+        return replace(plan, verdict=StepForecast.FAILS, why=f"there is no action {spec.action!r} in this server")
+    plan = replace(plan, undo=None if spec.undo is UndoTrigger.NEVER else str(spec.undo))
+    if _uses_steps(spec.with_):
+        reason = plan.why or "its parameters depend on how earlier steps end"
+        return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)
     try:
-        params = book.params(phase, index, names)
+        params = book.params(state.phase, state.index, names)
     except errors.ExpressionError as error:
-        return StepPlan(phase, known_as, what, StepForecast.FAILS, str(error), undo=undo)
-    shown = params.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return StepPlan(phase, known_as, what, verdict, why, shown, undo)
+        return replace(plan, verdict=StepForecast.FAILS, why=str(error))
+    return replace(plan, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
-def _condition(book: CompiledPlaybook, phase: str, index: int, step: Step, names: Scope) -> tuple[StepForecast, str]:
-    if step.when and _speaks_of_steps(step.when, is_expression=True):
-        return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {step.when}"
+def _condition(book: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
+    """What the step's ``when`` makes of it, and why."""
+    if spec.when and _uses_steps(spec.when, is_expression=True):
+        return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {spec.when}"
     try:
-        if book.when(phase, index, names):
-            return StepForecast.RUNS, f"when holds: {step.when}" if step.when else ""
+        if book.when(state.phase, state.index, names):
+            return StepForecast.RUNS, f"when holds: {spec.when}" if spec.when else ""
     except errors.ExpressionError as error:
         return StepForecast.FAILS, str(error)
-    return StepForecast.SKIPPED, f"when does not hold: {step.when}"
+    return StepForecast.SKIPPED, f"when does not hold: {spec.when}"
 
 
-def _question(book: CompiledPlaybook, phase: str, index: int, step: ApproveStep, names: Scope) -> str:
+def _question(book: CompiledPlaybook, names: Scope, state: StepState, spec: ApproveStep) -> str:
+    """What the step asks; unrendered where that depends on how earlier steps end."""
     try:
-        return book.message(phase, index, names)
+        return book.message(state.phase, state.index, names)
     except errors.ExpressionError:
-        return step.message
+        return spec.message
 
 
-def _speaks_of_steps(value: Any, *, is_expression: bool = False) -> bool:
+def _uses_steps(value: Any, *, is_expression: bool = False) -> bool:
     """Whether a checked expression, or a template anywhere in `value`, uses the name ``steps``."""
     if isinstance(value, Mapping):
-        return any(_speaks_of_steps(each) for each in value.values())
+        return any(_uses_steps(member) for member in value.values())
     if isinstance(value, list):
-        return any(_speaks_of_steps(each) for each in value)
+        return any(_uses_steps(member) for member in value)
     if not isinstance(value, str) or not (is_expression or expressions.is_template(value)):
         return False
     tree = expressions.parse_expression(value) if is_expression else expressions.parse_template(value)
     return "steps" in meta.find_undeclared_variables(tree)
 
 
-def _what(step: Step) -> str:
-    limit = f", at most {duration.write(step.timeout)}" if step.timeout else ""
-    if isinstance(step, ActionStep):
-        return f"action {step.action}"
-    if isinstance(step, ApproveStep):
+def _describe(spec: Step) -> str:
+    limit = f", at most {duration.write(spec.timeout)}" if spec.timeout else ""
+    if isinstance(spec, ActionStep):
+        return f"action {spec.action}"
+    if isinstance(spec, ApproveStep):
         return f"approve{limit}"
-    return f"wait_for {step.wait_for}{limit}"
+    return f"wait_for {spec.wait_for}{limit}"
