@@ -1,4 +1,4 @@
-"""``trainmedic playbook``: checking, explaining and testing playbooks, without a server."""
+"""``trainmedic playbook``: checks, explains and tests playbooks without a server, by the ``simulation``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def playbook() -> None:
 
     PATH is a file or a directory; without one it is TRAINMEDIC_PLAYBOOKS, else playbooks.
     """
-    # What the catalog and the engine log on the way, the result says better.
+    # The command's output says better what the catalog and the engine would log.
     telemetry.configure_logging("CRITICAL")
 
 
@@ -104,11 +104,12 @@ def explain(alert: BinaryIO, paths: Sequence[Path], mode: str, inventory: Path |
         topology = Topology(file_inventory.load(inventory)) if inventory else Topology()
     except (PayloadError, ConfigurationError) as error:
         raise exits.InvalidInput(f"{alert.name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
-    found = explain_alerts(library, actions, alerts, EngineLimits(mode=Mode(mode)), clock.now(), topology)
+    explanations = explain_alerts(library, actions, alerts, EngineLimits(mode=Mode(mode)), clock.now(), topology)
     if output == "json":
-        click.echo(json.dumps([_plain(each) for each in found], indent=2, ensure_ascii=False, default=str))
+        members = [_plain(explanation) for explanation in explanations]
+        click.echo(json.dumps(members, indent=2, ensure_ascii=False, default=str))
         return
-    for line in report.explanations(found):
+    for line in report.explanations(explanations):
         click.echo(line)
 
 
@@ -139,20 +140,20 @@ def _tested(files: Iterable[Path], results: list[suite.FileResult]) -> Iterator[
 
 
 def _roots(paths: Sequence[Path]) -> list[Path]:
-    """The paths that were given, else those of the setting."""
+    """The paths on the command line, else those of the setting."""
     if paths:
         return list(paths)
-    given = os.environ.get("TRAINMEDIC_PLAYBOOKS") or "playbooks"
-    return [Path(part).expanduser() for part in given.split(os.pathsep) if part]
+    setting = os.environ.get("TRAINMEDIC_PLAYBOOKS") or "playbooks"
+    return [Path(part).expanduser() for part in setting.split(os.pathsep) if part]
 
 
-def _plain(each: Explanation) -> dict[str, Any]:
-    """An explanation as JSON: the alert by its labels."""
-    found = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
-    found["alert"] = dict(each.alert.labels)
-    found["steps"] = [dataclasses.asdict(step) for step in each.steps]
-    return found
+def _plain(explanation: Explanation) -> dict[str, Any]:
+    """An explanation for JSON, in which its labels stand for the alert."""
+    members = {field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)}
+    members["alert"] = dict(explanation.alert.labels)
+    members["steps"] = [dataclasses.asdict(step) for step in explanation.steps]
+    return members
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

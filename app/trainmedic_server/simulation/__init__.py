@@ -1,1 +1,1 @@
-"""Trying playbooks out without a server: explain what an alert would do, and run playbooks' tests."""
+"""Tries playbooks out without a server: checks them, explains what an alert would do, and runs their tests."""

@@ -1,4 +1,4 @@
-"""Checking playbooks, and the files with their tests, without a server."""
+"""Checks playbooks, and the files with their tests, without a server. Who calls it: ``cli.playbook``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainmedic_server.simulation import suite_format
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The playbooks that can be loaded, and everything that is wrong, in the order of files and lines."""
+    """The playbooks that can be loaded, and every problem in the order of files and lines."""
 
     books: tuple[YamlPlaybook, ...]
     problems: tuple[Problem, ...]
@@ -35,6 +35,5 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
 
 
 def test_files(roots: Iterable[Path]) -> list[Path]:
-    """The files with tests: those named, and those in the directories named."""
-    found = [path for root in roots for path in loader.test_files(root) if loader.is_test(path)]
-    return list(dict.fromkeys(found))
+    """The files with tests among `roots` and in the directories among them, each once."""
+    return list(dict.fromkeys(path for root in roots for path in loader.test_files(root) if loader.is_test(path)))

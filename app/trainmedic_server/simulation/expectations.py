@@ -1,4 +1,7 @@
-"""Comparing what a test expects with what the engine did. Pure."""
+"""Compares what a test expects with what the engine did. Pure.
+
+Who calls it: ``suite``, at each check of a test.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _LONGEST = 300
 class Observations:
     """Everything that has happened up to a check, in order.
 
-    ``unmatched`` says of alerts that no playbook reacted to why each did not.
+    ``unmatched`` says for each alert that no playbook reacted to why each playbook did not.
     """
 
     decisions: Sequence[PlaybookDecision]
@@ -39,116 +42,117 @@ class Difference:
     got: str
 
 
-def differences(check: Check, seen: Observations) -> Iterator[Difference]:
-    """Everything in which `seen` is not what `check` expects."""
+def differences(check: Check, observed: Observations) -> Iterator[Difference]:
+    """Every difference between `observed` and what `check` expects."""
     if check.decisions is not None:
-        made = [f"{each.playbook} {each.target or '-'}: {each.decision}" for each in seen.decisions]
-        yield from _count(("decisions",), len(check.decisions), made, seen.unmatched)
-        for index, (wanted, got) in enumerate(zip(check.decisions, seen.decisions, strict=False)):
+        made = [f"{decision.playbook} {decision.target or '-'}: {decision.decision}" for decision in observed.decisions]
+        yield from _count(("decisions",), len(check.decisions), made, observed.unmatched)
+        for index, (expected, got) in enumerate(zip(check.decisions, observed.decisions, strict=False)):
             path: Path = ("decisions", index)
-            yield from _equal((*path, "playbook"), wanted.playbook, got.playbook)
-            yield from _equal((*path, "target"), wanted.target, got.target)
-            yield from _equal((*path, "decision"), wanted.decision, got.decision)
+            yield from _equal((*path, "playbook"), expected.playbook, got.playbook)
+            yield from _equal((*path, "target"), expected.target, got.target)
+            yield from _equal((*path, "decision"), expected.decision, got.decision)
     if check.runs is not None:
-        items = [f"{each.run.playbook} {_target(each)}: {each.run.status} ({each.run.decision})" for each in seen.runs]
-        yield from _count(("runs",), len(check.runs), items, seen.unmatched)
-        for index, (run, record) in enumerate(zip(check.runs, seen.runs, strict=False)):
+        items = [
+            f"{record.run.playbook} {_target(record)}: {record.run.status} ({record.run.decision})"
+            for record in observed.runs
+        ]
+        yield from _count(("runs",), len(check.runs), items, observed.unmatched)
+        for index, (run, record) in enumerate(zip(check.runs, observed.runs, strict=False)):
             yield from _run(("runs", index), run, record)
     if check.calls is not None:
-        done = [f"{each.action}{' (undo)' if each.undo else ''} {_shown(each.params)}" for each in seen.calls]
+        done = [f"{call.action}{' (undo)' if call.undo else ''} {_shown(call.params)}" for call in observed.calls]
         yield from _count(("calls",), len(check.calls), done)
-        for index, (expected, carried) in enumerate(zip(check.calls, seen.calls, strict=False)):
+        for index, (expected_call, call) in enumerate(zip(check.calls, observed.calls, strict=False)):
             path = ("calls", index)
-            yield from _equal((*path, "action"), expected.action, carried.action)
-            yield from _contains((*path, "params"), expected.params, carried.params)
-            yield from _equal((*path, "undo"), expected.undo, carried.undo)
-    yield from _equal(("paused",), check.paused, seen.controls.paused)
-    yield from _equal(("breaker_open",), check.breaker_open, seen.controls.breaker_open)
+            yield from _equal((*path, "action"), expected_call.action, call.action)
+            yield from _contains((*path, "params"), expected_call.params, call.params)
+            yield from _equal((*path, "undo"), expected_call.undo, call.undo)
+    yield from _equal(("paused",), check.paused, observed.controls.paused)
+    yield from _equal(("breaker_open",), check.breaker_open, observed.controls.breaker_open)
 
 
-def _run(path: Path, wanted: RunExpected, record: RunRecord) -> Iterator[Difference]:
+def _run(path: Path, expected: RunExpected, record: RunRecord) -> Iterator[Difference]:
     run = record.run
-    why = f" ({run.message})" if run.message else ""
-    yield from _equal((*path, "playbook"), wanted.playbook, run.playbook)
-    yield from _equal((*path, "target"), wanted.target, _target(record))
-    yield from _equal((*path, "decision"), wanted.decision, run.decision, why)
-    yield from _equal((*path, "status"), wanted.status, run.status, why)
-    yield from _equal((*path, "mode"), wanted.mode, run.mode)
-    yield from _says((*path, "message"), wanted.message, run.message)
-    yield from _equal((*path, "alerts"), wanted.alerts, len(record.alerts))
+    reason = f" ({run.message})" if run.message else ""
+    yield from _equal((*path, "playbook"), expected.playbook, run.playbook)
+    yield from _equal((*path, "target"), expected.target, _target(record))
+    yield from _equal((*path, "decision"), expected.decision, run.decision, reason)
+    yield from _equal((*path, "status"), expected.status, run.status, reason)
+    yield from _equal((*path, "mode"), expected.mode, run.mode)
+    yield from _says((*path, "message"), expected.message, run.message)
+    yield from _equal((*path, "alerts"), expected.alerts, len(record.alerts))
     states = {step.id: step for step in run.steps}
-    for step_id, step in wanted.steps.items():
+    for step_id, step in expected.steps.items():
         place = (*path, "steps", step_id)
         if step_id in states:
             yield from _step(place, step, states[step_id])
         else:
             yield Difference(place, "a step", f"none of that id; the run has {', '.join(states) or 'no steps'}")
-    if wanted.events is not None:
-        yield from _in_order((*path, "events"), wanted.events, [event.kind for event in record.events])
+    if expected.events is not None:
+        yield from _in_order((*path, "events"), expected.events, [event.kind for event in record.events])
 
 
-def _step(path: Path, wanted: StepExpected, state: StepState) -> Iterator[Difference]:
-    told = state.error or state.message
-    yield from _equal((*path, "status"), wanted.status, state.status, f" ({told})" if told else "")
-    yield from _contains((*path, "params"), wanted.params, state.params)
-    yield from _contains((*path, "output"), wanted.output, state.output)
-    yield from _equal((*path, "attempts"), wanted.attempts, len(state.attempts))
-    yield from _says((*path, "error"), wanted.error, state.error)
-    yield from _says((*path, "message"), wanted.message, state.message)
-    if wanted.undo is not None:
-        yield from _undo((*path, "undo"), wanted.undo, state.undo)
+def _step(path: Path, expected: StepExpected, state: StepState) -> Iterator[Difference]:
+    reason = state.error or state.message
+    yield from _equal((*path, "status"), expected.status, state.status, f" ({reason})" if reason else "")
+    yield from _contains((*path, "params"), expected.params, state.params)
+    yield from _contains((*path, "output"), expected.output, state.output)
+    yield from _equal((*path, "attempts"), expected.attempts, len(state.attempts))
+    yield from _says((*path, "error"), expected.error, state.error)
+    yield from _says((*path, "message"), expected.message, state.message)
+    if expected.undo is not None:
+        yield from _undo((*path, "undo"), expected.undo, state.undo)
 
 
-def _undo(path: Path, wanted: UndoExpected, undo: Undo | None) -> Iterator[Difference]:
+def _undo(path: Path, expected: UndoExpected, undo: Undo | None) -> Iterator[Difference]:
     if undo is None:
         yield Difference(path, "an undo", "none: the action has not begun, or cannot be undone")
         return
-    yield from _equal((*path, "status"), wanted.status, undo.status, f" ({undo.error})" if undo.error else "")
-    yield from _equal((*path, "action"), wanted.action, undo.action)
-    yield from _contains((*path, "params"), wanted.params, undo.params)
+    yield from _equal((*path, "status"), expected.status, undo.status, f" ({undo.error})" if undo.error else "")
+    yield from _equal((*path, "action"), expected.action, undo.action)
+    yield from _contains((*path, "params"), expected.params, undo.params)
 
 
-def _equal(path: Path, wanted: object, got: object, why: str = "") -> Iterator[Difference]:
-    if wanted is not None and wanted != got:
-        yield Difference(path, _shown(wanted), _shown(got) + why)
+def _equal(path: Path, expected: object, got: object, reason: str = "") -> Iterator[Difference]:
+    if expected is not None and expected != got:
+        yield Difference(path, _shown(expected), _shown(got) + reason)
 
 
-def _says(path: Path, wanted: str | None, got: str | None) -> Iterator[Difference]:
-    if wanted is not None and wanted not in (got or ""):
-        yield Difference(path, f"a text with {_shown(wanted)}", _shown(got) if got else "none")
+def _says(path: Path, expected: str | None, got: str | None) -> Iterator[Difference]:
+    if expected is not None and expected not in (got or ""):
+        yield Difference(path, f"a text with {_shown(expected)}", _shown(got) if got else "none")
 
 
-def _count(path: Path, wanted: int, got: Sequence[str], unmatched: Sequence[str] = ()) -> Iterator[Difference]:
-    if wanted != len(got):
-        told = [*got, *(unmatched if wanted > len(got) else ())]
-        listed = "".join(f"\n      {each}" for each in told)
-        yield Difference(path, f"{wanted}", f"{len(got)}{':' if told else ''}{listed}")
+def _count(path: Path, expected: int, got: Sequence[str], unmatched: Sequence[str] = ()) -> Iterator[Difference]:
+    if expected != len(got):
+        lines = [*got, *(unmatched if expected > len(got) else ())]
+        listed = "".join(f"\n      {line}" for line in lines)
+        yield Difference(path, f"{expected}", f"{len(got)}{':' if lines else ''}{listed}")
 
 
-def _contains(path: Path, wanted: object, got: object) -> Iterator[Difference]:
-    """Mappings hold at least what is wanted; anything else is equal."""
-    if wanted is None:
+def _contains(path: Path, expected: object, got: object) -> Iterator[Difference]:
+    if expected is not None:
+        yield from _at_least(path, expected, got)
+
+
+def _at_least(path: Path, expected: object, got: object) -> Iterator[Difference]:
+    """Where both are mappings, `got` has at least the expected members; anything else is equal."""
+    if not isinstance(expected, Mapping) or not isinstance(got, Mapping):
+        if expected != got:
+            yield Difference(path, _shown(expected), _shown(got))
         return
-    if isinstance(wanted, Mapping) and isinstance(got, Mapping):
-        for key, each in wanted.items():
-            if key in got:
-                yield from _exactly_or_contains((*path, key), each, got[key])
-            else:
-                yield Difference((*path, key), _shown(each), f"nothing; there are {', '.join(map(str, got)) or 'none'}")
-        return
-    yield from _exactly_or_contains(path, wanted, got)
+    for key, value in expected.items():
+        if key in got:
+            yield from _at_least((*path, key), value, got[key])
+        else:
+            others = ", ".join(map(str, got)) or "none"
+            yield Difference((*path, key), _shown(value), f"nothing; there are {others}")
 
 
-def _exactly_or_contains(path: Path, wanted: object, got: object) -> Iterator[Difference]:
-    if isinstance(wanted, Mapping) and isinstance(got, Mapping):
-        yield from _contains(path, wanted, got)
-    elif wanted != got:
-        yield Difference(path, _shown(wanted), _shown(got))
-
-
-def _in_order(path: Path, wanted: Sequence[str], got: Sequence[str]) -> Iterator[Difference]:
+def _in_order(path: Path, expected: Sequence[str], got: Sequence[str]) -> Iterator[Difference]:
     left = iter(got)
-    for index, kind in enumerate(wanted):
+    for index, kind in enumerate(expected):
         if kind not in left:  # takes from the iterator up to the kind
             yield Difference((*path, index), f"{_shown(kind)} next", f"the events {', '.join(got)}")
             return

@@ -1,7 +1,8 @@
-"""What the simulation found, as text for a terminal. No colour, no width: lines that can be searched."""
+"""Shows the simulation's results as text for a terminal: uncoloured, unwrapped lines, so that they can be searched."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,31 +13,30 @@ from trainmedic_server.simulation.suite import FileResult
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
-def explanations(found: Sequence[Explanation]) -> Iterator[str]:
+def explanations(of_alerts: Sequence[Explanation]) -> Iterator[str]:
     """Each alert with the playbooks that react to it, then those that do not and why."""
-    before = None
-    for alert in dict.fromkeys(id(each.alert) for each in found):
-        about = [each for each in found if id(each.alert) == alert]
-        if before is not None:
+    # One alert's explanations follow each other. Two alerts may be equal, so they are told apart by identity.
+    for number, (_, group) in enumerate(itertools.groupby(of_alerts, lambda explanation: id(explanation.alert))):
+        of_alert = list(group)
+        if number:
             yield ""
-        before = alert
-        first = about[0].alert
-        yield _plain(f"alert {first.name or '(without a name)'}, {first.status}: {_pairs(first.labels)}")
-        for each in sorted(about, key=lambda each: not each.matched):
-            yield from map(_plain, _explanation(each))
+        alert = of_alert[0].alert
+        yield _plain(f"alert {alert.name or '(without a name)'}, {alert.status}: {_pairs(alert.labels)}")
+        for explanation in sorted(of_alert, key=lambda explanation: not explanation.matched):
+            yield from map(_plain, _explanation(explanation))
 
 
-def _explanation(each: Explanation) -> Iterator[str]:
-    if not each.matched:
-        yield f"  {each.playbook}: does not react: {each.why}"
+def _explanation(explanation: Explanation) -> Iterator[str]:
+    if not explanation.matched:
+        yield f"  {explanation.playbook}: does not react: {explanation.why}"
         return
-    yield f"  {each.playbook}: reacts ({each.source})"
-    yield f"    target:   {each.target or 'none'}"
-    yield f"    mode:     {each.mode}"
-    yield f"    decision: {each.decision}{f' ({each.why})' if each.why else ''}"
-    for guard in each.guards:
+    yield f"  {explanation.playbook}: reacts ({explanation.source})"
+    yield f"    target:   {explanation.target or 'none'}"
+    yield f"    mode:     {explanation.mode}"
+    yield f"    decision: {explanation.decision}{f' ({explanation.why})' if explanation.why else ''}"
+    for guard in explanation.guards:
         yield f"    guard:    {guard}"
-    for number, step in enumerate(each.steps, start=1):
+    for number, step in enumerate(explanation.steps, start=1):
         yield from _step(number, step)
 
 
@@ -50,7 +50,7 @@ def _step(number: int, step: StepPlan) -> Iterator[str]:
 
 
 def results(files: Iterable[FileResult], *, verbose: bool = False) -> Iterator[str]:
-    """One line for each file, its failures below; each test where `verbose`; the sum at the end."""
+    """A line for each file with its failures below it, and the sum at the end; each passed test where `verbose`."""
     tests = failed = broken = 0
     seconds = 0.0
     for file in files:
@@ -77,5 +77,5 @@ def _pairs(labels: Mapping[str, Any]) -> str:
 
 
 def _plain(line: str) -> str:
-    """One line whatever a label holds."""
+    """The text as one line, whatever a label holds."""
     return line.translate(_CONTROL)

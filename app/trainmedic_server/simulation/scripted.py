@@ -1,8 +1,8 @@
-"""Actions that do as a test says: the real ones' names, parameters and inverses, with scripted outcomes.
+"""Scripted actions for tests: they have the names, parameters and inverses of the real ones, and scripted outcomes.
 
 A step's replies are looked up by its id, else by its action's name; an undo's by ``<step id>.undo``,
 else by the name of the inverse action. Each attempt takes the next reply, and the last one stays.
-Without a reply everything is applied at once, with no output.
+Without a reply every attempt is applied at once, with no output. Who uses it: ``suite``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _APPLIED = ReplyModel(outcome=ReplyOutcome.APPLIED)
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One call of an action, as tests look at it."""
+    """One attempt of an action, as tests compare it."""
 
     action: str
     params: Mapping[str, Any]
@@ -36,11 +36,11 @@ class RecordedCall:
 
 
 class Script:
-    """The replies of one test, and what was called."""
+    """The replies of one test, and the attempts that were made in it."""
 
     def __init__(self, replies: Mapping[str, Sequence[ReplyModel]]) -> None:
         self._replies = replies
-        self._given: dict[str, int] = {}
+        self._used: dict[str, int] = {}
         self.calls: list[RecordedCall] = []
 
     def next(self, *keys: str) -> ReplyModel:
@@ -48,14 +48,14 @@ class Script:
         key = next((key for key in keys if self._replies.get(key)), None)
         if key is None:
             return _APPLIED
-        given = self._given.get(key, 0)
-        self._given[key] = given + 1
+        used = self._used.get(key, 0)
+        self._used[key] = used + 1
         replies = self._replies[key]
-        return replies[min(given, len(replies) - 1)]
+        return replies[min(used, len(replies) - 1)]
 
 
 class ScriptedActions:
-    """`ports.Actions`: the classes of `real`, acting by `script`. One for each test."""
+    """`ports.Actions` with the classes of `real`, which act by `script`. Each test has one of its own."""
 
     def __init__(self, real: Actions, script: Script, store: RunStore, clock: Clock) -> None:
         self._real = real
@@ -77,7 +77,7 @@ class ScriptedActions:
 
 
 class _Scripted:
-    """One action, for acting only: what is asked of its class, the engine asks the real one."""
+    """Performs one action. The engine asks the real class for parameters, targets and inverses, never this one."""
 
     name: ClassVar[str] = "scripted"
     summary: ClassVar[str] = "Does as a test says."
@@ -114,11 +114,11 @@ class _Scripted:
                 raise errors.OutcomeUnknown(reply.reason or "no reply in time", reply.output)
 
     def outcome_saved(self, command_id: str) -> None:
-        """Nothing is held for it."""
+        """Do nothing: no resource is held for the command."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        """Never asked."""
+        """Never called, because the engine asks the real class."""
         return
 
 

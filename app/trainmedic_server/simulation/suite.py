@@ -1,6 +1,7 @@
-"""Running playbook tests: the real engine on a store in memory, in virtual time, with scripted actions.
+"""Runs playbook tests: the real engine on a store in memory, in virtual time, with scripted actions.
 
-`run_file` runs every test of a file; nothing outside the process is touched and nothing real waits.
+`run_file` runs every test of a file. It touches nothing outside the process and waits for no real time. Not
+here: the format of tests (``suite_format``), and comparing (``expectations``). Who calls it: ``cli.playbook``.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from trainmedic_server.simulation.suite_format import (
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)
-"""A timer this far off fires only when everything that is due now has been done."""
+"""A timer with this delay fires only when everything that is due now has been done."""
 _LOOK_EVERY = timedelta(seconds=10)
 _PATIENCE = timedelta(hours=2)
-"""How long after the last thing that a test says its runs may take to end, where it names no end."""
+"""The time that runs may take to end after the last entry of a test, where the test names no end."""
 
 _KINDS = {
     SimulatedOperation.APPROVE: OrderKind.APPROVE,
@@ -59,7 +60,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """One test's outcome; it passed where there are no failures. ``seconds`` are real ones."""
+    """The outcome of one test, which passed where there are no failures. ``seconds`` are of real time."""
 
     __test__ = False
 
@@ -71,7 +72,7 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True)
 class FileResult:
-    """The tests of one file; none were run where the file, or a playbook of it, has problems."""
+    """The outcomes of one file's tests; none were run where the file, or a playbook of it, has problems."""
 
     path: Path
     results: tuple[TestResult, ...] = ()
@@ -83,7 +84,7 @@ class FileResult:
 
 
 def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
-    """Run every test of a file. Never raises for what is in the file."""
+    """Run every test of a file. It raises nothing for what is in the file: that is in the result."""
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[YamlPlaybook]]] = []
     for suite in suites:
@@ -122,7 +123,7 @@ def _run_test(
 
 @dataclass
 class _Scenario:
-    """One test being played."""
+    """Plays one test: carries out its timeline, and collects its failures."""
 
     test: TestEntry
     catalog: StaticCatalog
@@ -175,15 +176,15 @@ class _Scenario:
 
     async def _deliver(self, entry: AlertEntry, number: int) -> None:
         labels = dict(entry.alert.labels)
-        known_as = fingerprint(labels)
+        identity = fingerprint(labels)
         now = self.clock.now()
-        began = self.began.get(known_as, now) if entry.starts_at is None else BEGINNING + entry.starts_at
+        began = self.began.get(identity, now) if entry.starts_at is None else BEGINNING + entry.starts_at
         resolved = entry.status is AlertStatus.RESOLVED
-        alert = Alert(known_as, entry.status, labels, dict(entry.alert.annotations), began, now if resolved else None)
+        alert = Alert(identity, entry.status, labels, dict(entry.alert.annotations), began, now if resolved else None)
         if resolved:
-            self.began.pop(known_as, None)
+            self.began.pop(identity, None)
         else:
-            self.began[known_as] = began
+            self.began[identity] = began
         delivery = Delivery(f"delivery-{number}", now, "trainmedic", "{}", "", (alert,))
         admission = await self.engine.admit(delivery)
         self.decisions.extend(admission.runs)
@@ -221,7 +222,7 @@ class _Scenario:
                 await self.engine.order(run.id, _KINDS[entry.do], entry.by, entry.note)
 
     async def _newest(self, entry: OrderEntry) -> Run:
-        """The newest run that an order can mean."""
+        """The newest run that fits the order. Raises NotFound."""
         for run in await self._runs():
             target = run.target.key if run.target else ""
             if entry.playbook in (None, run.playbook) and entry.target in (None, target):
@@ -234,11 +235,11 @@ class _Scenario:
         return page
 
     async def _settle(self) -> None:
-        """Let everything be done that is due now."""
+        """Wait until everything that is due now has been done."""
         await self.clock.sleep_until(self.clock.now() + _SETTLE)
 
     async def _to_the_end(self) -> None:
-        """Go to the test's end, or to where its runs have ended by themselves."""
+        """Let time pass until the test's end, or until its runs have ended by themselves."""
         await self._settle()
         if self.test.end is not None:
             await self.clock.sleep_until(BEGINNING + self.test.end)
@@ -250,13 +251,13 @@ class _Scenario:
 
     async def _check(self, check: Check, place: Place) -> None:
         await self._settle()
-        seen = Observations(
+        observed = Observations(
             self.decisions, await self._records(), self.script.calls, self.engine.controls, self.unmatched
         )
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
-        for found in expectations.differences(check, seen):
-            told = f"{when}, {where(found.path)}: expected {found.expected}, got {found.got}"
-            self.fail((*place, *found.path), told)
+        for difference in expectations.differences(check, observed):
+            message = f"{when}, {where(difference.path)}: expected {difference.expected}, got {difference.got}"
+            self.fail((*place, *difference.path), message)
 
     async def _records(self) -> list[RunRecord]:
         """Every item of the history with its events, oldest first."""
@@ -265,7 +266,7 @@ class _Scenario:
 
 
 def _is_busy(run: Run) -> bool:
-    """Whether something is still to come of a run without anybody's doing."""
+    """Whether the run will still change by itself, without a person or a new alert."""
     if run.is_open:
         waits_for_somebody = run.waiting_on in ("approval", "resume", "resolved")
         return not waits_for_somebody or any(step.deadline and not step.status.is_final for step in run.steps)
@@ -273,7 +274,7 @@ def _is_busy(run: Run) -> bool:
 
 
 def _timeline(test: TestEntry) -> list[tuple[timedelta, Place, AlertEntry | OrderEntry | Check]]:
-    """Everything with a time, in the order of times; at one time alerts, then orders, then checks."""
+    """The entries that have a time, in its order; at one time first alerts, then orders, then checks."""
     entries: list[tuple[timedelta, Place, AlertEntry | OrderEntry | Check]] = []
     entries.extend((alert.at, ("alerts", index), alert) for index, alert in enumerate(test.alerts))
     entries.extend((order.at, ("orders", index), order) for index, order in enumerate(test.orders))
@@ -287,18 +288,21 @@ def _checks(test: TestEntry) -> Iterator[tuple[Place, Check]]:
 
 
 def _unknown_names(suite: Suite, books: Iterable[YamlPlaybook], actions: Actions) -> Iterator[Problem]:
-    """Names of steps, actions and playbooks in a test that nothing has: such an expectation says nothing."""
+    """A problem for each step, action and playbook that a test names and that does not exist.
+
+    A reply or an expectation for it would never be used, so that the test would pass without testing it.
+    """
     books = list(books)
     if not books:
         return
     steps = _step_ids(books)
-    known = {*steps, *(f"{step}.undo" for step in steps), *_action_names(books), *actions.names()}
+    reply_keys = {*steps, *(f"{step}.undo" for step in steps), *_action_names(books), *actions.names()}
     playbooks = {book.spec.name for book in books}
     for index, test in enumerate(suite.spec.tests):
         place: Place = ("tests", index)
         for key in test.replies:
-            if key not in known:
-                yield _no_such(suite, (*place, "replies", key), "step or action", key, known)
+            if key not in reply_keys:
+                yield _no_such(suite, (*place, "replies", key), "step or action", key, reply_keys)
         for check_place, check in _checks(test):
             for number, run in enumerate(check.runs or ()):
                 for step in run.steps:
@@ -311,13 +315,13 @@ def _unknown_names(suite: Suite, books: Iterable[YamlPlaybook], actions: Actions
                     yield _no_such(suite, inner, "playbook", run.playbook, playbooks)
 
 
-def _no_such(suite: Suite, place: Place, what: str, name: str, known: Iterable[str]) -> Problem:
-    message = f"there is no {what} {name!r} in the playbooks under test{did_you_mean(name, known)}"
-    return _problem(suite, place, message, at_key=what != "playbook")
+def _no_such(suite: Suite, place: Place, kind: str, name: str, existing: Iterable[str]) -> Problem:
+    message = f"there is no {kind} {name!r} in the playbooks under test{did_you_mean(name, existing)}"
+    return _problem(suite, place, message, at_key=kind != "playbook")
 
 
 def _problem(suite: Suite, path: Place, message: str, *, at_key: bool = False) -> Problem:
-    """A problem at its place as it is written: where a list was meant, one entry may stand alone."""
+    """A problem at the place of `path` in the file, where a list with one entry may be written without the list."""
     value = suite.document.value
     written: list[str | int] = []
     for part in path:

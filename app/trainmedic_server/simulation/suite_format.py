@@ -26,7 +26,7 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
 
 LONGEST = timedelta(days=7)
-"""Tests may last so long in virtual time; the engine's own heartbeat makes longer ones slow."""
+"""The virtual time that a test may last; the engine's own periodic tasks make longer tests slow."""
 
 
 def _read_offset(value: Any) -> Any:
@@ -49,7 +49,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class Labelled(_Model):
+class AlertContent(_Model):
     """An alert's labels (``alertname`` among them) and annotations. Its labels are its identity."""
 
     labels: dict[str, str]
@@ -60,7 +60,7 @@ class AlertEntry(_Model):
     """One delivery to the webhook. ``starts_at`` is, unless given, when the alert was first said to fire."""
 
     at: Duration = timedelta(0)
-    alert: Labelled
+    alert: AlertContent
     status: AlertStatus = AlertStatus.FIRING
     starts_at: Offset | None = None
 
@@ -111,10 +111,10 @@ def _long_form(value: Any) -> Any:
     if isinstance(value, dict) and "outcome" not in value:
         named = [name for name in ReplyOutcome if name in value]
         if len(named) == 1:
-            told = value[named[0]]
-            rest = {key: each for key, each in value.items() if key != named[0]}
+            detail = value[named[0]]
+            rest = {key: member for key, member in value.items() if key != named[0]}
             key = "output" if named[0] is ReplyOutcome.APPLIED else "reason"
-            return {"outcome": named[0].value, **rest, **({} if told is None else {key: told})}
+            return {"outcome": named[0].value, **rest, **({} if detail is None else {key: detail})}
     return value
 
 

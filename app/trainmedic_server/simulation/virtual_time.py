@@ -1,6 +1,6 @@
-"""An asyncio event loop whose clock jumps to the next timer when nothing is ready, and a clock on it.
+"""An asyncio event loop whose clock jumps to the next timer when nothing is ready, and a clock that reads it.
 
-Sleeping costs no real time there, so a simulation of hours takes milliseconds, and its order of
+Sleeping costs no real time on it, so that a simulation of hours takes milliseconds, and its order of
 events is the same each time. Playbook tests run on it, and so do unit tests of the engine::
 
     virtual_time.run(scenario())                      # anywhere
@@ -8,7 +8,7 @@ events is the same each time. Playbook tests run on it, and so do unit tests of 
     def pytest_asyncio_loop_factories(config, item):  # conftest.py: every async test beside it
         return {"virtual": virtual_time.VirtualLoop}
 
-Not for sockets: the clock does not wait for the network. It does wait for work that was given to a
+It is not for sockets: the clock does not wait for the network. It does wait for work that was given to a
 thread through the loop (``asyncio.to_thread``).
 """
 
@@ -27,7 +27,7 @@ BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Stalled(RuntimeError):
-    """Everything waits, and neither a timer nor a thread is left that could wake anything."""
+    """Every task waits, and neither a timer nor a thread is left that could wake one."""
 
 
 class _JumpingSelector(selectors.BaseSelector):
@@ -85,7 +85,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
     async def shutdown_default_executor(self) -> None:
-        # The loop joins its threads in one more thread, which must be waited for too.
+        # The loop joins its threads in another thread, for which the clock must wait too.
         self._jumping.threads += 1
         try:
             await super().shutdown_default_executor()
@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The port Clock on a loop's time (the running loop's by default): 0 seconds is `beginning`."""
+    """The port Clock by a loop's time (by default the running loop's), whose 0 seconds are `beginning`."""
 
     def __init__(self, beginning: datetime = BEGINNING, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._beginning = beginning
