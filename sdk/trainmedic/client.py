@@ -1,8 +1,12 @@
-"""`connect` and what it returns: the training loop's side of Trainmedic.
+"""`connect` and the `Medic` that it returns: what a training loop calls.
 
-The training thread only reads and writes plain attributes and queues here. Two background threads of rank 0
-talk to Redis (``reader``, ``writer``). In a job of several ranks, `trainmedic.distributed.share` lets all of them
-carry out the same commands at the same step (``agreement``); without it the commands are rank 0's alone.
+A command goes from the receiver to the queue, in a job of several ranks to the coordinator, then to a handler, and its
+outcome to the writer. Receiver, queue and writer are rank 0's (``job.server_connection``), the coordinator is in
+``ranks``, and the handlers are those of ``job.handlers``. The receiver and the writer are background threads; the
+training thread only reads and writes plain attributes and queues.
+
+In a job of several ranks, `trainmedic.distributed.share` lets all of them carry out the same commands at the same
+step; without it the commands are rank 0's alone.
 """
 
 from __future__ import annotations
@@ -18,16 +22,15 @@ from trainmedic.errors import ConfigurationError
 from trainmedic.job import devices
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Alone, Group
-from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED, CommandHandlers
-from trainmedic.job.metrics import Endpoint
+from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED, HandlerRegistry
+from trainmedic.job.metrics import MetricsEndpoint
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window, whole
 from trainmedic.job.queue import CommandQueue
-from trainmedic.job.rank_stats import Vitals
+from trainmedic.job.rank_stats import RankStats
 from trainmedic.job.server_connection import ServerConnection
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.ranks.shared_store import KeyValueStore
 from trainmedic.settings import Settings, resolve
-from trainmedic.version import __version__
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import open_client
 
@@ -68,8 +71,7 @@ def connect(
     Raises ConfigurationError.
     """
     settings = resolve(job, redis_url, signing_key, rank, world_size)
-    known = dict(capabilities or {})
-    for action, how in known.items():
+    for action, how in (capabilities or {}).items():
         if how not in (LIVE, RESTART, UNSUPPORTED):
             raise ConfigurationError(f"capabilities: {action} is {how!r}; it can be live, restart or unsupported")
     if settings.redis_url is not None:
@@ -78,7 +80,7 @@ def connect(
         except (ValueError, TypeError) as error:
             raise ConfigurationError("the Redis URL cannot be read") from error
     progress = Progress(time.perf_counter(), hang_floor, startup_floor)
-    return Medic(settings, known, metrics_port, metrics_host, progress)
+    return Medic(settings, dict(capabilities or {}), metrics_port, metrics_host, progress)
 
 
 class Medic:
@@ -96,19 +98,19 @@ class Medic:
         self.rank = settings.rank
         self.world_size = settings.world_size
         self.progress = progress
-        # The figures of all ranks, where something gathers them; else those of this one.
-        self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
+        # The figures of all ranks, where the ranks share; those of this one are added.
+        self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
         self.step: int | None = None
         self.share: Share | None = None
         # Called by the receiver's thread when a command has come and waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
         self._node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
         self._host = socket.gethostname()
-        self._vitals = Vitals(progress, self._node)
-        self._handlers = CommandHandlers(self.job, capabilities, lambda: self.window(REPAIR))
+        self._stats = RankStats(progress, self._node)
+        self._handlers = HandlerRegistry(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
         self._is_closed = False
-        self._endpoint: Endpoint | None = None
+        self._endpoint: MetricsEndpoint | None = None
         # Both are rank 0's. With several ranks it receives no command before it is known who answers them: all of
         # them, or rank 0 alone.
         self._server: ServerConnection | None = None
@@ -118,11 +120,11 @@ class Medic:
         if self.rank != 0:
             return
         if metrics_port is not None:
-            self._endpoint = Endpoint(self.job, self.progress, self._ranks, metrics_host, metrics_port)
+            self._endpoint = MetricsEndpoint(self.job, self.progress, self._ranks, metrics_host, metrics_port)
         self._is_receiving = self.world_size == 1
         self._server = ServerConnection(settings, self._handlers, self._conclude, self._describe)
         self._queue = self._server.queue
-        self._queue.on_arrival = self._tell_arrival
+        self._queue.on_arrival = lambda: self.on_arrival() if self.on_arrival is not None else None
         self._server.open()
         if self._is_receiving:
             self._server.receive()
@@ -154,16 +156,9 @@ class Medic:
         up the rest is found. Costs about a microsecond and waits for nothing: where reports follow each other
         faster than twenty a second, tensors are looked at that often.
         """
+        now = time.perf_counter()
         self.progress.note(
-            step,
-            loss,
-            grad_norm,
-            learning_rate,
-            samples,
-            time.perf_counter(),
-            expected_learning_rate,
-            memory_bytes,
-            own_seconds,
+            step, loss, grad_norm, learning_rate, samples, now, expected_learning_rate, memory_bytes, own_seconds
         )
 
     def window(self, name: str) -> Window:
@@ -180,7 +175,7 @@ class Medic:
 
     def stats(self) -> Mapping[str, Any]:
         """This rank's memory and pace, for rank 0 to show; takes about a millisecond, in any thread."""
-        return self._vitals.measure(time.perf_counter())
+        return self._stats.measure(time.perf_counter())
 
     def stall(self) -> Stall:
         """How long no step was completed, windows left out, and from when on that is a hang."""
@@ -269,17 +264,14 @@ class Medic:
             raise ConfigurationError("share() is called once, before the job is closed")
         if self._queue is not None:
             self._queue.ranks = range(self.world_size)
-            self.gather = self._gather
-        local = LocalRank(
-            self.rank,
-            self.world_size,
-            self._handlers,
-            self._queue,
-            self._conclude,
-            lambda: {"node": self._node, "host": self._host, "gpu": gpu()},
-            self.stats,
-        )
+
+        def about() -> Mapping[str, Any]:
+            return {"node": self._node, "host": self._host, "gpu": gpu()}
+
+        handlers, queue = self._handlers, self._queue
+        local = LocalRank(self.rank, self.world_size, handlers, queue, self._conclude, about, self.stats)
         self.share = Share(store, local, SharingOptions(every, patience, call_patience))
+        self.gather = self.share.gather
         if not self._is_receiving:
             self._begin_receiving()
         else:
@@ -287,7 +279,10 @@ class Medic:
         return self.share
 
     def close(self) -> None:
-        """Answer what is unanswered with ``failed``, say goodbye, end the threads. In a few seconds at most."""
+        """Answer what is unanswered with ``failed``, take leave of the other ranks, end the threads.
+
+        Takes a few seconds at most.
+        """
         if self._is_closed or self._pid != os.getpid():
             return  # a forked child has no threads, and its parent goes on
         self._is_closed = True
@@ -313,13 +308,9 @@ class Medic:
         self.close()
 
     def _ranks(self) -> Mapping[int, Mapping[str, Any]]:
-        found = self.gather() if self.gather is not None else {}
-        return {**found, self.rank: self.stats()}
+        return {**self.gather(), self.rank: self.stats()}
 
-    def _gather(self) -> Mapping[int, Mapping[str, Any]]:
-        return self.share.gather() if self.share is not None else {}
-
-    # --- between the threads --------------------------------------------------------------------------
+    # --- what other threads and the ranks call --------------------------------------------------------
 
     def _begin_receiving(self) -> None:
         assert self._server is not None
@@ -331,10 +322,6 @@ class Medic:
         if self._server is not None:
             self._server.announce()
 
-    def _tell_arrival(self) -> None:
-        if self.on_arrival is not None:
-            self.on_arrival()
-
     def _conclude(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         if status == envelope.APPLIED and self.step is not None:
             output = {"step": self.step, **output}
@@ -345,24 +332,18 @@ class Medic:
             self._queue.close(command, status, output)
 
     def _describe(self) -> Mapping[str, Any]:
-        """What the presence key says. ``ranks`` are those that answer each command."""
+        """What the presence key says, beside which process it is. ``ranks`` are those that answer each command."""
         return {
-            "job": self.job,
-            "rank": self.rank,
             "world_size": self.world_size,
             "ranks": [0] if self._is_receiving else list(range(self.world_size)),
             **(self.share.describe() if self.share is not None else self._alone()),
-            "host": self._host,
-            "pid": self._pid,
-            "instance": self._server.instance if self._server is not None else None,
-            "sdk": __version__,
             "capabilities": dict(self._handlers.capabilities),
             "interrupts_hangs": self.on_arrival is not None,
             "step": self.progress.step if self.progress.step is not None else self.step,
         }
 
     def _alone(self) -> Mapping[str, Any]:
-        """Where a job of one process runs; of several, rank 0 knows that only once they share."""
+        """Where a job of one process runs. In a job of several ranks, rank 0 knows that only once they share."""
         if self.world_size > 1:
             return {}
         gpus: Sequence[str | None] = devices.in_use() or (None,)

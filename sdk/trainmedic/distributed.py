@@ -6,9 +6,9 @@
     medic = trainmedic.connect(job="llm-1")        # rank and world size from torchrun
     trainmedic.distributed.share(medic)            # on every rank, before the loop
 
-How they agree is told in ``agreement``. It takes no collective: only the key-value store that the
-process group was started with, which under torchrun outlives every rank. Here: finding that store, and
-what PyTorch knows of where a rank runs. Needs PyTorch.
+``trainmedic.ranks`` says how they agree. It takes no collective, only the key-value store that the process group was
+started with, which under torchrun outlives every rank. Here are finding that store, and what PyTorch knows of where a
+rank runs. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -39,24 +39,23 @@ def share(
     """Let the ranks agree. Every rank calls it once, after the same number of calls of `Medic.commands`.
 
     From then on every rank calls `Medic.commands` equally often, at the same steps. ``every`` is the
-    number of calls between two looks at what was decided; by default as many as make about a second.
-    ``store`` is a ``torch.distributed.Store`` that all ranks reach; by default that of the process group,
-    or of torchrun. ``patience`` is for how many seconds a rank waits for a decision that is late, and
-    ``call_patience`` for the others at a command. Also found as ``medic.share`` afterwards.
+    number of calls between two sync points, at which the ranks read what was decided; by default as many as
+    make about a second. ``store`` is a ``torch.distributed.Store`` that all ranks reach; by default that of
+    the process group, or of torchrun. ``patience`` is for how many seconds a rank waits for a decision that
+    is late, and ``call_patience`` for the others at a command. Also found as ``medic.share`` afterwards.
 
     Returns at once. Raises ConfigurationError.
     """
     if every is not None and every < 1:
         raise ConfigurationError(f"share: every is {every}; it counts calls of commands(), and is at least 1")
     if dist.is_available() and dist.is_initialized():
-        known = (dist.get_rank(), dist.get_world_size())
-        if known != (medic.rank, medic.world_size):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if (rank, world_size) != (medic.rank, medic.world_size):
             raise ConfigurationError(
-                f"this is rank {known[0]} of {known[1]} for torch.distributed, and rank {medic.rank} of "
+                f"this is rank {rank} of {world_size} for torch.distributed, and rank {medic.rank} of "
                 f"{medic.world_size} for trainmedic: give connect() rank and world_size"
             )
-    found = store if store is not None else _find_store()
-    prefixed = PrefixStore(f"trainmedic/{medic.job}", found)
+    prefixed = PrefixStore(f"trainmedic/{medic.job}", store if store is not None else _find_store())
     return medic.share_through(prefixed, _Device().uuid, every, patience, call_patience)
 
 
@@ -91,7 +90,7 @@ def _find_store() -> Any:
 
 
 def _connection(store: Any) -> Any:
-    """A store is not to be shared between threads while one of them waits in it: a copy where there can be one."""
+    """A copy of the store where there can be one: while one thread waits in a store, no other may use it."""
     try:
         return store.clone()
     except (AttributeError, NotImplementedError, RuntimeError):

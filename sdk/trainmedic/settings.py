@@ -1,6 +1,6 @@
-"""What `connect` was told, completed from the environment.
+"""The settings of a job: the arguments of `connect`, completed from the environment.
 
-Arguments win over variables. Not here: connecting.
+Arguments win over variables. Who calls it: ``client``. Not here: connecting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Settings:
     world_size: int
     signing_key: bytes | None
     redis_url: str | None
+    """None where a URL may yet be in ``url_file``."""
     url_file: Path
+    """Where a server of the same user on this machine leaves its Redis URL."""
 
     def find_url(self) -> str | None:
         """The Redis URL: the one that was given, else what the server's state directory says by now."""
@@ -41,7 +43,7 @@ class Settings:
 
 
 def read_url(file: Path) -> str | None:
-    """What a server has left in its state directory, None where it has left nothing."""
+    """The URL that a server has left in its state directory; None where it has left none."""
     try:
         return file.read_text().strip() or None
     except (OSError, UnicodeDecodeError):
@@ -56,7 +58,7 @@ def resolve(
     world_size: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Raises ConfigurationError. Neither URL nor key is in its text."""
+    """The settings of this process. Raises ConfigurationError, with neither URL nor key in its text."""
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
     if not _JOB.match(name):
@@ -67,9 +69,9 @@ def resolve(
     url = redis_url or env.get("TRAINMEDIC_REDIS_URL") or None
     if url is not None and not url.startswith(SCHEMES):
         raise ConfigurationError("the Redis URL begins with redis://, rediss:// or unix://")
-    found_rank, found_size = _ranks(env)
-    my_rank = found_rank if rank is None else rank
-    size = world_size if world_size is not None else max(found_size, my_rank + 1)
+    launched_rank, launched_size = _ranks(env)
+    my_rank = launched_rank if rank is None else rank
+    size = world_size if world_size is not None else max(launched_size, my_rank + 1)
     if not 0 <= my_rank < size:
         raise ConfigurationError(f"rank {my_rank} does not exist in a world of {size}")
     state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(env.get("HOME") or Path.home()) / ".local/state/trainmedic")
@@ -86,9 +88,9 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
     return 0, 1
 
 
-def _key(given: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
+def _key(argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
     """The bytes of the key, without the white space around it that editors and secrets leave."""
-    key = given
+    key = argument
     if key is None:
         key = env.get("TRAINMEDIC_SIGNING_KEY")
     path = env.get("TRAINMEDIC_SIGNING_KEY_FILE")

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.support.programs import ROOT
-from trainmedic.job.metrics import Shown
+from trainmedic.job.metrics import JobCollector
 from trainmedic.job.progress import Progress
-from trainmedic.job.rank_stats import Vitals
+from trainmedic.job.rank_stats import RankStats
 
 RULES = ROOT / "monitoring" / "rules" / "training.yaml"
 EVERY = 5
@@ -29,14 +29,14 @@ Figures = Mapping[str, Any]
 def shown(scrapes: int, train: Callable[[int], None], others: Callable[[int], Figures]) -> list[dict[str, Any]]:
     """The series that a job of two ranks shows: this process, and one with the figures of `others`."""
     progress = Progress()
-    vitals = Vitals(progress, "node-1")
+    vitals = RankStats(progress, "node-1")
     values: dict[str, list[str]] = {}
     for scrape in range(scrapes):
         now = float(scrape * EVERY)
         train(scrape)
         progress.note(scrape, 2.0, 0.5, None, 8, now)
         ranks = {0: vitals.measure(now), 1: others(scrape)}
-        families = Shown("llm-1", progress, lambda ranks=ranks: ranks, lambda now=now: now).collect()  # type: ignore[misc]
+        families = JobCollector("llm-1", progress, lambda ranks=ranks: ranks, lambda now=now: now).collect()  # type: ignore[misc]
         for sample in (sample for family in families for sample in family.samples):
             if "memory" in sample.name or sample.name == "training_steps_total":
                 labels = ",".join(f"{name}={json.dumps(value)}" for name, value in sample.labels.items())

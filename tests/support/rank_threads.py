@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from trainmedic.job.command import JobCommand
-from trainmedic.job.handlers import CommandHandlers
+from trainmedic.job.handlers import HandlerRegistry
 from trainmedic.job.parameters import parse
 from trainmedic.job.queue import CommandQueue
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
@@ -33,7 +33,7 @@ class Member:
         self.done: list[tuple[int, str]] = []
         self.step = 0
         self.waited = 0.0
-        self.handlers = CommandHandlers("llm-1", {}, nullcontext)
+        self.handlers = HandlerRegistry("llm-1", {}, nullcontext)
         self.handlers.handlers["job.scale_lr"] = self._note
         self.queue: CommandQueue | None = None
         if rank == 0:

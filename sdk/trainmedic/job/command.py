@@ -1,6 +1,6 @@
 """A command as the training loop sees it, to be carried out and answered.
 
-Not here: how it came (``reader``), how the answer leaves (``writer``).
+Not here: how it came and how the answer leaves (``queue``), who carries it out (``handlers``).
 """
 
 from __future__ import annotations
@@ -92,11 +92,12 @@ class JobCommand:
             return
         self.status = status
         try:
-            told = plain(output)
-        except Exception as error:  # whatever its own objects raise when they are asked what they are
+            plain_output = plain(output)
+        # Anything: the output's own objects are asked what they are.
+        except Exception as error:
             log.exception("the output of %s cannot be told", self.action)
-            told = {"reason": f"its output cannot be told: {type(error).__name__}"}
-        self._conclude(self, status, told)
+            plain_output = {"reason": f"its output cannot be told: {type(error).__name__}"}
+        self._conclude(self, status, plain_output)
 
     def __repr__(self) -> str:
         return f"<JobCommand {self.action} {self.id} {self.status or 'not answered'}>"

@@ -23,7 +23,7 @@ UNSUPPORTED = "unsupported"
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
 
 
-class CommandHandlers:
+class HandlerRegistry:
     """The handlers of one rank, and the commands that were handed to the training loop.
 
     ``window`` makes the window of the job's progress in which each handler runs.

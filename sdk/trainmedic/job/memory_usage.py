@@ -3,7 +3,7 @@
 Host memory comes from Linux's ``/proc`` and the process's own control group; elsewhere it is not known.
 CUDA memory comes from PyTorch where the job has loaded and initialised it itself: nothing is imported
 here, no context is made on a device, and the allocator's figures are those of this process. Who calls
-it: ``vitals``. Not here: what the job reports itself (``progress``).
+it: ``rank_stats``. Not here: what the job reports itself (``progress``).
 """
 
 from __future__ import annotations
@@ -26,16 +26,21 @@ _APART = 4.0
 
 @dataclass(frozen=True)
 class Cuda:
-    """The device that this process has most on; bytes, and how often memory had to be searched for twice."""
+    """The memory of the CUDA device that this process has most on. All but ``retries`` are bytes."""
 
     allocated: int
+    """In use by tensors."""
     reserved: int
+    """Held by PyTorch's allocator, in use or cached."""
     total: int
+    """What the device has."""
     retries: int
+    """How often an allocation succeeded only after the cache was emptied."""
 
 
 def resident_bytes(proc: Path = PROC) -> int | None:
-    """Of this process and its children, the data loaders' workers among them. Shared pages count in each."""
+    """Resident memory of this process and its children, the data loaders' workers among them. Shared pages count in
+    each."""
     page = os.sysconf("SC_PAGE_SIZE")
     own = _resident_pages(proc / "self")
     if own is None:
@@ -47,7 +52,7 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Bytes in use and at most available: of the control group where it has a limit, else of the machine.
+    """Bytes in use and bytes at most available, of the control group where it has a limit, else of the machine.
 
     What the kernel can take back without harm, such as the page cache, does not count as in use.
     """
@@ -64,16 +69,16 @@ def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | N
 
 
 def cuda_memory() -> Cuda | None:
-    """Of the device on which this process's allocator holds most; None where CUDA is not in use."""
+    """The memory of the device on which this process's allocator holds most; None where CUDA is not in use."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:
         if cuda is None or not cuda.is_initialized():
             return None
-        found = [_device(cuda, index) for index in range(cuda.device_count())]
+        devices = [_device(cuda, index) for index in range(cuda.device_count())]
     except (RuntimeError, AttributeError, AssertionError):  # a driver that went away, a build without CUDA
         return None
-    used = [device for device in found if device.reserved]
+    used = [device for device in devices if device.reserved]
     return max(used, key=lambda device: device.reserved) if used else None
 
 
@@ -139,13 +144,13 @@ def _resident_pages(process: Path) -> int | None:
 
 
 def _fields(path: Path, separator: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     for line in (_read(path) or "").splitlines():
         name, _, value = line.partition(separator)
         figure = value.split()
         if figure and figure[0].isdigit():
-            found[name] = int(figure[0])
-    return found
+            fields[name] = int(figure[0])
+    return fields
 
 
 def _read(path: Path) -> str | None:

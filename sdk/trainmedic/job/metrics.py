@@ -1,6 +1,6 @@
 """The optional Prometheus endpoint of a job. Everything it shows is worked out when it is asked.
 
-Not here: what was reported and what follows from it (``progress``), the figures of the ranks (``vitals``).
+Not here: what was reported and what follows from it (``progress``), the figures of the ranks (``rank_stats``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator, Mapping
 
 from trainmedic.errors import ConfigurationError
 from trainmedic.job.progress import WINDOWS, Progress
-from trainmedic.job.rank_stats import Sample, shown
+from trainmedic.job.rank_stats import Sample, prometheus_samples
 
 try:
     import prometheus_client
@@ -53,8 +53,8 @@ HELP = {
 }
 
 
-class Shown(Collector):
-    """What `Endpoint` answers with; ``now`` is the clock, in seconds."""
+class JobCollector(Collector):
+    """Collects what `MetricsEndpoint` answers with. ``now`` is the clock, in seconds."""
 
     def __init__(self, job: str, progress: Progress, ranks: Ranks, now: Callable[[], float]) -> None:
         self._job = job
@@ -92,17 +92,17 @@ class Shown(Collector):
             step, at = progress.checkpoint
             yield Sample("training_checkpoint_step", {}, step)
             yield Sample("training_checkpoint_timestamp_seconds", {}, at)
-        yield from shown(self._ranks())
+        yield from prometheus_samples(self._ranks())
 
 
-class Endpoint:
+class MetricsEndpoint:
     """``http://host:port/metrics``. Raises ConfigurationError where it cannot be opened."""
 
     def __init__(self, job: str, progress: Progress, ranks: Ranks, host: str, port: int) -> None:
         if prometheus_client is None:
             raise ConfigurationError("metrics_port needs prometheus_client: pip install 'trainmedic[metrics]'")
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(Shown(job, progress, ranks, time.perf_counter))
+        registry.register(JobCollector(job, progress, ranks, time.perf_counter))
         # When the process began, by which rules tell a job that was started anew.
         prometheus_client.ProcessCollector(registry=registry)
         try:

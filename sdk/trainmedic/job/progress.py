@@ -2,8 +2,8 @@
 
 Numbers are kept as they come and turned into floats, means and medians when somebody asks, so that a
 step costs next to nothing and a tensor on a GPU is not waited for by the training thread. Who calls it:
-``client`` from the training thread; ``metrics``, the reader and ``interrupt`` from others. Not here: what
-Prometheus is shown (``metrics``), memory that is measured (``footprint``).
+``client`` from the training thread; ``metrics``, the writer and ``interrupt`` from others. Not here: what
+Prometheus is shown (``metrics``), memory that is measured (``memory_usage``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Stall(NamedTuple):
         return self.seconds > self.limit
 
 
-class Open(NamedTuple):
+class OpenWindows(NamedTuple):
     """The open windows, outermost first; since when the innermost; and the seconds of those before."""
 
     names: tuple[str, ...]
@@ -103,7 +103,7 @@ class Progress:
         self._mark: tuple[float, float] | None = None
         # Between two reports: seconds without windows, steps, samples, and the rank's own seconds.
         self._intervals: deque[tuple[float, int, float | None, float | None]] = deque(maxlen=_KEPT)
-        self._open = Open((), now, 0.0)
+        self._open = OpenWindows((), now, 0.0)
 
     # --- the training thread ----------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class Progress:
             self._intervals.append((now - mark[0] - (excused - mark[1]), done, samples, own_seconds))
 
     def tell(self, loss: Any, grad_norm: Any) -> None:
-        """Of steps that were reported before."""
+        """Take in the values of steps that were reported before, which come later from a GPU."""
         if loss is not None:
             self.loss = _kept(loss)
         if grad_norm is not None:
@@ -174,14 +174,14 @@ class Progress:
     def enter(self, name: str, now: float) -> None:
         """A window opens: until `leave`, time is neither a step's nor a hang's. Windows nest."""
         windows = self._open
-        self._open = Open((*windows.names, name if name in WINDOWS else OTHER), now, self._counted(windows, now))
+        self._open = OpenWindows((*windows.names, name if name in WINDOWS else OTHER), now, self._counted(windows, now))
 
     def leave(self, now: float) -> None:
         """The innermost window closes."""
         windows = self._open
-        self._open = Open(windows.names[:-1], now, self._counted(windows, now))
+        self._open = OpenWindows(windows.names[:-1], now, self._counted(windows, now))
 
-    def _counted(self, windows: Open, now: float) -> float:
+    def _counted(self, windows: OpenWindows, now: float) -> float:
         """The seconds in windows until now, those of the innermost put to its account."""
         if not windows.names:
             return windows.before
@@ -203,7 +203,7 @@ class Progress:
         intervals = list(self._intervals)
         if len(intervals) < _PACE:
             return Stall(seconds, self.startup_floor)
-        usual = statistics.median(one[0] for one in intervals)
+        usual = statistics.median(seconds for seconds, *_ in intervals)
         return Stall(seconds, max(HANG_FACTOR * usual, self.hang_floor))
 
     @property
@@ -213,22 +213,22 @@ class Progress:
         return names[-1] if names else None
 
     def seconds_in_windows(self, now: float) -> dict[str, float]:
-        """By name, the open one included."""
+        """The seconds in each kind of window, the open one included."""
         windows = self._open
-        found = dict(self.window_seconds)
+        seconds = dict(self.window_seconds)
         if windows.names:
-            found[windows.names[-1]] += max(now - windows.since, 0.0)
-        return found
+            seconds[windows.names[-1]] += max(now - windows.since, 0.0)
+        return seconds
 
     def median_step_seconds(self) -> float | None:
         intervals = list(self._intervals)
-        return statistics.median(one[0] / one[1] for one in intervals) if intervals else None
+        return statistics.median(seconds / steps for seconds, steps, *_ in intervals) if intervals else None
 
     def own_seconds_per_step(self) -> float | None:
-        """The median over the last few reports of what this rank says that it worked."""
-        told = [(number(one[3]), one[1]) for one in list(self._intervals)[-_RECENT:]]
-        found = [seconds / steps for seconds, steps in told if seconds is not None and not math.isnan(seconds)]
-        return statistics.median(found) if found else None
+        """The median of the time per step that this rank has worked itself, over the last few reports."""
+        reported = [(number(own), steps) for _, steps, _, own in list(self._intervals)[-_RECENT:]]
+        per_step = [seconds / steps for seconds, steps in reported if seconds is not None and not math.isnan(seconds)]
+        return statistics.median(per_step) if per_step else None
 
     def values(self, now: float) -> dict[str, float]:
         """Metric names and values, those that are known. What is not finite is NaN.
@@ -242,7 +242,7 @@ class Progress:
         if loss is not None and grad_norm is not None and math.isnan(grad_norm):
             loss = _NAN
         rate, expected = number(self.learning_rate), number(self.expected_learning_rate)
-        found: dict[str, float | None] = {
+        values: dict[str, float | None] = {
             "training_loss": loss,
             "gradient_norm": grad_norm,
             "training_learning_rate": rate,
@@ -251,7 +251,7 @@ class Progress:
             "training_step_median_seconds": self.median_step_seconds(),
             **self._pace(self.stall(now).seconds),
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
     def _pace(self, waited: float) -> dict[str, float]:
         """Step time and throughput, over the last few reports."""
@@ -260,16 +260,16 @@ class Progress:
             weight = _WEIGHT if seconds else 1.0
             seconds += weight * (taken - seconds)
             steps += weight * (done - steps)
-            known = number(trained_on)
-            if known is not None and not math.isnan(known):
-                samples += weight * (known - samples)
+            count = number(trained_on)
+            if count is not None and not math.isnan(count):
+                samples += weight * (count - samples)
         if not seconds:
             return {}
         lasting = max(seconds, waited)
-        found = {"training_step_seconds": lasting / steps}
+        values = {"training_step_seconds": lasting / steps}
         if samples:
-            found["training_throughput_samples_per_second"] = samples / lasting
-        return found
+            values["training_throughput_samples_per_second"] = samples / lasting
+        return values
 
 
 class Window:
@@ -301,12 +301,12 @@ def deviation(rate: float | None, expected: float | None) -> float | None:
     larger = max(abs(rate), abs(expected))
     if larger == 0.0:
         return 0.0
-    found = abs(rate - expected) / larger
-    return 1.0 if math.isnan(found) else min(found, 1.0)
+    part = abs(rate - expected) / larger
+    return 1.0 if math.isnan(part) else min(part, 1.0)
 
 
 def number(value: Any) -> float | None:
-    """None as it is, what is not a finite number as NaN."""
+    """`value` as a float; NaN for anything that is not a finite number, None for None."""
     if value is None:
         return None
     try:
@@ -317,7 +317,7 @@ def number(value: Any) -> float | None:
 
 
 def whole(step: Any) -> int | None:
-    """A step of whatever type the loop counts in; None for what is no number."""
+    """A step as an int, whatever type the loop counts in; None for a value that is no number."""
     try:
         return int(step)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -331,5 +331,5 @@ def _kept(value: Any) -> Any:
         return value
     placements = getattr(value, "placements", None)
     if placements is not None:  # spread over ranks: to ask for its number could mean to wait for the others
-        return value.to_local() if all(one.is_replicate() for one in placements) else None
+        return value.to_local() if all(placement.is_replicate() for placement in placements) else None
     return detach()

@@ -20,7 +20,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import redis
 
 from trainmedic.job.command import NOTHING_TO_UNDO, Conclude, JobCommand
-from trainmedic.job.handlers import UNSUPPORTED, CommandHandlers
+from trainmedic.job.handlers import UNSUPPORTED, HandlerRegistry
 from trainmedic.job.parameters import Parameters, parse
 from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory, CommandRecord, RankOutcome
@@ -45,7 +45,7 @@ class CommandQueue:
         job: str,
         host: str,
         memory: CommandMemory,
-        handlers: CommandHandlers,
+        handlers: HandlerRegistry,
         put: Callable[[OutgoingReplies], object],
         conclude: Conclude,
     ) -> None:

@@ -1,8 +1,8 @@
-"""The vital figures of each rank, and what the job shows of them: the fullest and the slowest rank.
+"""The figures of each rank, and what the job shows of them: the fullest and the slowest rank.
 
 A rank's figures are a flat mapping of numbers, so that they can be sent to rank 0. Who calls it: each
-rank's `trainmedic.Medic.stats`, and ``metrics`` on rank 0 with those of all. Not here: how they get
-there.
+rank's `trainmedic.Medic.stats`, and ``metrics`` on rank 0 with the figures of all ranks. Not here: how they get
+there (``trainmedic.ranks``).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Sample(NamedTuple):
     value: float
 
 
-class Vitals:
-    """Measures one rank. May be asked from several threads."""
+class RankStats:
+    """Measures this rank. May be asked from several threads."""
 
     def __init__(self, progress: Progress, node: str) -> None:
         self._progress = progress
@@ -41,30 +41,30 @@ class Vitals:
         self._lock = threading.Lock()
 
     def measure(self, now: float) -> dict[str, Any]:
-        """The figures that are known, by name. ``node`` is the one that is no number."""
-        found: dict[str, Any] = {"node": self._node, "step": self._progress.step}
-        found["own_seconds"] = self._progress.own_seconds_per_step()
+        """The figures that are known, by name. All are numbers but ``node``."""
+        figures: dict[str, Any] = {"node": self._node, "step": self._progress.step}
+        figures["own_seconds"] = self._progress.own_seconds_per_step()
         resident, host = memory_usage.resident_bytes(), memory_usage.host_memory()
-        found["resident"] = resident
+        figures["resident"] = resident
         if host is not None:
-            found[f"{HOST}_used"], found[f"{HOST}_limit"] = host
+            figures[f"{HOST}_used"], figures[f"{HOST}_limit"] = host
         cuda = memory_usage.cuda_memory()
         if cuda is not None:
-            found[f"{CUDA}_used"], found[f"{CUDA}_limit"] = cuda.allocated, cuda.total
-            found["cuda_reserved"], found["cuda_retries"] = cuda.reserved, cuda.retries
+            figures[f"{CUDA}_used"], figures[f"{CUDA}_limit"] = cuda.allocated, cuda.total
+            figures["cuda_reserved"], figures["cuda_retries"] = cuda.reserved, cuda.retries
         device = number(self._progress.memory_bytes)
-        found[f"{DEVICE}_used"] = None if device is None or math.isnan(device) else device
-        sizes = {HOST: resident, CUDA: cuda.allocated if cuda else None, DEVICE: found[f"{DEVICE}_used"]}
+        figures[f"{DEVICE}_used"] = None if device is None or math.isnan(device) else device
+        sizes = {HOST: resident, CUDA: cuda.allocated if cuda else None, DEVICE: figures[f"{DEVICE}_used"]}
         with self._lock:
             for memory, size in sizes.items():
                 if size is not None:
                     self._growth[memory].note(self._progress.steps, size, now)
-                    found[f"{memory}_growth"] = self._growth[memory].per_step()
-        return {name: value for name, value in found.items() if value is not None}
+                    figures[f"{memory}_growth"] = self._growth[memory].per_step()
+        return {name: value for name, value in figures.items() if value is not None}
 
 
-def shown(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """What the job shows of its ranks' figures."""
+def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
+    """What the job's Prometheus endpoint shows of its ranks' figures."""
     yield Sample("training_ranks", {}, len(ranks))
     for memory in MEMORIES:
         yield from _memory(ranks, memory)
@@ -72,23 +72,23 @@ def shown(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _memory(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iterator[Sample]:
-    """Of the rank with the least memory left, and the fastest growth of any."""
+    """The memory of the rank that has least left, and the fastest growth of any rank."""
     labels = {"memory": memory}
-    known = {rank: used for rank, figures in ranks.items() if (used := _figure(figures, f"{memory}_used")) is not None}
-    if known:
-        fullest = max(known, key=lambda rank: known[rank] / (_figure(ranks[rank], f"{memory}_limit") or 1.0))
-        yield Sample("training_memory_used_bytes", labels, known[fullest])
+    in_use = {rank: size for rank, figures in ranks.items() if (size := _figure(figures, f"{memory}_used")) is not None}
+    if in_use:
+        fullest = max(in_use, key=lambda rank: in_use[rank] / (_figure(ranks[rank], f"{memory}_limit") or 1.0))
+        yield Sample("training_memory_used_bytes", labels, in_use[fullest])
         limit = _figure(ranks[fullest], f"{memory}_limit")
         if limit is not None:
             yield Sample("training_memory_limit_bytes", labels, limit)
         yield Sample("training_memory_rank", labels, fullest)
-    grown = [growth for figures in ranks.values() if (growth := _figure(figures, f"{memory}_growth")) is not None]
-    if grown:
-        yield Sample("training_memory_growth_bytes_per_step", labels, max(grown))
-    for name, most in (("resident", HOST), ("cuda_reserved", CUDA), ("cuda_retries", CUDA)):
-        found = [figure for figures in ranks.values() if (figure := _figure(figures, name)) is not None]
-        if most == memory and found:
-            yield Sample(_TOTALS[name], {}, sum(found) if name == "cuda_retries" else max(found))
+    growths = [growth for figures in ranks.values() if (growth := _figure(figures, f"{memory}_growth")) is not None]
+    if growths:
+        yield Sample("training_memory_growth_bytes_per_step", labels, max(growths))
+    for name, kind in (("resident", HOST), ("cuda_reserved", CUDA), ("cuda_retries", CUDA)):
+        values = [figure for figures in ranks.values() if (figure := _figure(figures, name)) is not None]
+        if kind == memory and values:
+            yield Sample(_TOTALS[name], {}, sum(values) if name == "cuda_retries" else max(values))
 
 
 _TOTALS = {

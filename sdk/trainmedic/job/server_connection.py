@@ -6,13 +6,15 @@ Who calls it: ``trainmedic.client``. A rank other than 0 has none.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from typing import Any, Callable, Mapping
 
 from trainmedic.job.command import Conclude
-from trainmedic.job.handlers import CommandHandlers
+from trainmedic.job.handlers import HandlerRegistry
 from trainmedic.job.queue import CommandQueue
 from trainmedic.settings import Settings
+from trainmedic.version import __version__
 from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.connection import OutageLog, RedisConnection
@@ -23,26 +25,29 @@ log = logging.getLogger("trainmedic")
 
 
 class ServerConnection:
-    """``describe`` says what the job's presence holds; ``conclude`` is called when a command is answered."""
+    """``describe`` says what the job's presence holds, beside which process it is; ``conclude`` is what a command calls
+    when it is answered."""
 
     def __init__(
         self,
         settings: Settings,
-        handlers: CommandHandlers,
+        handlers: HandlerRegistry,
         conclude: Conclude,
         describe: Callable[[], Mapping[str, Any]],
     ) -> None:
         job = settings.job
-        self.instance = envelope.new_id()
         self._job = job
+        self._host = socket.gethostname()
+        self._instance = envelope.new_id()
+        self._describe_job = describe
         self._conflicting: Any = None  # the instance of the process of the same name that was logged last
         outage = OutageLog(job)
         writing, receiving = RedisConnection(settings.find_url, outage), RedisConnection(settings.find_url, outage)
-        memory = CommandMemory(f"job:{job}", self.instance)
+        memory = CommandMemory(f"job:{job}", self._instance)
         stream = envelope.job_commands(job)
-        presence = PresenceKey(envelope.job_presence(job), describe, self._log_conflict)
+        presence = PresenceKey(envelope.job_presence(job), self._describe, self._log_conflict)
         self._writer = ReplyWriter(writing, memory, stream, presence)
-        self.queue = CommandQueue(job, socket.gethostname(), memory, handlers, self._writer.put, conclude)
+        self.queue = CommandQueue(job, self._host, memory, handlers, self._writer.put, conclude)
         addressee = Addressee("job", job, stream, "rank-0", job)
         self._receiver = CommandReceiver(receiving, addressee, settings.signing_key, self.queue)
         self._is_receiving = False
@@ -67,6 +72,10 @@ class ServerConnection:
     def close(self, timeout: float) -> None:
         """Send the replies that wait, take the presence away."""
         self._writer.stop(timeout)
+
+    def _describe(self) -> Mapping[str, Any]:
+        process = {"host": self._host, "pid": os.getpid(), "instance": self._instance, "sdk": __version__}
+        return {"job": self._job, "rank": 0, **process, **self._describe_job()}
 
     def _log_conflict(self, presence: Mapping[str, Any]) -> None:
         """Another process lives under the same name, so that each command goes to one of the two."""

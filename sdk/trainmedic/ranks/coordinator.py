@@ -56,7 +56,7 @@ class RunningCommand:
 
 
 class Coordinator:
-    """See `trainmedic.ranks.role.Role`."""
+    """See `trainmedic.ranks.role.RankRole`."""
 
     lead = 0.2
 

@@ -30,7 +30,7 @@ _WIDEST = 32
 
 
 class Participant:
-    """See `trainmedic.ranks.role.Role`. ``patience`` is for how many seconds a decision that is late is waited for."""
+    """See `trainmedic.ranks.role.RankRole`. ``patience`` is how many seconds a late decision is waited for."""
 
     lead = 0.1  # after the coordinator, which writes the decision
 

@@ -55,7 +55,7 @@ class RankStatus:
         return {"heartbeat": self.heartbeat, **position, "about": dict(self.about), "stats": dict(self.stats)}
 
 
-class Role(Protocol):
+class RankRole(Protocol):
     """The part of one rank."""
 
     lead: float

@@ -16,13 +16,13 @@ from typing import Any, Callable, Mapping, Sequence
 
 from trainmedic.errors import NotAgreed
 from trainmedic.job.command import Conclude, JobCommand
-from trainmedic.job.handlers import CommandHandlers
+from trainmedic.job.handlers import HandlerRegistry
 from trainmedic.job.parameters import parse
 from trainmedic.job.queue import CommandQueue
 from trainmedic.ranks.coordinator import Coordinator
 from trainmedic.ranks.decisions import AgreedOutcome, SyncDecision, SyncInterval
 from trainmedic.ranks.participant import Participant
-from trainmedic.ranks.role import RankLost, Role, TrainingPosition, outcome_key
+from trainmedic.ranks.role import RankLost, RankRole, TrainingPosition, outcome_key
 from trainmedic.ranks.rounds import RankGroup, Round
 from trainmedic.ranks.shared_store import KeyValueStore, SharedStore
 from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Synchronizer
@@ -41,7 +41,7 @@ class LocalRank:
 
     rank: int
     world_size: int
-    handlers: CommandHandlers
+    handlers: HandlerRegistry
     queue: CommandQueue | None
     """Where the commands arrive; rank 0's alone."""
     conclude: Conclude
@@ -74,7 +74,7 @@ class Share:
         self._interval = SyncInterval(options.every)
         self._base = SharedStore(store, "", local.rank, local.world_size)
         self._coordinator = Coordinator(local.queue, self._base, self._interval) if local.queue is not None else None
-        role: Role = self._coordinator or Participant(self._base, self._interval, options.patience)
+        role: RankRole = self._coordinator or Participant(self._base, self._interval, options.patience)
         self._synchronizer = Synchronizer(self._base, role, self._interval, local.stats)
         self._synchronizer.about = local.about()
         self._synchronizer.start()

@@ -26,8 +26,8 @@ from trainmedic.ranks.role import (
     HEARTBEAT_OF_MANY,
     MANY_RANKS,
     RankLost,
+    RankRole,
     RankStatus,
-    Role,
     TrainingPosition,
 )
 from trainmedic.ranks.rounds import Round, Rounds
@@ -64,7 +64,7 @@ class Synchronizer:
     """One rank's. The training thread sets ``position``, ``about`` and ``published``, and reads ``next_decision``."""
 
     def __init__(
-        self, base: SharedStore, role: Role, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
+        self, base: SharedStore, role: RankRole, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
     ) -> None:
         self.ended_because: str | None = None
         self.position = TrainingPosition()
@@ -114,7 +114,7 @@ class Synchronizer:
         return inquiry.result
 
     def report(self, place: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
-        """This rank's outcome of the command at that place, see `trainmedic.ranks.role.Role.report`."""
+        """This rank's outcome of the command at that place, see `trainmedic.ranks.role.RankRole.report`."""
         self._outcomes.append((place, status, output))
         self._wake.set()
 

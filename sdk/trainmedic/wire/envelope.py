@@ -4,11 +4,12 @@ A command is one entry of a Redis stream with the field ``command`` (JSON, UTF-8
 signing key is in use, ``signature``: the HMAC-SHA256 of exactly those bytes, in hexadecimal. A
 reply is one entry of ``trainmedic:replies`` with the field ``reply`` (JSON).
 
-That is what is written here. What is read may come from programs that know the members of a message
-and not the name of its field, so other forms are taken too: see `body_of` and `Reply.of_entry`.
+These are the forms that this module writes. A message that it reads may come from a program that knows
+the members of a message and not the name of its field, so other forms are read too: see `body_of` and
+`Reply.of_entry`.
 
-This module is the one definition of both; the server imports it from here. It needs the standard
-library only.
+This module is the one definition of both messages; the server imports it from here. It needs the
+standard library only.
 """
 
 from __future__ import annotations
@@ -187,10 +188,10 @@ def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
     JSON object. Raises EnvelopeError where there is none."""
     if name in fields:
         return fields[name]
-    found = [value for value in fields.values() if value.lstrip()[:1] == b"{"]
-    if len(found) != 1:
+    objects = [value for value in fields.values() if value.lstrip()[:1] == b"{"]
+    if len(objects) != 1:
         raise EnvelopeError(f"the entry has no field {name.decode()!r}")
-    return found[0]
+    return objects[0]
 
 
 def sign(raw: bytes, key: bytes) -> str:
@@ -204,8 +205,8 @@ def verify(raw: bytes, signature: bytes | str | None, key: bytes | None) -> None
         return
     if not signature:
         raise EnvelopeError("the command is not signed, and a signing key is in use here")
-    given = signature.encode() if isinstance(signature, str) else signature
-    if not hmac.compare_digest(sign(raw, key).encode(), given):
+    sent = signature.encode() if isinstance(signature, str) else signature
+    if not hmac.compare_digest(sign(raw, key).encode(), sent):
         raise EnvelopeError("the command's signature is wrong")
 
 
@@ -248,7 +249,7 @@ def read_time(text: str) -> datetime:
         raise EnvelopeError(f"{text!r} is no time that can be told in UTC") from error
 
 
-def _object(raw: bytes, what: str) -> dict[str, Any]:
+def _object(raw: bytes, name: str) -> dict[str, Any]:
     try:
         fields = json.loads(raw)
         if b"\\u" in raw:
@@ -256,9 +257,9 @@ def _object(raw: bytes, what: str) -> dict[str, Any]:
             # hold them: Python makes them of file names that are not UTF-8 (PEP 383).
             fields = json.loads(json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        raise EnvelopeError(f"{what}: not JSON") from error
+        raise EnvelopeError(f"{name}: not JSON") from error
     if not isinstance(fields, dict):
-        raise EnvelopeError(f"{what}: not a JSON object")
+        raise EnvelopeError(f"{name}: not a JSON object")
     return fields
 
 
@@ -285,11 +286,11 @@ def _rank(value: Any) -> int | None:
 
 def _output(fields: Mapping[str, Any], status: str) -> dict[str, Any]:
     """The output as a mapping; where it did not work, with the ``reason`` wherever the sender has put it."""
-    given = fields.get("output")
-    output = dict(given) if isinstance(given, dict) else {} if given in (None, "") else {"value": given}
+    value = fields.get("output")
+    output = dict(value) if isinstance(value, dict) else {} if value in (None, "") else {"value": value}
     if status in FINAL - {APPLIED} and "reason" not in output:
-        said = [*(fields.get(name) for name in _REASONS), *(output.get(name) for name in (*_REASONS, "value"))]
-        reason = next((one for one in said if isinstance(one, str) and one), None)
+        texts = [*(fields.get(name) for name in _REASONS), *(output.get(name) for name in (*_REASONS, "value"))]
+        reason = next((text for text in texts if isinstance(text, str) and text), None)
         if reason is not None:
             output["reason"] = reason
     return output

@@ -9,11 +9,11 @@ import pytest
 
 from trainmedic.job.metrics import HELP
 from trainmedic.job.progress import Progress
-from trainmedic.job.rank_stats import Vitals, shown
+from trainmedic.job.rank_stats import RankStats, prometheus_samples
 
 
 def samples(ranks: dict[int, dict[str, Any]]) -> dict[tuple[str, ...], float]:
-    return {(sample.name, *sample.labels.values()): sample.value for sample in shown(ranks)}
+    return {(sample.name, *sample.labels.values()): sample.value for sample in prometheus_samples(ranks)}
 
 
 def test_the_fullest_rank_speaks_for_the_job() -> None:
@@ -62,7 +62,7 @@ def test_a_rank_measures_itself() -> None:
     progress = Progress(0.0)
     for step in range(3):
         progress.note(step, 1.0, None, None, None, float(step), memory_bytes=5e9, own_seconds=0.5)
-    figures = Vitals(progress, "node-7").measure(3.0)
+    figures = RankStats(progress, "node-7").measure(3.0)
     assert (figures["node"], figures["step"], figures["own_seconds"], figures["device_used"]) == ("node-7", 2, 0.5, 5e9)
     assert figures["resident"] > 0
 
