@@ -535,7 +535,7 @@ async def test_a_reply_that_comes_before_the_command_went_out_again_is_the_answe
     sent = make_command(seconds=30)
     asked = asyncio.create_task(bench.bus.request(sent, unheard))
     await asyncio.sleep(0)
-    bench.bus._replies.take(b"1-1", Reply(sent.id, "test", envelope.APPLIED, 0), datetime.now(UTC))
+    bench.bus._router.take(b"1-1", Reply(sent.id, "test", envelope.APPLIED, 0), datetime.now(UTC))
     async with asyncio.timeout(5):
         assert [reply.status for reply in await asked] == [envelope.APPLIED]
     assert await bench.commands("llm-1") == []

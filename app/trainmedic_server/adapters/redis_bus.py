@@ -19,13 +19,14 @@ from datetime import timedelta
 from redis.asyncio import Redis
 
 from trainmedic.wire import envelope
+from trainmedic.wire.connection import ANSWER_SECONDS
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.redis_connection import ANSWER_SECONDS, FAULTS, Outage, open_client, unavailable
-from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, Inbox, LateReply
-from trainmedic_server.adapters.redis_outbox import Outbox, Outgoing
-from trainmedic_server.adapters.redis_presence import Directory, ranks_of
-from trainmedic_server.adapters.redis_replies import Replies, Waiter
+from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, open_client, unavailable
+from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, LateReply, ReplyInbox
+from trainmedic_server.adapters.redis_outbox import CommandOutbox, QueuedCommand
+from trainmedic_server.adapters.redis_presence import PresenceReader, ranks_of
+from trainmedic_server.adapters.redis_replies import ReplyRouter, ReplyWaiter
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, Presence
 
@@ -37,13 +38,13 @@ Longer than an agent takes to start again."""
 
 
 class RedisBus:
-    """Commands out, replies in. `start` it before use, `close` it after.
+    """Sends commands and receives their replies. `start` it before use, `close` it after.
 
     ``consumer`` names this server among those that read the replies; a server that restarts must
     keep its name, because what it was given before is given to that name again. ``on_late_reply``
-    is called with each final reply that nobody waits for. Where several servers share a Redis one works,
-    under the one name, so that it is given what was given to the one before; ``fence`` is called before
-    anything is read or sent, and does not return where this server is not the one any more.
+    is called with each final reply that nobody waits for. Of several servers that share a Redis one leads, and
+    each leader reads under the same name, so that it is given what its predecessor did not settle; ``fence`` is
+    called before anything is read or sent, and does not return where this server does not lead any more.
     """
 
     def __init__(
@@ -61,15 +62,16 @@ class RedisBus:
         self._client: Redis = open_client(url)
         # A client of its own: its answers take as long as the blocking read, and then some.
         self._reading: Redis = open_client(url, BLOCK_SECONDS + ANSWER_SECONDS)
-        self._directory = Directory(self._client, clock)
-        self._outbox = Outbox(self._client, clock, metrics, Outage("sending", url, metrics.bus_errors), fence)
-        self._reader_outage = Outage("reading", url, metrics.bus_errors)
-        self._replies = Replies(clock.now(), self._outbox.acknowledge)
-        self._inbox = Inbox(
+        self._presences = PresenceReader(self._client, clock)
+        self._outbox = CommandOutbox(
+            self._client, clock, metrics, RedisOutage("sending", url, metrics.bus_errors), fence
+        )
+        self._reader_outage = RedisOutage("reading", url, metrics.bus_errors)
+        self._router = ReplyRouter(clock.now(), self._outbox.acknowledge)
+        self._inbox = ReplyInbox(
             self._reading,
             consumer,
-            self._replies,
-            self._outbox.acknowledge,
+            self._router,
             clock,
             metrics,
             self._reader_outage,
@@ -103,29 +105,28 @@ class RedisBus:
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """See the port. Besides final replies, those who took it up and did not finish are named by
-        their ``accepted``."""
-        waiter = self._replies.enter(command.id, command.expires_at)
+        """As the port says. A rank that took the command up and did not finish is represented by its ``accepted``."""
+        waiter = self._router.enter(command.id, command.expires_at)
         try:
-            left = command.expires_at + GRACE - self._clock.now()
-            async with asyncio.timeout(left.total_seconds()):
-                await self._fulfil(command, waiter, unheard)
+            remaining = command.expires_at + GRACE - self._clock.now()
+            async with asyncio.timeout(remaining.total_seconds()):
+                await self._send_and_wait(command, waiter, unheard)
         except TimeoutError:
             pass  # what came until now is the answer
         finally:
-            self._replies.leave(command.id, waiter)
+            self._router.leave(command.id, waiter)
         return waiter.replies()
 
     def acknowledge(self, command_id: str) -> None:
-        self._replies.acknowledge(command_id)
+        self._router.acknowledge(command_id)
 
     async def agents(self) -> list[Presence]:
         """Raises BusUnavailable."""
-        return await self._directory.listed(envelope.agent_presence(""))
+        return await self._presences.all_under(envelope.agent_presence(""))
 
     async def jobs(self) -> list[Presence]:
         """Raises BusUnavailable."""
-        return await self._directory.listed(envelope.job_presence(""))
+        return await self._presences.all_under(envelope.job_presence(""))
 
     async def check(self) -> None:
         if self._reader_outage.is_on:
@@ -135,36 +136,39 @@ class RedisBus:
         except FAULTS as error:
             raise unavailable(error) from error
 
-    async def _fulfil(self, command: Command, waiter: Waiter, unheard: Callable[[], Awaitable[bool]] | None) -> None:
+    async def _send_and_wait(
+        self, command: Command, waiter: ReplyWaiter, unheard: Callable[[], Awaitable[bool]] | None
+    ) -> None:
         stream, presence = _addresses(command)
-        if waiter.finals:  # they came before this server was killed; perhaps nothing is missing
+        if waiter.finals:  # they came before this server started anew; perhaps none is missing
             waiter.expect(ranks_of(await self._presence(presence)))
         if waiter.is_complete:
             return
         raw = command.encode()
-        outgoing = Outgoing(
+        queued = QueuedCommand(
             stream=stream,
             presence=presence,
             raw=raw,
             signature=None if self._key is None else envelope.sign(raw, self._key),
             expires_at=command.expires_at,
-            told=lambda value: waiter.note_sent(ranks_of(value)),
+            on_sent=lambda value: waiter.note_sent(ranks_of(value)),
             is_wanted=lambda: waiter.users > 0 and not waiter.is_complete,
         )
-        waiter.send_again = lambda: self._outbox.send(outgoing)
-        self._outbox.send(outgoing)
+        waiter.send_again = lambda: self._outbox.send(queued)
+        self._outbox.send(queued)
         if unheard is not None and await self._is_unheard(waiter, presence) and await unheard():
             return
         while True:
             await _completion(waiter)
             if waiter.ranks is not None or None in waiter.finals:
                 return
-            # A rank of a job that was not connected when the command was sent: by now it says who answers.
+            # The job was not connected when the command was sent; since one rank has answered it is, and its presence
+            # now says which others must answer.
             waiter.expect(ranks_of(await self._presence(presence)))
             if waiter.is_complete:
                 return
 
-    async def _is_unheard(self, waiter: Waiter, presence: str) -> bool:
+    async def _is_unheard(self, waiter: ReplyWaiter, presence: str) -> bool:
         """Whether, a while after the command was sent, nobody has answered and nobody is there who could."""
         await waiter.sent.wait()
         try:
@@ -174,18 +178,18 @@ class RedisBus:
         except TimeoutError:
             pass
         try:
-            return await self._directory.read(presence) is None
+            return await self._presences.read(presence) is None
         except errors.BusUnavailable:
             return False
 
     async def _presence(self, key: str) -> bytes | None:
         try:
-            return await self._directory.read(key)
+            return await self._presences.read(key)
         except errors.BusUnavailable:
             return None
 
 
-async def _completion(waiter: Waiter) -> None:
+async def _completion(waiter: ReplyWaiter) -> None:
     while not waiter.is_complete:
         waiter.changed.clear()
         await waiter.changed.wait()

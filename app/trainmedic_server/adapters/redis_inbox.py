@@ -15,9 +15,9 @@ from redis.exceptions import ResponseError
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.redis_connection import FAULTS, Outage
+from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage
 from trainmedic_server.adapters.redis_outbox import GROUP
-from trainmedic_server.adapters.redis_replies import Replies
+from trainmedic_server.adapters.redis_replies import ReplyRouter
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
 
@@ -25,32 +25,34 @@ log = telemetry.logger(__name__)
 
 BLOCK_SECONDS = 2.0
 LOOK_AGAIN_SECONDS = 3 * BLOCK_SECONDS
-"""By then a server that worked before and hangs has been given the last that it ever will be, in its name and ours."""
+"""After so long the entries that were delivered before are read once more.
+
+A server that led before this one reads under the same name. If it hangs, it may still be given entries until its
+blocking read ends, and nobody else would deal with these.
+"""
 LARGEST_REPLY = 256 * 1024
-_COUNT = 500
+_ENTRIES_PER_READ = 500
 
 LateReply = Callable[[envelope.Reply], Awaitable[None]]
 
 
-class Inbox:
-    """Reads replies and hands them to the routing table."""
+class ReplyInbox:
+    """Reads replies and hands them to the router."""
 
     def __init__(
         self,
         client: Redis,
         consumer: str,
-        replies: Replies,
-        acknowledge: Callable[[list[bytes]], None],
+        router: ReplyRouter,
         clock: Clock,
         metrics: telemetry.Metrics,
-        outage: Outage,
+        outage: RedisOutage,
         on_late_reply: LateReply | None,
         fence: Fence,
     ) -> None:
         self._client = client
         self._consumer = consumer
-        self._replies = replies
-        self._acknowledge = acknowledge
+        self._router = router
         self._clock = clock
         self._metrics = metrics
         self._outage = outage
@@ -58,15 +60,15 @@ class Inbox:
         self._fence = fence
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read until cancelled."""
         while True:
             try:
                 await self._follow()
             except FAULTS as error:
                 await asyncio.sleep(self._outage.begin(error))
-            except Exception:
+            except Exception:  # the loop's boundary: a connection can die in ways redis-py has no name for
                 self._metrics.loop_errors.labels(loop="replies").inc()
-                log.exception("reply_reader_failed")
+                log.exception("reading replies failed; trying again")
                 await asyncio.sleep(1)
 
     async def _follow(self) -> None:
@@ -79,14 +81,14 @@ class Inbox:
             if self._outage.is_on:
                 self._outage.end()
                 # What Redis had not written down when it died is gone; receivers know what they have had.
-                self._replies.send_again()
+                self._router.send_again()
             for entry, fields in entries:
                 self._take(entry, fields)
             if cursor != ">":
                 cursor = entries[-1][0].decode() if entries else ">"
             elif look_again is not None and clock() > look_again:
                 cursor, look_again = "0", None
-            await self._hand_on_late_ones()
+            await self._hand_on_late_replies()
 
     async def _make_group(self) -> None:
         try:
@@ -98,7 +100,7 @@ class Inbox:
     async def _read(self, cursor: str) -> list[tuple[bytes, dict[bytes, bytes] | None]]:
         self._fence()
         answer: Any = await self._client.xreadgroup(
-            GROUP, self._consumer, {envelope.REPLIES: cursor}, count=_COUNT, block=int(BLOCK_SECONDS * 1000)
+            GROUP, self._consumer, {envelope.REPLIES: cursor}, count=_ENTRIES_PER_READ, block=int(BLOCK_SECONDS * 1000)
         )
         return list(answer[0][1]) if answer else []
 
@@ -110,19 +112,24 @@ class Inbox:
             reply = envelope.Reply.of_entry(fields)
         except envelope.EnvelopeError as error:
             self._metrics.refused_messages.labels(reason="unreadable").inc()
-            log.warning("reply_unreadable", entry=entry.decode(), why=str(error)[:200])
-            self._acknowledge([entry])
+            log.warning("a reply cannot be read", entry=entry.decode(), why=str(error)[:200])
+            self._router.discard(entry)
             return
-        self._replies.take(entry, reply, self._clock.now())
+        self._router.take(entry, reply, self._clock.now())
 
-    async def _hand_on_late_ones(self) -> None:
-        for entry, reply in self._replies.late(self._clock.now()):
+    async def _hand_on_late_replies(self) -> None:
+        for entry, reply in self._router.late(self._clock.now()):
             self._metrics.refused_messages.labels(reason="unmatched").inc()
-            log.warning("reply_unmatched", command_id=reply.command_id, sender=reply.sender[:200], status=reply.status)
+            log.warning(
+                "a reply came that nobody waits for",
+                command_id=reply.command_id,
+                sender=reply.sender[:200],
+                status=reply.status,
+            )
             if self._on_late_reply is not None:
                 try:
                     await self._on_late_reply(reply)
-                except Exception:  # a reply that nobody can note is not worth stopping the others
+                except Exception:  # a callback: a reply that nobody can note must not stop the others
                     self._metrics.loop_errors.labels(loop="late replies").inc()
-                    log.exception("late_reply_not_noted")
-            self._acknowledge([entry])
+                    log.exception("a late reply could not be noted")
+            self._router.discard(entry)

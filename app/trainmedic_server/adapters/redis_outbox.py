@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from redis.asyncio import Redis
 
 from trainmedic.wire import envelope
+from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.redis_connection import FAULTS, Outage, backoff
+from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, new_backoff
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
 
@@ -28,26 +28,32 @@ STREAM_ENTRIES = 1000
 """A command stream keeps about this many entries at most; receivers delete what they have answered."""
 STREAM_SECONDS = 24 * 3600
 """A command stream vanishes this long after the last command in it has expired: its job is gone."""
-_CHUNK = 256  # commands per pipeline: few round trips, and the event loop is never held for long
-_ACKS = 2048
+_COMMANDS_PER_PIPELINE = 256
+"""Enough for few round trips, and few enough that the event loop is never held for long."""
+_ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
 
 @dataclass(slots=True)
-class Outgoing:
-    """A command on its way. `told` is called with the receiver's presence, as it was when it was sent."""
+class QueuedCommand:
+    """A command on its way to its receiver's stream."""
 
     stream: str
     presence: str
+    """The key under which the receiver says that it is connected."""
     raw: bytes
+    """The command's envelope, as it is signed and sent."""
     signature: str | None
     expires_at: datetime
-    told: Callable[[bytes | None], None]
+    on_sent: Callable[[bytes | None], None]
+    """Is called with the receiver's presence, as it was when the command was sent."""
     is_wanted: Callable[[], bool]
-    failures: int = 0
+    """Whether somebody still waits for an answer; a command that nobody waits for is not sent."""
+    backoff: Backoff | None = None
+    """The waits between tries; None as long as its stream has not refused it."""
     is_queued: bool = False
 
 
-class Outbox:
+class CommandOutbox:
     """Sends what is queued, in order, and keeps trying while Redis is away."""
 
     def __init__(
@@ -55,7 +61,7 @@ class Outbox:
         client: Redis,
         clock: Clock,
         metrics: telemetry.Metrics,
-        outage: Outage,
+        outage: RedisOutage,
         fence: Fence,
     ) -> None:
         self._client = client
@@ -63,15 +69,15 @@ class Outbox:
         self._clock = clock
         self._metrics = metrics
         self._outage = outage
-        self._commands: deque[Outgoing] = deque()
+        self._commands: deque[QueuedCommand] = deque()
         self._acks: deque[bytes] = deque()
         self._filled = asyncio.Event()
 
-    def send(self, outgoing: Outgoing) -> None:
+    def send(self, command: QueuedCommand) -> None:
         """Queue a command, unless it is queued already."""
-        if not outgoing.is_queued:
-            outgoing.is_queued = True
-            self._commands.append(outgoing)
+        if not command.is_queued:
+            command.is_queued = True
+            self._commands.append(command)
             self._filled.set()
 
     def acknowledge(self, entries: Sequence[bytes]) -> None:
@@ -79,7 +85,7 @@ class Outbox:
         self._filled.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send until cancelled."""
         while True:
             await self._filled.wait()
             self._filled.clear()
@@ -90,14 +96,14 @@ class Outbox:
                     await asyncio.sleep(self._outage.begin(error))
                 except Exception:  # the loop's boundary: a connection can die in ways redis-py has no name for
                     self._metrics.loop_errors.labels(loop="commands").inc()
-                    log.exception("command_writer_failed")
+                    log.exception("sending commands failed; trying again")
                     await asyncio.sleep(1)
 
     async def flush(self) -> None:
         """Send one pipeline. Where it fails as a whole, everything in it stays queued."""
         self._fence()
-        commands = [self._commands.popleft() for _ in range(min(_CHUNK, len(self._commands)))]
-        acks = [self._acks.popleft() for _ in range(min(_ACKS, len(self._acks)))]
+        commands = [self._commands.popleft() for _ in range(min(_COMMANDS_PER_PIPELINE, len(self._commands)))]
+        acks = [self._acks.popleft() for _ in range(min(_ACKNOWLEDGEMENTS_PER_PIPELINE, len(self._acks)))]
         now = self._clock.now()
         for command in commands:
             command.is_queued = False
@@ -127,26 +133,25 @@ class Outbox:
             self._acks.extendleft(reversed(acks))
             raise
         self._outage.end()
-        known = dict(zip(presences, results[0], strict=True)) if presences and isinstance(results[0], list) else {}
-        self._conclude(commands, results[1:], known)
-
-    def _conclude(self, commands: list[Outgoing], results: list[Any], presences: dict[str, Any]) -> None:
-        for command, result in zip(commands, results, strict=False):
+        # An error in place of the presences, or of what one stream answers, does not concern the others.
+        values = dict(zip(presences, results[0], strict=True)) if presences and isinstance(results[0], list) else {}
+        for command, result in zip(commands, results[1:], strict=False):
             if isinstance(result, Exception):
-                self._again_later(command, result)
+                self._send_later(command, result)
             else:
-                command.told(presences.get(command.presence))
+                command.on_sent(values.get(command.presence))
 
-    def _again_later(self, command: Outgoing, error: Exception) -> None:
+    def _send_later(self, command: QueuedCommand, error: Exception) -> None:
         """One stream refuses (wrong type, out of memory): try that one again, without holding up the others."""
         self._outage.count()
-        command.failures += 1
-        if command.failures == 1:
-            log.warning("command_not_taken", error=str(error).partition(" ")[0])
-        asyncio.get_running_loop().call_later(backoff(command.failures), self.send, command)
+        if command.backoff is None:
+            command.backoff = new_backoff()
+            # The first word alone: Redis may repeat what it was sent after it.
+            log.warning("a command's stream refuses it; trying again", error=str(error).partition(" ")[0])
+        asyncio.get_running_loop().call_later(command.backoff.next(), self.send, command)
 
 
-def _xadd(command: Outgoing) -> list[str | bytes | int]:
+def _xadd(command: QueuedCommand) -> list[str | bytes | int]:
     entry: list[str | bytes | int] = ["XADD", command.stream, "MAXLEN", "~", STREAM_ENTRIES, "*"]
     entry += ["command", command.raw]
     if command.signature is not None:

@@ -17,30 +17,33 @@ from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_connection import FAULTS, unavailable
 from trainmedic_server.ports.outside import Clock, Presence
 
-_SCAN = 1000
+_KEYS_PER_CALL = 1000
 LARGEST_PRESENCE = 1024 * 1024
 """A job of 8,192 ranks says where each of them is in some 800 KB."""
 
 
-class Directory:
-    """Lists what is present under a prefix. Calls that come while a listing is under way share it:
-    when a storm of commands meets a dead cluster, all of them ask at the same moment."""
+class PresenceReader:
+    """Reads presences, one by its key or all under a prefix."""
 
     def __init__(self, client: Redis, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._listing: dict[str, asyncio.Task[list[Presence]]] = {}
+        self._listings: dict[str, asyncio.Task[list[Presence]]] = {}
 
-    async def listed(self, prefix: str) -> list[Presence]:
-        """Raises BusUnavailable."""
-        task = self._listing.get(prefix)
+    async def all_under(self, prefix: str) -> list[Presence]:
+        """Everybody who is connected, of agents or of jobs. Raises BusUnavailable.
+
+        Calls that come while a listing is under way share it: when a storm of commands meets a dead cluster, all of
+        them ask at the same moment.
+        """
+        task = self._listings.get(prefix)
         if task is None:
-            task = self._listing[prefix] = asyncio.create_task(self._list(prefix))
-            task.add_done_callback(lambda _: self._listing.pop(prefix, None))
+            task = self._listings[prefix] = asyncio.create_task(self._list(prefix))
+            task.add_done_callback(lambda _: self._listings.pop(prefix, None))
         return await asyncio.shield(task)
 
     async def read(self, key: str) -> bytes | None:
-        """Raises BusUnavailable."""
+        """The text of one presence; None where nobody is connected. Raises BusUnavailable."""
         try:
             value: Any = await self._client.get(key)
         except FAULTS as error:
@@ -48,25 +51,23 @@ class Directory:
         return value if isinstance(value, bytes) else None
 
     async def _list(self, prefix: str) -> list[Presence]:
-        found: list[Presence] = []
+        presences: list[Presence] = []
         try:
-            names: set[bytes] = set()
-            async for key in self._client.scan_iter(match=f"{prefix}*", count=_SCAN):
-                names.add(key)
-            keys = sorted(names)
-            for start in range(0, len(keys), _SCAN):
-                part = keys[start : start + _SCAN]
-                for key, value in zip(part, await self._client.mget(part), strict=True):
+            # A scan may give a key twice.
+            keys = sorted({key async for key in self._client.scan_iter(match=f"{prefix}*", count=_KEYS_PER_CALL)})
+            for start in range(0, len(keys), _KEYS_PER_CALL):
+                chunk = keys[start : start + _KEYS_PER_CALL]
+                for key, value in zip(chunk, await self._client.mget(chunk), strict=True):
                     if isinstance(value, bytes):
                         name = key.decode(errors="replace").removeprefix(prefix)
-                        found.append(_presence(name, value, self._clock.now()))
+                        presences.append(_presence(name, value, self._clock.now()))
         except FAULTS as error:
             raise unavailable(error) from error
-        return found
+        return presences
 
 
 def ranks_of(value: bytes | None) -> frozenset[int] | None:
-    """The ranks that answer each command, as a presence says; None where it does not."""
+    """The ranks that answer each command, as a presence says; None where it does not say."""
     ranks = (_details(value) or {}).get("ranks")
     if not isinstance(ranks, list) or not ranks:
         return None
@@ -76,13 +77,13 @@ def ranks_of(value: bytes | None) -> frozenset[int] | None:
 
 
 def _presence(name: str, value: bytes, now: datetime) -> Presence:
-    """The key itself says that somebody is there, whatever is in it; without a time in it, at this moment."""
+    """The key itself says that somebody is there, whatever it holds; where it holds no time, that is now."""
     details = _details(value) or {}
     try:
-        seen = envelope.read_time(str(details.get("at")))
+        last_seen = envelope.read_time(str(details.get("at")))
     except envelope.EnvelopeError:
-        seen = now
-    return Presence(name=name, last_seen=seen, details=details)
+        last_seen = now
+    return Presence(name=name, last_seen=last_seen, details=details)
 
 
 def _details(value: Any) -> dict[str, Any] | None:

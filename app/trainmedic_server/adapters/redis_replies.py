@@ -1,6 +1,6 @@
 """Which reply belongs to which waiting request, and which stream entries must be kept until when.
 
-Pure bookkeeping, no Redis here: ``redis_inbox`` feeds it what it reads, ``redis_bus`` registers who
+This is bookkeeping alone, without Redis: ``redis_inbox`` feeds it what it reads, ``redis_bus`` registers who
 waits. An entry is kept (not acknowledged) from its arrival until the outcome that it carries is
 durable, so that a killed server is given it again.
 """
@@ -17,26 +17,29 @@ from trainmedic.wire.envelope import EXPIRED, Reply
 GRACE = timedelta(minutes=5)
 """How long after the start a reply that nobody waits for yet is kept: recovery asks for it again."""
 EARLY_LIMIT = 10_000
-"""Commands of which early replies are kept, and entries kept of one."""
+"""So many commands' early replies are kept, and so many entries of one command."""
 RECENT_LIMIT = 20_000
 
 
-class Waiter:
-    """Whoever waits for the replies to one command. ``ranks`` is who must answer, None while unknown.
-
-    ``expires_at`` is the command's, as it was last sent. ``send_again`` is set once it has been sent.
-    """
+class ReplyWaiter:
+    """What the requests that wait for the replies to one command share."""
 
     def __init__(self, expires_at: datetime) -> None:
         self.expires_at = expires_at
+        """The command's expiry, as it was last sent."""
         self.send_again: Callable[[], None] | None = None
+        """Set once the command has been handed to the outbox."""
         self.ranks: frozenset[int] | None = None
+        """The ranks that must answer; None while that is unknown."""
         self.finals: dict[int | None, Reply] = {}
+        """The final reply of each rank; the rank is None where the receiver has no ranks."""
         self.accepted: dict[int | None, Reply] = {}
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()
         self.heard = asyncio.Event()
+        """Set with the first reply, final or not."""
         self.users = 0
+        """Requests that wait."""
 
     @property
     def is_complete(self) -> bool:
@@ -76,22 +79,24 @@ class Waiter:
         return (*self.finals.values(), *unfinished)
 
 
-class Replies:
-    """The routing table. `acknowledge` is told which entries need not be delivered again."""
+class ReplyRouter:
+    """Hands each reply to who waits for it. `acknowledge` is called with entries that need not come again."""
 
     def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None]) -> None:
         self._early_until = now + GRACE
         self._acknowledge = acknowledge
-        self._waiters: dict[str, Waiter] = {}
+        self._waiters: dict[str, ReplyWaiter] = {}
         self._held: dict[str, dict[bytes, None]] = {}
+        """Entries whose replies were handed out and whose outcome is not durable yet; a dict keeps their order."""
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
-        # Ranks that answered a request which has returned: their repeats mean nothing.
+        """Replies, by entry, that came soon after the start and for which nobody waits yet."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
+        """Ranks that answered a request which has returned: what they repeat means nothing."""
         self._late: list[tuple[bytes, Reply]] = []
 
-    def enter(self, command_id: str, expires_at: datetime) -> Waiter:
+    def enter(self, command_id: str, expires_at: datetime) -> ReplyWaiter:
         """Begin to wait. Replies that came before (delivered again after a restart) are taken over."""
-        waiter = self._waiters.setdefault(command_id, Waiter(expires_at))
+        waiter = self._waiters.setdefault(command_id, ReplyWaiter(expires_at))
         waiter.users += 1
         waiter.expires_at = max(waiter.expires_at, expires_at)
         self._recent.pop(command_id, None)
@@ -99,7 +104,8 @@ class Replies:
             self._route(waiter, entry, reply)
         return waiter
 
-    def leave(self, command_id: str, waiter: Waiter) -> None:
+    def leave(self, command_id: str, waiter: ReplyWaiter) -> None:
+        """End the wait of one request."""
         waiter.users -= 1
         if waiter.users:
             return
@@ -115,20 +121,25 @@ class Replies:
                 waiter.send_again()
 
     def acknowledge(self, command_id: str) -> None:
+        """The outcome of a command is durable: its replies need not come again."""
         held = self._held.pop(command_id, None)
         if held:
             self._acknowledge(list(held))
 
+    def discard(self, entry: bytes) -> None:
+        """Let go of an entry that means nothing to anybody any more."""
+        self._acknowledge([entry])
+
     def take(self, entry: bytes, reply: Reply, now: datetime) -> None:
         """Route one reply that was read from the stream."""
-        known = self._early.get(reply.command_id, {}), self._held.get(reply.command_id, {})
-        if any(entry in entries for entries in known):
+        kept = self._early.get(reply.command_id, {}), self._held.get(reply.command_id, {})
+        if any(entry in entries for entries in kept):
             return  # read again after a reconnect
         waiter = self._waiters.get(reply.command_id)
         if waiter is not None:
             self._route(waiter, entry, reply)
         elif not reply.is_final or reply.rank in self._recent.get(reply.command_id, ()):
-            self._acknowledge([entry])
+            self.discard(entry)
         elif now < self._early_until and reply.command_id not in self._recent:
             self._early.setdefault(reply.command_id, {})[entry] = reply
             if len(self._early) > EARLY_LIMIT or len(self._early[reply.command_id]) > EARLY_LIMIT:
@@ -137,7 +148,7 @@ class Replies:
             self._late.append((entry, reply))
 
     def late(self, now: datetime) -> list[tuple[bytes, Reply]]:
-        """The entries, taken out, whose reply nobody waits for."""
+        """Take out the entries whose reply nobody waits for."""
         if now >= self._early_until and self._early:
             for entries in self._early.values():
                 self._late.extend(entries.items())
@@ -145,8 +156,8 @@ class Replies:
         late, self._late = self._late, []
         return late
 
-    def _route(self, waiter: Waiter, entry: bytes, reply: Reply) -> None:
+    def _route(self, waiter: ReplyWaiter, entry: bytes, reply: Reply) -> None:
         if waiter.offer(reply):
             self._held.setdefault(reply.command_id, {})[entry] = None
         else:
-            self._acknowledge([entry])
+            self.discard(entry)

@@ -1,7 +1,7 @@
 """One background thread's connection to Redis: opened when it is needed, and opened again after it broke.
 
 Who calls it: the threads of ``receiver`` and ``writer``, each with a connection of its own. The training thread
-never does.
+never does. The server, whose connections are asynchronous, uses `client_options` alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from trainmedic.wire.backoff import Backoff
 log = logging.getLogger("trainmedic")
 
 REDIS_ERRORS = (redis.RedisError, OSError)
-_ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+"""An answer that takes longer counts as a broken connection."""
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
@@ -114,15 +115,23 @@ def open_client(url: str) -> redis.Redis:
 
     It connects when it is first used. Raises ValueError or TypeError where the URL cannot be read.
     """
-    options: dict[str, Any] = {"socket_timeout": _ANSWER_SECONDS, "retry": Retry(NoBackoff(), 0), "protocol": 2}
-    if not url.startswith("unix://"):  # a file is there or not, and has nothing to keep alive
-        options.update(socket_connect_timeout=_CONNECT_SECONDS, socket_keepalive=True)
-    client: redis.Redis = redis.Redis.from_url(url, **options)
+    client: redis.Redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **client_options(url))
     pool = client.connection_pool
     pool.connection_class(
         **pool.connection_kwargs
     )  # only this reads the options at the URL's end, and refuses wrong ones
     return client
+
+
+def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """The options that every client of ours has.
+
+    RESP2 is asked for because every Redis, Valkey and redis-py in use agrees on the shape of its answers.
+    """
+    options: dict[str, Any] = {"socket_timeout": answer_seconds, "protocol": 2}
+    if not url.startswith("unix://"):  # a file is there or not, and has nothing to keep alive
+        options.update(socket_connect_timeout=_CONNECT_SECONDS, socket_keepalive=True)
+    return options
 
 
 def _reason(error: BaseException) -> str:
