@@ -1,10 +1,10 @@
-"""Reading the mappings of the policy field by field: checked values out, and all the faults at once.
+"""Reads the mappings of the policy field by field: checked values out, and all the faults at once.
 
-Plain mappings and lists come in, as YAML or JSON gave them. A `FieldFault` says where it is by keys and positions
-only; ``policy``, which has read the file, adds line and column. Done without pydantic, which would be a fifth of
-the agent's memory.
+Plain mappings and lists come in, as YAML gave them. A `FieldFault` says where it is by keys and positions only;
+``policy``, which has read the file, adds line and column. The agent does this without pydantic, which would add 8 MB,
+a fifth, to its memory (``docs/decisions.md``).
 
-A field's parser takes the raw value and returns the right one, or raises ValueError with the words for a person.
+A field's parser takes the raw value and returns the checked one, or raises ValueError with the words for a person.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class FieldFault:
-    """Something wrong; ``place`` is the way to it from the top of the policy: ("cleaning", "rules", "tmp", "do")."""
+    """A wrong field.
+
+    ``place``: the keys and positions that lead to it from the top of the policy: ("cleaning", "rules", "tmp", "do").
+    ``message``: what is wrong, for a person; it follows the place.
+    """
 
     place: Place
     message: str
@@ -35,7 +39,10 @@ class FieldFault:
 
 
 class MappingReader:
-    """One mapping of the document: takes fields out of it and gathers what is wrong."""
+    """Takes fields out of one mapping of the document, and gathers what is wrong.
+
+    Readers of nested mappings share one list of `faults`, so that a person sees all of them at once.
+    """
 
     def __init__(self, place: Place, raw: object, faults: list[FieldFault] | None = None) -> None:
         self.place = place
@@ -48,7 +55,7 @@ class MappingReader:
     def fault(self, place: Place, message: str) -> None:
         self.faults.append(FieldFault((*self.place, *place), message))
 
-    def known(self, keys: tuple[str, ...]) -> None:
+    def refuse_unknown_keys(self, keys: tuple[str, ...]) -> None:
         for key in self._raw:
             if key not in keys:
                 near = difflib.get_close_matches(str(key), keys, n=1)
@@ -70,17 +77,17 @@ class MappingReader:
             return otherwise
 
     def each(self, key: str, parse: Callable[[Any], T], *, required: bool = False) -> tuple[T, ...]:
-        """The values of a list; one value alone is a list of one."""
+        """Return the parsed values of a list; a value that stands alone counts as a list of one."""
         raw = self._raw.get(key)
         values = raw if isinstance(raw, list | tuple) else [raw] if raw is not None else []
         if required and not values and self._is_usable:
             self.fault((key,) if key in self._raw else (), f"{key} is missing" if raw is None else "must not be empty")
         parsed = []
-        for at, value in enumerate(values):
+        for index, value in enumerate(values):
             try:
                 parsed.append(parse(value))
             except ValueError as error:
-                self.fault((key, at) if isinstance(raw, list | tuple) else (key,), str(error))
+                self.fault((key, index) if isinstance(raw, list | tuple) else (key,), str(error))
         return tuple(parsed)
 
 

@@ -8,7 +8,7 @@ Taking a power limit back is allowed always, so that a policy that has become st
 being given back what was taken from it. Nothing else can be taken back, so calling itself an undo opens no other
 action's door. ``docs/reference/agent-policy.md`` is the reference.
 
-Not here: applying the bounds, which is up to the hands.
+Not here: applying the bounds, which is up to the executors.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _LONGEST_LEASE = timedelta(days=1)
 class PowerBounds:
     """Bounds of ``gpu.power_limit``.
 
-    ``floor_percent``: no limit goes below this share of the card's default limit. ``max_lease``: no cap stands
-    longer than this without being renewed, so that the power is back that long after the server has died.
+    ``floor_percent``: no limit goes below this share of the card's default limit.
+    ``max_lease``: no cap stands longer than this without being renewed, so that the power is back that long after the
+    server has died.
     """
 
     floor_percent: float = 50.0
@@ -56,7 +57,12 @@ class PowerBounds:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is allowed. ``source`` is the file, ``digest`` the beginning of its SHA-256; both None without a file."""
+    """What commands may do on this node.
+
+    ``allow``: the actions that change something and are allowed.
+    ``source``: the file; None without one.
+    ``digest``: the first 12 hexadecimal digits of the file's SHA-256; None without a file.
+    """
 
     allow: frozenset[str] = frozenset()
     power: PowerBounds = field(default_factory=PowerBounds)
@@ -68,7 +74,7 @@ class Policy:
         return action in READING or _PART_OF.get(action, action) in self.allow
 
     def refusal(self, command: envelope.Command) -> str | None:
-        """Why the command is not allowed; None where it is."""
+        """Return why the command is not allowed; None where it is."""
         is_undo = command.undo_of is not None and command.action in _TAKES_BACK
         if is_undo or self.allows(command.action):
             return None
@@ -78,7 +84,7 @@ class Policy:
 
 
 def load(path: Path) -> Policy:
-    """The policy in a file. Raises ConfigurationError, which names every mistake with its line and column."""
+    """Read the policy from a file. Raises ConfigurationError, which names every mistake with its line and column."""
     try:
         raw = path.read_bytes()
         mode = path.stat().st_mode
@@ -93,24 +99,24 @@ def load(path: Path) -> Policy:
 
 
 def parse(text: str, source: str) -> Policy:
-    """The policy that `text` writes. Raises ConfigurationError."""
+    """Read the policy from the `text` of the file `source`. Raises ConfigurationError."""
     documents, problems = yaml_text.read(text, source)
     if problems:
         raise ConfigurationError("\n".join(map(str, problems)))
     if len(documents) != 1:
         raise ConfigurationError(f"{source}: a policy is one YAML document, and {len(documents)} are in the file")
     document = documents[0]
-    form = MappingReader((), document.value)
-    form.known(_KEYS)
+    reader = MappingReader((), document.value)
+    reader.refuse_unknown_keys(_KEYS)
     policy = Policy(
-        allow=frozenset(form.each("allow", _action)),
-        power=_power(form),
-        cleaning=_cleaning(document.value, form.faults),
+        allow=frozenset(reader.each("allow", _action)),
+        power=_power(reader),
+        cleaning=_cleaning(document.value, reader.faults),
         source=source,
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )
-    if form.faults:
-        raise ConfigurationError("\n".join(_placed(document, fault) for fault in form.faults))
+    if reader.faults:
+        raise ConfigurationError("\n".join(_placed(document, fault) for fault in reader.faults))
     return policy
 
 
@@ -126,12 +132,12 @@ def _action(raw: object) -> str:
 
 
 def _power(parent: MappingReader) -> PowerBounds:
-    nothing: Mapping[Any, Any] = {}
-    form = MappingReader(("power",), parent.optional("power", mapping_reader.mapping, nothing), parent.faults)
-    form.known(("floor_percent", "max_lease"))
+    empty: Mapping[Any, Any] = {}
+    reader = MappingReader(("power",), parent.optional("power", mapping_reader.mapping, empty), parent.faults)
+    reader.refuse_unknown_keys(("floor_percent", "max_lease"))
     return PowerBounds(
-        floor_percent=form.optional("floor_percent", _floor, PowerBounds().floor_percent),
-        max_lease=form.optional("max_lease", _lease, PowerBounds().max_lease),
+        floor_percent=reader.optional("floor_percent", _floor, PowerBounds().floor_percent),
+        max_lease=reader.optional("max_lease", _lease, PowerBounds().max_lease),
     )
 
 
@@ -157,11 +163,11 @@ def _cleaning(value: Any, faults: list[FieldFault]) -> CleaningPolicy:
 
 
 def _placed(document: yaml_text.Document, fault: FieldFault) -> str:
-    """A key that is not known is pointed at itself, everything else at its value."""
+    """Where a key is unknown the line and column are the key's, for every other fault those of its value."""
     is_about_a_key = fault.message.startswith("is not known")
     return str(document.problem(fault.place, str(fault), at_key=is_about_a_key))
 
 
 def allowed(policy: Policy, actions: Collection[str]) -> list[str]:
-    """Those of `actions` that the policy allows, in order."""
+    """Return those of `actions` that the policy allows, in alphabetical order."""
     return sorted(action for action in actions if policy.allows(action))

@@ -1,5 +1,5 @@
-"""Types of fields of pydantic models. Apart from what they read and write, so that the agent, which has no
-pydantic, can read durations too."""
+"""Types of fields of pydantic models. ``duration`` reads and writes what they hold, and is a module of its own so that
+the agent, which loads no pydantic (``docs/decisions.md``), can read durations too."""
 
 from __future__ import annotations
 

@@ -4,5 +4,5 @@ A port says what holds, not how. Each has one contract suite in ``tests/contract
 implementation passes, the fakes included.
 
 Nothing is imported here, because the node agent uses ``gpus`` and the clock of ``outside`` and must stay small:
-pydantic, which the ports of the engine bring along, would alone be a fifth of its memory.
+pydantic, which the ports of the engine bring along, would add 8 MB, a fifth, to its memory (``docs/decisions.md``).
 """

@@ -165,7 +165,7 @@ class CleaningInvalid(ConfigurationError):
 def read_cleaning(section: object) -> CleaningPolicy:
     """The cleaning part of a policy, as YAML or JSON gave it; ``None`` is an empty one. Raises CleaningInvalid."""
     reader = MappingReader(("cleaning",), section if section is not None else {})
-    reader.known(tuple(part.name for part in fields(CleaningPolicy)))
+    reader.refuse_unknown_keys(tuple(part.name for part in fields(CleaningPolicy)))
     sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
     cleaning = CleaningPolicy(
         rules={name: _rule(reader, name, raw) for name, raw in sections.items()},
@@ -186,7 +186,7 @@ def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
         reader.fault(
             (), "a rule's name has letters, digits, and '-', '_', '.' between them; at most 128; quote a number"
         )
-    reader.known(tuple(key.name for key in fields(CleaningRule) if key.name != "name"))
+    reader.refuse_unknown_keys(tuple(key.name for key in fields(CleaningRule) if key.name != "name"))
     rule = CleaningRule(
         name=str(name),
         roots=reader.each("roots", _root, required=True),
