@@ -1,9 +1,9 @@
 """The agent's metrics for Prometheus: the node's GPUs, and the agent itself. ``docs/reference/metrics.md`` lists them.
 
-The GPUs are read when Prometheus asks, in the thread that answers it, and for all who ask within a moment once.
-Nothing here takes a lock that the lanes take, so a scrape never holds up a command. A card that hangs is told as
-stuck, and the others are read. A driver that is slow altogether costs one thread: those who come after it get the
-agent's metrics without the GPUs'.
+The GPUs are read when Prometheus asks, in the thread that answers it, and once for all scrapes within a moment.
+Nothing here takes a lock that the worker queues hold for long, so a scrape never holds up a command. A card that hangs
+is shown as stuck, and the others are read. A driver that is slow altogether costs one thread: the scrapes that come
+after it get the agent's metrics without the GPUs'.
 
 Who calls it: ``wiring.agent`` starts and closes an `Exporter`.
 """
@@ -27,17 +27,18 @@ from trainmedic_server.agent.power.caps import GpuPowerState
 from trainmedic_server.errors import ConfigurationError, GpuError, GpuStuck
 from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 
-_SAME_MOMENT = 0.5
-"""Seconds for which a reading is good enough for another scraper."""
-_PATIENCE = 3.0
-"""Seconds that a scrape waits for a reading that another one has begun. Prometheus gives up after 10."""
-_CONNECTED = 25.0
-"""Seconds since Redis last took a message after which the agent counts as cut off: two presences and a little."""
-_SLOW_CLIENT = 10.0
+_REUSED_SECONDS = 0.5
+"""For so long a reading is good enough for another scrape."""
+_WAIT_SECONDS = 3.0
+"""A scrape waits so long for a reading that another one has begun. Prometheus gives up after 10."""
+_CONNECTED_SECONDS = 25.0
+"""So long after Redis last took a message the agent counts as cut off: two presences and a little."""
+_CLIENT_SECONDS = 10.0
+"""A client that sends nothing for so long is cut off."""
 
 
 class AgentCollector(Collector):
-    """Everything that a scrape shows. ``power`` gives what the agent remembers of each GPU's power, by UUID."""
+    """Everything that a scrape shows. `power` returns what the agent remembers of each GPU's power, by UUID."""
 
     def __init__(
         self,
@@ -71,12 +72,12 @@ class AgentCollector(Collector):
         yield from self._caps()
 
     def _refresh(self) -> bool:
-        """Read the GPUs; False where somebody else has been at it for too long."""
-        if not self._lock.acquire(timeout=_PATIENCE):
+        """Read the GPUs; return False where another scrape has been reading them for too long."""
+        if not self._lock.acquire(timeout=_WAIT_SECONDS):
             self._late += 1
             return False
         try:
-            if self._monotonic() - self._read_at < _SAME_MOMENT:
+            if self._monotonic() - self._read_at < _REUSED_SECONDS:
                 return True
             inventory, readings = self._gpus.inventory(), []
             stuck = dict.fromkeys(inventory.gpus, False)
@@ -100,7 +101,7 @@ class AgentCollector(Collector):
         about = {**self._about, "driver": self._inventory.driver or ""}
         yield InfoMetricFamily("trainmedic_agent", "Which agent this is, and the driver that it found.", about)
         answered_at = self._counters.redis_answered_at()
-        connected = answered_at is not None and self._now() - answered_at < _CONNECTED
+        connected = answered_at is not None and self._now() - answered_at < _CONNECTED_SECONDS
         yield GaugeMetricFamily("trainmedic_agent_redis_connected", "1 while Redis takes its messages.", int(connected))
         commands = CounterMetricFamily(
             "trainmedic_agent_commands", "Commands that were answered.", labels=["action", "status"]
@@ -153,10 +154,10 @@ class AgentCollector(Collector):
             "trainmedic_agent_power_owed", "1 for a GPU that could not be given its power back yet.", labels=["uuid"]
         )
         for uuid, state in sorted(self._power().items()):
-            caps.add_metric([uuid], len(state.standing))
-            owed.add_metric([uuid], int(state.baseline is not None and not state.standing))
-            if state.standing:
-                ends.add_metric([uuid], min(hold.lease_until for hold in state.standing))
+            caps.add_metric([uuid], len(state.active))
+            owed.add_metric([uuid], int(state.baseline is not None and not state.active))
+            if state.active:
+                ends.add_metric([uuid], min(cap.lease_until for cap in state.active))
         yield from (caps, ends, owed)
 
 
@@ -165,7 +166,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _SLOW_CLIENT  # the socket's, or a client that says nothing would keep its thread
+    timeout = _CLIENT_SECONDS  # of the socket; without it a silent client would keep its thread
 
     def log_message(self, format: str, *args: object) -> None:
         """Scrapes are not worth a line."""

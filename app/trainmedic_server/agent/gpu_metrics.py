@@ -8,87 +8,80 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from trainmedic_server.ports.gpus import THROTTLE_REASONS, GpuInfo, GpuReading
 
 LABELS = ("gpu_id", "gpu_name", "uuid")
-_MHZ = 1_000_000
 
 Reading = tuple[GpuInfo, GpuReading]
 
 
 @dataclass(frozen=True, slots=True)
 class _Gauge:
+    """``field`` is that of a `GpuReading`; ``convert`` turns its value into the metric's unit."""
+
     name: str
     help: str
-    value: Callable[[GpuReading], float | None]
+    field: str
+    convert: Callable[[Any], float] = float
 
 
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
+def _watts(milliwatts: int) -> float:
+    return milliwatts / 1000
 
 
-def _hertz(mhz: int | None) -> float | None:
-    return None if mhz is None else mhz * _MHZ
+def _hertz(megahertz: int) -> float:
+    return megahertz * 1_000_000
 
 
 _GAUGES = (
-    _Gauge("gpu_utilization_percent", "Time in which a kernel ran.", lambda one: one.utilization_percent),
-    _Gauge(
-        "gpu_memory_utilization_percent",
-        "Time in which memory was read or written.",
-        lambda one: one.memory_utilization_percent,
-    ),
-    _Gauge("gpu_memory_used_bytes", "Memory in use.", lambda one: one.memory_used_bytes),
-    _Gauge("gpu_memory_total_bytes", "Memory of the card.", lambda one: one.memory_total_bytes),
-    _Gauge("gpu_temperature_celsius", "Temperature of the chip.", lambda one: one.temperature_celsius),
-    _Gauge("gpu_memory_temperature_celsius", "Temperature of the memory.", lambda one: one.memory_temperature_celsius),
-    _Gauge(
-        "gpu_slowdown_temperature_celsius", "The chip slows itself down from here on.", lambda one: one.slowdown_celsius
-    ),
-    _Gauge("gpu_power_usage_watts", "Power drawn.", lambda one: _watts(one.power_draw_mw)),
-    _Gauge("gpu_power_limit_watts", "Power limit in force.", lambda one: _watts(one.power_enforced_mw)),
-    _Gauge(
-        "gpu_power_default_limit_watts", "The card's default power limit.", lambda one: _watts(one.power_default_mw)
-    ),
-    _Gauge("gpu_power_min_limit_watts", "The lowest power limit that it takes.", lambda one: _watts(one.power_min_mw)),
-    _Gauge("gpu_power_max_limit_watts", "The highest power limit that it takes.", lambda one: _watts(one.power_max_mw)),
-    _Gauge("gpu_sm_clock_hertz", "Clock of the multiprocessors.", lambda one: _hertz(one.sm_clock_mhz)),
-    _Gauge("gpu_memory_clock_hertz", "Clock of the memory.", lambda one: _hertz(one.memory_clock_mhz)),
-    _Gauge(
-        "gpu_mig_enabled",
-        "1 while the card is divided by MIG.",
-        lambda one: None if one.is_mig is None else int(one.is_mig),
-    ),
+    _Gauge("gpu_utilization_percent", "Time in which a kernel ran.", "utilization_percent"),
+    _Gauge("gpu_memory_utilization_percent", "Time in which memory was read or written.", "memory_utilization_percent"),
+    _Gauge("gpu_memory_used_bytes", "Memory in use.", "memory_used_bytes"),
+    _Gauge("gpu_memory_total_bytes", "Memory of the card.", "memory_total_bytes"),
+    _Gauge("gpu_temperature_celsius", "Temperature of the chip.", "temperature_celsius"),
+    _Gauge("gpu_memory_temperature_celsius", "Temperature of the memory.", "memory_temperature_celsius"),
+    _Gauge("gpu_slowdown_temperature_celsius", "The chip slows itself down from here on.", "slowdown_celsius"),
+    _Gauge("gpu_power_usage_watts", "Power drawn.", "power_draw_mw", _watts),
+    _Gauge("gpu_power_limit_watts", "Power limit in force.", "power_enforced_mw", _watts),
+    _Gauge("gpu_power_default_limit_watts", "The card's default power limit.", "power_default_mw", _watts),
+    _Gauge("gpu_power_min_limit_watts", "The lowest power limit that it takes.", "power_min_mw", _watts),
+    _Gauge("gpu_power_max_limit_watts", "The highest power limit that it takes.", "power_max_mw", _watts),
+    _Gauge("gpu_sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock_mhz", _hertz),
+    _Gauge("gpu_memory_clock_hertz", "Clock of the memory.", "memory_clock_mhz", _hertz),
+    _Gauge("gpu_mig_enabled", "1 while the card is divided by MIG.", "is_mig"),
     _Gauge(
         "gpu_remap_pending",
         "1 while rows of memory wait for a reset to be replaced.",
-        lambda one: None if one.remapped_rows is None else int(one.remapped_rows.is_pending),
+        "remapped_rows",
+        lambda rows: float(rows.is_pending),
     ),
     _Gauge(
         "gpu_remap_failed",
         "1 where rows of memory could not be replaced.",
-        lambda one: None if one.remapped_rows is None else int(one.remapped_rows.has_failed),
+        "remapped_rows",
+        lambda rows: float(rows.has_failed),
     ),
-    _Gauge("gpu_last_xid", "Code of the last XID error since the agent started.", lambda one: one.last_xid),
+    _Gauge("gpu_last_xid", "Code of the last XID error since the agent started.", "last_xid"),
 )
 
 
 def labels(info: GpuInfo) -> list[str]:
-    """Values of `LABELS`."""
+    """Return the values of `LABELS` for this GPU."""
     return [str(info.index), info.name, info.uuid]
 
 
 def families(readings: Sequence[Reading]) -> Iterator[Metric]:
-    """Every metric of these GPUs."""
+    """Yield every metric of these GPUs."""
     for gauge in _GAUGES:
         family = GaugeMetricFamily(gauge.name, gauge.help, labels=LABELS)
         for info, reading in readings:
-            value = gauge.value(reading)
+            value = getattr(reading, gauge.field)
             if value is not None:
-                family.add_metric(labels(info), value)
+                family.add_metric(labels(info), gauge.convert(value))
         yield family
     yield _throttling(readings)
     yield _ecc(readings)
@@ -97,7 +90,7 @@ def families(readings: Sequence[Reading]) -> Iterator[Metric]:
 
 
 def _throttling(readings: Sequence[Reading]) -> Metric:
-    """All reasons, so that one that ends is seen to end."""
+    """Every reason has a series, 0 or 1, so that one that ends is seen to end."""
     family = GaugeMetricFamily(
         "gpu_throttle_reason", "1 while clocks are held down for this reason.", labels=[*LABELS, "reason"]
     )

@@ -26,7 +26,8 @@ from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.pods import pods_of
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.power.control import PowerControl, since_boot
-from trainmedic_server.agent.power.executors import LeaseExpiry, PowerLimitExecutor, RenewLeaseExecutor
+from trainmedic_server.agent.power.executors import PowerLimitExecutor, RenewLeaseExecutor
+from trainmedic_server.agent.power.lease_expiry import LeaseExpiry
 from trainmedic_server.agent.power.ledger import PowerLedger
 from trainmedic_server.agent.service import Agent, AgentParts
 from trainmedic_server.settings.agent import AgentSettings

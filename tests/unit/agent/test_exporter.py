@@ -101,7 +101,7 @@ def test_a_reading_that_fails_is_left_out_and_counted(
     driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A value that is not known is not zero; the other GPU's stays."""
-    monkeypatch.setattr(exporters, "_SAME_MOMENT", 0)
+    monkeypatch.setattr(exporters, "_REUSED_SECONDS", 0)
     driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=0)
     collected = collector(gpus)
     scrape(collected)
@@ -144,9 +144,9 @@ def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus) -> None:
     before = scrape(collector(gpus, counters=counters))
     assert of(before, "trainmedic_agent_redis_connected") == 0
     counters.redis_answered(time.time())
-    hold = PowerCap("a", 560_000, 1700000300.0, 300.0, 700_000, 560_000)
+    cap = PowerCap("a", 560_000, 1700000300.0, 300.0, 700_000, 560_000)
     power = {
-        FIRST: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), (hold,)),
+        FIRST: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), (cap,)),
         SECOND: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), ()),
     }
     shown = scrape(collector(gpus, power, counters))
@@ -164,8 +164,8 @@ def test_a_driver_that_hangs_costs_the_gpus_and_not_the_scrape(
     driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's own metrics are told, and a limit can still be set on the GPU that does not hang."""
-    monkeypatch.setattr(exporters, "_PATIENCE", 0.05)
-    monkeypatch.setattr(exporters, "_SAME_MOMENT", 0)
+    monkeypatch.setattr(exporters, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(exporters, "_REUSED_SECONDS", 0)
     collected = collector(gpus)
     scrape(collected)
     driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=0.6, times=1)

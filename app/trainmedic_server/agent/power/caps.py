@@ -1,9 +1,9 @@
-"""What limit a GPU should have, as values: the caps that stand on it, and what it had before the first of them.
+"""What limit a GPU should have, as values: the caps that are active on it, and what it had before the first of them.
 
-A cap is a hold with a lease. Several may stand on one GPU; the lowest counts, and no cap ever raises a limit.
-When the last one ends, the GPU gets back the limit from before the first.
+A cap has a lease. Several caps can be active on one GPU; the lowest counts, and no cap ever raises a limit. When the
+last one ends, the GPU gets back the limit from before the first.
 
-Pure: no clock, no driver. Power is in milliwatts, times are Unix seconds.
+Nothing here knows a clock or a driver. Power is in milliwatts, times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from trainmedic_server.ports.gpus import PowerLimits
 
 KEPT_ENDED = 64
-"""How many ended holds of a GPU are remembered, so that a late undo or renewal can be told what became of them."""
+"""How many ended caps of a GPU are remembered, so that a late undo or renewal learns what became of them."""
 
-LAPSED = "lease"
-"""How a hold has ended that nobody renewed in time. Whoever still wants it can have it set again."""
+EXPIRED = "lease"
+"""How a cap has ended that nobody renewed in time. A server that still needs it can have it set again."""
 
 _SAME_MW = 1000
 """Limits that are nearer than this count as the same: drivers round."""
@@ -26,9 +26,18 @@ _SAME_MW = 1000
 
 @dataclass(frozen=True, slots=True)
 class PowerCap:
-    """A cap. ``id`` is that of the command that made it, ``lease_seconds`` what it was granted.
+    """An upper bound of one GPU's power, set by one command.
 
-    ``ended_by`` says why it no longer stands: ``lease``, ``overridden``, ``failed: <why>``, or ``undo <command id>``.
+    ``id``: the id of the command that set it.
+    ``limit_mw``: the cap in milliwatts, within the card's and the policy's bounds.
+    ``lease_until``: when it ends unless it is renewed, Unix seconds.
+    ``lease_seconds``: the lease that was granted.
+    ``previous_mw``: the limit that the driver showed before.
+    ``requested_mw``: what the command asked for.
+    ``clamped``: what kept it from the request, ``floor`` or ``card``; None where it is as requested.
+    ``ended_at``: Unix seconds; None while it is active.
+    ``ended_by``: why it is no longer active: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or
+    ``undo <command id>``; None while it is active.
     """
 
     id: str
@@ -41,14 +50,20 @@ class PowerCap:
     ended_at: float | None = None
     ended_by: str | None = None
 
+    @property
+    def is_active(self) -> bool:
+        return self.ended_by is None
+
 
 @dataclass(frozen=True, slots=True)
 class PowerBaseline:
-    """What is known of a GPU's limit while this agent has a hand in it.
+    """What is known of a GPU's limit while this agent controls it. Whichever of ``set_mw`` and ``pending_mw`` the
+    driver shows, nobody else has changed it.
 
-    ``original_mw`` was there before the first cap. ``set_mw`` is what the limit was last seen to be by our
-    doing, ``pending_mw`` what was then about to be set: whichever of the two the driver shows, nobody else
-    has changed it. ``session`` is the driver's at that time.
+    ``original_mw``: the limit from before the first cap.
+    ``set_mw``: the limit that was last seen after this agent had set it.
+    ``session``: the driver's session at that time (`PowerLimits.session`).
+    ``pending_mw``: the limit that was about to be set then; None once the driver has shown it.
     """
 
     original_mw: int
@@ -59,116 +74,131 @@ class PowerBaseline:
 
 @dataclass(frozen=True, slots=True)
 class GpuPowerState:
-    """Everything that the agent remembers of the power of one GPU. No baseline: it has no hand in it."""
+    """Everything that the agent remembers of the power of one GPU.
+
+    ``baseline``: None while the agent does not control the limit.
+    ``caps``: the active caps, and the last `KEPT_ENDED` that have ended.
+    """
 
     baseline: PowerBaseline | None = None
-    holds: tuple[PowerCap, ...] = ()
+    caps: tuple[PowerCap, ...] = ()
 
     @property
-    def standing(self) -> tuple[PowerCap, ...]:
-        return tuple(hold for hold in self.holds if hold.ended_by is None)
+    def active(self) -> tuple[PowerCap, ...]:
+        return tuple(cap for cap in self.caps if cap.is_active)
 
     @property
     def is_owed(self) -> bool:
-        """Whether the GPU is to be given back what it had, or something was begun that nobody saw the end of."""
-        return self.baseline is not None and (not self.standing or self.baseline.pending_mw is not None)
+        """Whether the GPU is to be given back what it had, or a change was begun and its end not seen."""
+        return self.baseline is not None and (not self.active or self.baseline.pending_mw is not None)
 
-    def has_lapsed(self, hold_id: str) -> bool:
-        """Whether there was such a hold, and nothing but its lease has ended it."""
-        hold = self.hold(hold_id)
-        return hold is not None and hold.ended_by == LAPSED
+    def has_active(self, cap_ids: Collection[str]) -> bool:
+        return any(cap.id in cap_ids for cap in self.active)
 
-    def hold(self, hold_id: str) -> PowerCap | None:
-        return next((hold for hold in self.holds if hold.id == hold_id), None)
+    def has_expired(self, cap_id: str) -> bool:
+        """Whether there was such a cap, and nothing but its lease has ended it."""
+        cap = self.cap(cap_id)
+        return cap is not None and cap.ended_by == EXPIRED
 
-    def wanted_mw(self) -> int | None:
-        """What the limit should be; None where that is nobody's business here."""
+    def cap(self, cap_id: str) -> PowerCap | None:
+        return next((cap for cap in self.caps if cap.id == cap_id), None)
+
+    def target_mw(self) -> int | None:
+        """What the limit should be; None where the agent does not control it."""
         if self.baseline is None:
             return None
-        return min([self.baseline.original_mw, *(hold.limit_mw for hold in self.standing)])
+        return min([self.baseline.original_mw, *(cap.limit_mw for cap in self.active)])
 
-    def is_somebody_elses(self, present: PowerLimits) -> bool:
+    def is_overridden(self, present: PowerLimits) -> bool:
         """Whether another party has set the limit since this agent did.
 
-        A limit that is back at the card's default, after the driver may have forgotten what was set, was
-        forgotten; the caps still stand, so that is for the agent to mend.
+        A limit that is back at the card's default, in a session in which the driver may have forgotten what was set,
+        was forgotten. Its caps are still active, so the agent sets it again.
         """
-        known = self.baseline
-        if known is None or is_same(present.limit_mw, self.wanted_mw()):
+        baseline = self.baseline
+        if baseline is None or is_same(present.limit_mw, self.target_mw()):
             return False
-        if is_same(present.limit_mw, known.set_mw) or is_same(present.limit_mw, known.pending_mw):
+        if is_same(present.limit_mw, baseline.set_mw) or is_same(present.limit_mw, baseline.pending_mw):
             return False
-        return present.session == known.session or not is_same(present.limit_mw, present.default_mw)
+        return present.session == baseline.session or not is_same(present.limit_mw, present.default_mw)
 
-    def with_hold(self, hold: PowerCap, present: PowerLimits) -> GpuPowerState:
-        """One more cap, on a GPU that shows these limits."""
+    def with_cap(self, cap: PowerCap, present: PowerLimits) -> GpuPowerState:
+        """Add a cap, on a GPU that shows these limits; it takes the place of an ended one with its id."""
         baseline = self.baseline or PowerBaseline(present.limit_mw, present.limit_mw, present.session)
-        return GpuPowerState(baseline, _kept((*self.holds, hold)))
+        return GpuPowerState(baseline, _pruned((*self.without(cap.id).caps, cap)))
 
     def about_to_set(self, present: PowerLimits) -> GpuPowerState:
-        """The intent to set what is wanted, before the driver is told."""
+        """Note the intent to set the target, before the driver is called; no intent where the driver shows it."""
+        if is_same(present.limit_mw, self.target_mw()):
+            return self
         assert self.baseline is not None
-        baseline = PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session, self.wanted_mw())
+        baseline = PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session, self.target_mw())
         return replace(self, baseline=baseline)
 
-    def settled(self, present: PowerLimits) -> GpuPowerState:
-        """The driver shows what is wanted, or what it made of it. With the last cap the baseline goes too."""
+    def confirmed(self, present: PowerLimits) -> GpuPowerState:
+        """The driver shows the target, or what it made of it. With the last cap the baseline goes too."""
         assert self.baseline is not None
-        if not self.standing:
+        if not self.active:
             return replace(self, baseline=None)
         return replace(self, baseline=PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session))
 
-    def ending(self, hold_ids: Collection[str], by: str, at: float) -> GpuPowerState:
-        """Those of them that stand, stand no longer; and one that has lapsed is not to be set again."""
-        holds = (
-            replace(hold, ended_by=by, ended_at=at)
-            if hold.id in hold_ids and (hold.ended_by is None or hold.ended_by == LAPSED)
-            else hold
-            for hold in self.holds
+    def ending(self, cap_ids: Collection[str], by: str, at: float) -> GpuPowerState:
+        """End those of these caps that are active. One that has expired gets the new reason, so that it is not set
+        again."""
+        caps = (
+            replace(cap, ended_by=by, ended_at=at)
+            if cap.id in cap_ids and (cap.is_active or cap.ended_by == EXPIRED)
+            else cap
+            for cap in self.caps
         )
-        return replace(self, holds=_kept(tuple(holds)))
+        return replace(self, caps=_pruned(tuple(caps)))
 
-    def without(self, hold_id: str) -> GpuPowerState:
-        """As if there had never been such a hold; what the GPU had before is still owed to it."""
-        return replace(self, holds=tuple(hold for hold in self.holds if hold.id != hold_id))
+    def without(self, cap_id: str) -> GpuPowerState:
+        """Forget a cap as if it had never been; what the GPU had before is still owed to it."""
+        return replace(self, caps=tuple(cap for cap in self.caps if cap.id != cap_id))
 
     def overridden(self, at: float) -> GpuPowerState:
-        """Somebody else decides now: no cap stands, and nothing is to be given back."""
-        return replace(self.ending({hold.id for hold in self.holds}, "overridden", at), baseline=None)
+        """Somebody else decides now: no cap is active, and nothing is to be given back."""
+        return replace(self.ending({cap.id for cap in self.caps}, "overridden", at), baseline=None)
 
-    def renewed(self, hold_id: str, until: float) -> GpuPowerState:
-        """A lease only ever grows."""
-        holds = (
-            replace(hold, lease_until=max(hold.lease_until, until))
-            if hold.id == hold_id and hold.ended_by is None
-            else hold
-            for hold in self.holds
+    def renewed(self, cap_ids: Collection[str], until: float) -> GpuPowerState:
+        """Extend the leases of active caps; none gets shorter."""
+        caps = (
+            replace(cap, lease_until=max(cap.lease_until, until)) if cap.id in cap_ids and cap.is_active else cap
+            for cap in self.caps
         )
-        return replace(self, holds=tuple(holds))
+        return replace(self, caps=tuple(caps))
 
     def to_json(self) -> dict[str, Any]:
+        """``holds`` is the name that agents of every version read and write."""
         return {
             "baseline": asdict(self.baseline) if self.baseline else None,
-            "holds": [asdict(one) for one in self.holds],
+            "holds": [asdict(cap) for cap in self.caps],
         }
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> GpuPowerState:
         baseline = PowerBaseline(**value["baseline"]) if value["baseline"] else None
-        return cls(baseline, tuple(PowerCap(**one) for one in value["holds"]))
+        return cls(baseline, tuple(PowerCap(**cap) for cap in value["holds"]))
 
 
 @dataclass(frozen=True, slots=True)
 class ClampedLimit:
-    """What becomes of a request. ``by`` is ``floor`` (the agent's policy) or ``card``, None where it is as asked."""
+    """What becomes of a request.
+
+    ``limit_mw``: milliwatts, within all bounds.
+    ``by``: the bound that counted, ``floor`` (of the agent's policy) or ``card``; None where it is as requested.
+    """
 
     limit_mw: int
     by: str | None = None
 
 
 def clamp(requested_mw: int, limits: PowerLimits, floor_percent: float) -> ClampedLimit:
-    """Into the card's constraints, and not below the policy's share of its default; of its most, where the
-    default is not told."""
+    """Bring a request within the card's constraints, and not below the policy's share of its default limit.
+
+    Where the card does not report its default, the share is of its highest limit.
+    """
     base = limits.default_mw if limits.default_mw is not None else limits.max_mw
     floor_mw = round(base * floor_percent / 100) if base is not None else 0
     lowest_mw = limits.min_mw or 0
@@ -179,11 +209,11 @@ def clamp(requested_mw: int, limits: PowerLimits, floor_percent: float) -> Clamp
     return ClampedLimit(requested_mw)
 
 
-def is_same(one: int | None, other: int | None) -> bool:
-    return one is not None and other is not None and abs(one - other) < _SAME_MW
+def is_same(limit_mw: int | None, other_mw: int | None) -> bool:
+    return limit_mw is not None and other_mw is not None and abs(limit_mw - other_mw) < _SAME_MW
 
 
-def _kept(holds: tuple[PowerCap, ...]) -> tuple[PowerCap, ...]:
-    ended = [hold for hold in holds if hold.ended_by is not None]
+def _pruned(caps: tuple[PowerCap, ...]) -> tuple[PowerCap, ...]:
+    ended = [cap for cap in caps if not cap.is_active]
     dropped = set(map(id, ended[: max(0, len(ended) - KEPT_ENDED)]))
-    return tuple(hold for hold in holds if id(hold) not in dropped)
+    return tuple(cap for cap in caps if id(cap) not in dropped)

@@ -1,14 +1,14 @@
-"""Brings the driver's power limits to what the caps that stand say, and keeps them there.
+"""Brings the driver's power limits to what the active caps say, and keeps them there.
 
-Intent is in the ledger before the driver is told, the outcome after. Whatever was interrupted is finished from
-there: everything here works towards the limit that the ledger says, looks at the one that the driver shows, and
+The intent is in the ledger before the driver is called, the outcome after. Whatever was interrupted is finished from
+there: everything here works towards the limit that the ledger says, reads the one that the driver shows, and
 sets it only where the two differ. So a command that is already in effect makes no second call.
 
-A limit that somebody else has set is left alone, and with it end the caps that stood (see
-`holds.GpuPowerState.is_somebody_elses`). One that the driver forgot is set again: while a lease runs, the server
+A limit that somebody else has set is left alone, and the active caps end with it (see
+`caps.GpuPowerState.is_overridden`). One that the driver forgot is set again: while a lease runs, the server
 says that the cap is needed. A GPU that does not answer keeps what is owed to it until it does.
 
-Called in one thread, by the hands and the keeper of ``hands``.
+Called in one thread, by ``executors`` and ``lease_expiry``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from trainmedic_server.agent.policy import PowerBounds
-from trainmedic_server.agent.power.caps import LAPSED, GpuPowerState, PowerCap, clamp, is_same
+from trainmedic_server.agent.power.caps import EXPIRED, GpuPowerState, PowerCap, clamp, is_same
 from trainmedic_server.agent.power.ledger import PowerLedger
 from trainmedic_server.errors import GpuError
 from trainmedic_server.ports.gpus import Gpus, PowerLimits
@@ -29,23 +29,36 @@ log = logging.getLogger(__name__)
 
 
 def since_boot() -> float:
-    """Seconds that go on while the machine sleeps, and that nobody can set."""
+    """Seconds since the machine was started. They go on while it sleeps, and nobody can set them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)
 class PowerOutcome:
-    """What a GPU came to: the limits before and after, and whether somebody else had set them meanwhile."""
+    """What became of a GPU's limit.
+
+    ``before`` and ``after``: what the driver showed.
+    ``state``: what the agent now remembers of the GPU.
+    ``set_by_agent_mw``: what the agent had set last, where somebody else had set the limit since; None elsewhere.
+    """
 
     before: PowerLimits
     after: PowerLimits
     state: GpuPowerState
-    is_overridden: bool = False
-    ours_mw: int | None = None
+    set_by_agent_mw: int | None = None
+
+    @property
+    def is_overridden(self) -> bool:
+        """Whether somebody else had set the limit, so that it was left."""
+        return self.set_by_agent_mw is not None
+
+
+Outcomes = dict[str, PowerOutcome | GpuError]
+"""What became of each GPU, by its UUID."""
 
 
 class PowerControl:
-    """The power limits of this node's GPUs."""
+    """The power limits of this node's GPUs. `boottime` is `since_boot`, or a test's own clock."""
 
     def __init__(
         self,
@@ -60,123 +73,116 @@ class PowerControl:
         self.bounds = bounds
         self._now = now
         self._boottime = boottime
+        # By cap: the end of its lease as the ledger has it, and the same as seconds since boot (see `_remaining`).
         self._ends: dict[str, tuple[float, float]] = {}
-        self._told: dict[str, str] = {}
-
-    def now(self) -> float:
-        return self._now().timestamp()
+        self._logged_errors: dict[str, str] = {}
 
     # --- caps -----------------------------------------------------------------------------------------
 
-    def cap(
-        self, hold_id: str, asked: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float
-    ) -> dict[str, PowerOutcome | GpuError]:
+    def cap(self, cap_id: str, requested: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float) -> Outcomes:
         """Put a cap on all these GPUs; where one of them cannot be capped, none is, and its error is in the answer.
 
-        ``asked`` gives the milliwatts for a card, or raises GpuError. A cap that stands already is only brought to
-        the driver. Raises JournalUnavailable; then nothing is in force.
+        ``requested`` gives the milliwatts for a card, or raises GpuError. A cap that is active already is only brought
+        to the driver. Raises JournalUnavailable; then nothing is in force.
         """
-        return self._cap(hold_id, lambda _, present: asked(present), uuids, lease, "failed: {}")
+        return self._cap(cap_id, lambda _, present: requested(present), uuids, lease, "failed: {}")
 
-    def set_again(self, hold_id: str, until: float) -> dict[str, PowerOutcome | GpuError]:
-        """A cap whose lease has run out stands again, until then, on all the GPUs that it stood on; or on none of
-        them, and it has lapsed as before. What was asked for counts, by the bounds and the limits of today.
+    def set_again(self, cap_id: str, until: float) -> Outcomes:
+        """Make a cap active again whose lease is over, until then, on all the GPUs that it was on; or on none of them,
+        and it stays expired. What its command requested counts, by the bounds and the limits of today.
 
-        Empty where there is no such cap: it was never here, it stands, or something else has ended it.
+        Empty where there is no such cap: it was never here, it is active, or something else has ended it.
         """
-        where = [uuid for uuid, state in self.ledger.all().items() if state.has_lapsed(hold_id)]
-        asked = {uuid: hold.requested_mw for uuid in where if (hold := self.ledger.of(uuid).hold(hold_id))}
-        lease = until - self.now()
-        if not where or lease <= 0:
+        uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
+        requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}
+        lease = until - self._unix_now()
+        if not uuids or lease <= 0:
             return {}
-        return self._cap(hold_id, lambda uuid, _: asked[uuid], where, lease, LAPSED)
+        return self._cap(cap_id, lambda uuid, _: requested[uuid], uuids, lease, EXPIRED)
 
     def _cap(
-        self, hold_id: str, asked: Callable[[str, PowerLimits], int], uuids: Sequence[str], lease: float, if_not: str
-    ) -> dict[str, PowerOutcome | GpuError]:
-        """As `cap`; where that fails the holds have ended by `if_not`, with the error in the place of its braces."""
+        self, cap_id: str, requested: Callable[[str, PowerLimits], int], uuids: Sequence[str], lease: float, if_not: str
+    ) -> Outcomes:
+        """As `cap`; where that fails the caps have ended by `if_not`, with the error in the place of its braces."""
         before: dict[str, PowerLimits] = {}
-        requested: dict[str, int] = {}
+        requested_mw: dict[str, int] = {}
         for uuid in uuids:
             try:
                 before[uuid] = self.gpus.power(uuid)
-                requested[uuid] = asked(uuid, before[uuid])
+                requested_mw[uuid] = requested(uuid, before[uuid])
             except GpuError as error:
-                return self._taken_back(hold_id, uuids, uuid, error, if_not)
+                self.end({cap_id}, if_not.format(error), uuids)
+                return {uuid: error}
         granted = min(lease, self.bounds.max_lease.total_seconds())
-        hold = PowerCap(hold_id, 0, self.now() + granted, granted, 0, 0)
-        states = {uuid: self._with_hold(uuid, hold, requested[uuid], present) for uuid, present in before.items()}
-        self.ledger.save({uuid: _intending(state, before[uuid]) for uuid, state in states.items()})
-        settled = {}
+        cap = PowerCap(cap_id, 0, self._unix_now() + granted, granted, 0, 0)
+        states = {uuid: self._with_cap(uuid, cap, requested_mw[uuid], present) for uuid, present in before.items()}
+        self.ledger.save({uuid: state.about_to_set(before[uuid]) for uuid, state in states.items()})
+        outcomes: dict[str, PowerOutcome] = {}
         for uuid in uuids:
             try:
-                settled[uuid] = self._bring(uuid, before[uuid])
+                outcomes[uuid] = self._set_limit(uuid, before[uuid])
             except GpuError as error:
-                return {**settled, **self._taken_back(hold_id, uuids, uuid, error, if_not)}
-        self.ledger.save_anyway({uuid: one.state for uuid, one in settled.items()})
-        return dict(settled)
+                self.end({cap_id}, if_not.format(error), uuids)
+                return {**outcomes, uuid: error}
+        self.ledger.save_anyway({uuid: outcome.state for uuid, outcome in outcomes.items()})
+        return dict(outcomes)
 
-    def _with_hold(self, uuid: str, hold: PowerCap, requested_mw: int, present: PowerLimits) -> GpuPowerState:
+    def _with_cap(self, uuid: str, cap: PowerCap, requested_mw: int, present: PowerLimits) -> GpuPowerState:
         state = self.ledger.of(uuid)
-        if state.is_somebody_elses(present):
-            self._tell_overridden(uuid, state, present)
-            state = state.overridden(self.now())
-        if _stands(state, hold.id):
+        if state.is_overridden(present):
+            self._log_override(uuid, state, present)
+            state = state.overridden(self._unix_now())
+        if state.has_active({cap.id}):
             return state
         clamped = clamp(requested_mw, present, self.bounds.floor_percent)
-        hold = replace(
-            hold,
+        cap = replace(
+            cap,
             limit_mw=clamped.limit_mw,
             previous_mw=present.limit_mw,
             requested_mw=requested_mw,
             clamped=clamped.by,
         )
-        return state.without(hold.id).with_hold(hold, present)
+        return state.with_cap(cap, present)
 
-    def _taken_back(
-        self, hold_id: str, uuids: Sequence[str], uuid: str, error: GpuError, by: str
-    ) -> dict[str, PowerOutcome | GpuError]:
-        self.end({hold_id}, by.format(error), uuids)
-        return {uuid: error}
+    def end(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> Outcomes:
+        """End the caps of these commands, on all their GPUs or on those of `uuids`. What a GPU that does not answer is
+        owed stays in the ledger, and ``lease_expiry`` goes on trying."""
+        return self.settle(self.mark_ended(cap_ids, by, uuids))
 
-    def end(
-        self, hold_ids: Collection[str], by: str, uuids: Sequence[str] | None = None
-    ) -> dict[str, PowerOutcome | GpuError]:
-        """End the caps of these commands, on all their GPUs or on these of them. What a GPU that does not answer is
-        owed stays in the ledger, and the keeper sees to it."""
-        return self.settle(self.mark_ended(hold_ids, by, uuids))
+    def ended_by(self, cap_id: str) -> str | None:
+        """How a command's caps have ended; None where they are active or never were."""
+        caps = [state.cap(cap_id) for state in self.ledger.all().values()]
+        return next((cap.ended_by for cap in caps if cap is not None and cap.ended_by is not None), None)
 
-    def ended_by(self, hold_id: str) -> str | None:
-        """How a command's caps have ended; None where they stand or never were."""
-        holds = [state.hold(hold_id) for state in self.ledger.all().values()]
-        return next((hold.ended_by for hold in holds if hold is not None and hold.ended_by is not None), None)
-
-    def has_lapsed(self, hold_id: str) -> bool:
+    def has_expired(self, cap_id: str) -> bool:
         """Whether a command's caps could be set again."""
-        return any(state.has_lapsed(hold_id) for state in self.ledger.all().values())
+        return any(state.has_expired(cap_id) for state in self.ledger.all().values())
 
-    def forget(self, hold_id: str) -> None:
-        """As if the caps of a command had never been, so that it can come again."""
-        where = [uuid for uuid, state in self.ledger.all().items() if state.hold(hold_id) is not None]
-        self.ledger.save_anyway({uuid: self.ledger.of(uuid).without(hold_id) for uuid in where})
-        self.settle(where)
+    def forget(self, cap_id: str) -> None:
+        """Take the caps of a command back as if they had never been, so that it can come again."""
+        uuids = [uuid for uuid, state in self.ledger.all().items() if state.cap(cap_id) is not None]
+        self.ledger.save_anyway({uuid: self.ledger.of(uuid).without(cap_id) for uuid in uuids})
+        self.settle(uuids)
 
-    def mark_ended(self, hold_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
-        """As `end`, in the ledger only; the GPUs that are to be settled then. Caps that have lapsed end for good,
-        which changes nothing for their GPUs."""
+    def mark_ended(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
+        """As `end`, in the ledger only; return the GPUs that have to be settled then.
+
+        A cap that has expired ends for good, which changes nothing for its GPU.
+        """
         states = {uuid: state for uuid, state in self.ledger.all().items() if uuids is None or uuid in uuids}
-        standing = [uuid for uuid, state in states.items() if any(_stands(state, one) for one in hold_ids)]
-        ended = {uuid: state.ending(hold_ids, by, self.now()) for uuid, state in states.items()}
+        ended = {uuid: state.ending(cap_ids, by, self._unix_now()) for uuid, state in states.items()}
         self.ledger.save_anyway({uuid: state for uuid, state in ended.items() if state != states[uuid]})
-        return standing
+        return [uuid for uuid, state in states.items() if state.has_active(cap_ids)]
 
-    def settle(self, uuids: Iterable[str]) -> dict[str, PowerOutcome | GpuError]:
+    # --- the driver -------------------------------------------------------------------------------------
+
+    def settle(self, uuids: Iterable[str]) -> Outcomes:
         """Bring GPUs to what the ledger says. Where that fails it is still to be done, and the error is in the answer.
 
         The ledger is written once before and once after, however many there are: a disk that is slow to write must
         not hold the last of them up.
         """
-        outcome: dict[str, PowerOutcome | GpuError] = {}
+        outcomes: Outcomes = {}
         intended: dict[str, GpuPowerState] = {}
         due: dict[str, PowerLimits] = {}
         for uuid in uuids:
@@ -184,103 +190,99 @@ class PowerControl:
             try:
                 present = self.gpus.power(uuid)
             except GpuError as error:
-                outcome[uuid] = error
+                outcomes[uuid] = error
                 continue
             if state.baseline is None:
-                outcome[uuid] = PowerOutcome(present, present, state)
-            elif state.is_somebody_elses(present):
-                self._tell_overridden(uuid, state, present)
-                intended[uuid] = state.overridden(self.now())
-                ours_mw = state.baseline.set_mw
-                outcome[uuid] = PowerOutcome(present, present, intended[uuid], is_overridden=True, ours_mw=ours_mw)
+                outcomes[uuid] = PowerOutcome(present, present, state)
+            elif state.is_overridden(present):
+                self._log_override(uuid, state, present)
+                intended[uuid] = state.overridden(self._unix_now())
+                outcomes[uuid] = PowerOutcome(present, present, intended[uuid], state.baseline.set_mw)
             else:
-                if present.session != state.baseline.session and not is_same(present.limit_mw, state.wanted_mw()):
-                    log.warning("the driver has forgotten the power limit of %s; it is set again", uuid)
-                intended[uuid] = _intending(state, present)
+                if present.session != state.baseline.session and not is_same(present.limit_mw, state.target_mw()):
+                    log.warning("the driver has forgotten a power limit; it is set again", extra={"gpu": uuid})
+                intended[uuid] = state.about_to_set(present)
                 due[uuid] = present
         self.ledger.save_anyway(intended)
-        settled: dict[str, GpuPowerState] = {}
+        confirmed: dict[str, GpuPowerState] = {}
         for uuid, present in due.items():
             try:
-                outcome[uuid] = brought = self._bring(uuid, present)
-                settled[uuid] = brought.state
+                outcomes[uuid] = outcome = self._set_limit(uuid, present)
+                confirmed[uuid] = outcome.state
             except GpuError as error:
-                outcome[uuid] = error
-        self.ledger.save_anyway(settled)
-        self._tell_errors(outcome)
-        return outcome
+                outcomes[uuid] = error
+        self.ledger.save_anyway(confirmed)
+        self._log_errors(outcomes)
+        return outcomes
 
-    def _tell_errors(self, outcome: Mapping[str, PowerOutcome | GpuError]) -> None:
-        """Log an error when it is another than the last."""
-        for uuid, one in outcome.items():
-            if isinstance(one, PowerOutcome):
-                self._told.pop(uuid, None)
-            elif self._told.get(uuid) != str(one):
-                log.warning("the power limit of %s is not what it should be, and is tried again: %s", uuid, one)
-                self._told[uuid] = str(one)
-
-    def _bring(self, uuid: str, present: PowerLimits) -> PowerOutcome:
-        """The call to the driver, if one is needed. The intent is in the ledger."""
+    def _set_limit(self, uuid: str, present: PowerLimits) -> PowerOutcome:
+        """Call the driver, if that is needed. The intent is in the ledger."""
         state = self.ledger.of(uuid)
-        wanted = state.wanted_mw()
-        assert wanted is not None
+        target = state.target_mw()
+        assert target is not None
         after = present
-        if not is_same(present.limit_mw, wanted):
-            self.gpus.set_power_limit(uuid, wanted)
+        if not is_same(present.limit_mw, target):
+            self.gpus.set_power_limit(uuid, target)
             after = self.gpus.power(uuid)
-            log.info("the power limit of %s: %d mW, was %d mW", uuid, after.limit_mw, present.limit_mw)
-        return PowerOutcome(present, after, state.settled(after))
+            fields = {"gpu": uuid, "milliwatts": after.limit_mw, "before": present.limit_mw}
+            log.info("a power limit was set", extra=fields)
+        return PowerOutcome(present, after, state.confirmed(after))
 
-    def _tell_overridden(self, uuid: str, state: GpuPowerState, present: PowerLimits) -> None:
+    def _log_errors(self, outcomes: Mapping[str, PowerOutcome | GpuError]) -> None:
+        """Log a GPU's error once, and again when it is another one."""
+        for uuid, outcome in outcomes.items():
+            if isinstance(outcome, PowerOutcome):
+                self._logged_errors.pop(uuid, None)
+            elif self._logged_errors.get(uuid) != str(outcome):
+                fields = {"gpu": uuid, "reason": str(outcome)}
+                log.warning("a power limit is not what it should be, and is tried again", extra=fields)
+                self._logged_errors[uuid] = str(outcome)
+
+    def _log_override(self, uuid: str, state: GpuPowerState, present: PowerLimits) -> None:
         assert state.baseline is not None
-        log.warning(
-            "somebody else has set the power limit of %s to %d mW (this agent: %d mW); it is left, and the caps end",
-            uuid,
-            present.limit_mw,
-            state.baseline.set_mw,
-        )
+        fields = {"gpu": uuid, "milliwatts": present.limit_mw, "set_by_agent": state.baseline.set_mw}
+        log.warning("somebody else has set a power limit; it is left, and the caps end", extra=fields)
 
     # --- leases ---------------------------------------------------------------------------------------
 
-    def renew(self, hold_ids: Sequence[str], until: float) -> set[str]:
-        """Those of the caps that stand, now until then or longer. None ends sooner than it would have."""
-        until = min(until, self.now() + self.bounds.max_lease.total_seconds())
-        states = self.ledger.all()
-        where = {uuid: state for uuid, state in states.items() if any(_stands(state, one) for one in hold_ids)}
-        for hold_id in hold_ids:
-            where = {uuid: state.renewed(hold_id, until) for uuid, state in where.items()}
-        self.ledger.save(where)
-        wanted = set(hold_ids)
-        standing = [hold for state in where.values() for hold in state.standing if hold.id in wanted]
-        return {hold.id for hold in standing if self.remaining(hold) > 0}
+    def renew(self, cap_ids: Collection[str], until: float) -> set[str]:
+        """Extend the leases of those of these caps that are active, and return them; no lease gets shorter.
 
-    def remaining(self, hold: PowerCap | None) -> float:
-        """Seconds that its lease has left. By the clock, and by time since boot: a clock that is set back does not
-        make a lease longer, and one set back while the agent was away makes it no longer than the policy allows."""
-        if hold is None:
-            return 0.0
-        by_clock = hold.lease_until - self.now()
-        until, end = self._ends.get(hold.id, (0.0, 0.0))
-        if until != hold.lease_until:
-            end = self._boottime() + min(by_clock, self.bounds.max_lease.total_seconds())
-            self._ends[hold.id] = (hold.lease_until, end)
-        return min(by_clock, end - self._boottime())
+        Raises JournalUnavailable.
+        """
+        until = min(until, self._unix_now() + self.bounds.max_lease.total_seconds())
+        states = {
+            uuid: state.renewed(cap_ids, until)
+            for uuid, state in self.ledger.all().items()
+            if state.has_active(cap_ids)
+        }
+        self.ledger.save(states)
+        active = [cap for state in states.values() for cap in state.active if cap.id in cap_ids]
+        return {cap.id for cap in active if self._remaining(cap) > 0}
 
     def overdue(self) -> list[str]:
-        """The commands whose caps have outlived their lease."""
-        standing = {hold.id: hold for state in self.ledger.all().values() for hold in state.standing}
-        self._ends = {hold_id: end for hold_id, end in self._ends.items() if hold_id in standing}
-        return [hold_id for hold_id, hold in standing.items() if self.remaining(hold) <= 0]
+        """The ids of the active caps whose lease is over."""
+        active = {cap.id: cap for state in self.ledger.all().values() for cap in state.active}
+        self._ends = {cap_id: end for cap_id, end in self._ends.items() if cap_id in active}
+        return [cap_id for cap_id, cap in active.items() if self._remaining(cap) <= 0]
 
     def next_end(self) -> float | None:
-        """Seconds until the first lease ends."""
-        left = [self.remaining(hold) for state in self.ledger.all().values() for hold in state.standing]
-        return min(left, default=None)
+        """Seconds until the first lease ends; None without an active cap."""
+        remaining = [self._remaining(cap) for state in self.ledger.all().values() for cap in state.active]
+        return min(remaining, default=None)
 
+    def _remaining(self, cap: PowerCap) -> float:
+        """Seconds that a cap's lease has left: the lesser of those by the clock and those by the time since boot.
 
-def _stands(state: GpuPowerState, hold_id: str) -> bool:
-    return any(hold.id == hold_id for hold in state.standing)
+        So a clock that is set back does not make a lease longer, and one that is set back while the agent is away
+        makes it no longer than the policy allows.
+        """
+        by_clock = cap.lease_until - self._unix_now()
+        until, end = self._ends.get(cap.id, (0.0, 0.0))
+        if until != cap.lease_until:
+            end = self._boottime() + min(by_clock, self.bounds.max_lease.total_seconds())
+            self._ends[cap.id] = (cap.lease_until, end)
+        return min(by_clock, end - self._boottime())
 
-
-def _intending(state: GpuPowerState, present: PowerLimits) -> GpuPowerState:
-    return state if is_same(present.limit_mw, state.wanted_mw()) else state.about_to_set(present)
+    def _unix_now(self) -> float:
+        return self._now().timestamp()

@@ -1,10 +1,10 @@
 """The caps of this node, durable: what `holds.GpuPowerState` says of each GPU, in the agent's journal.
 
-The ledger is read once, when the agent starts; from then on memory answers. A change that adds a cap is on the
-disk before it counts (`save`). One that ends a cap counts at once (`save_anyway`): a full disk is no reason to
-keep a cap, and the agent ends it again at its next start if the disk never heard of it.
+The table is read once, when the agent starts; from then on memory answers. A change that adds a cap is on the
+disk before it takes effect (`save`). One that ends a cap takes effect at once (`save_anyway`): a full disk is
+no reason to keep a cap, and the agent ends it again at its next start if it was never written.
 
-Any thread may ask; changes come from one (the lane of the hands and the keeper).
+Any thread may read; changes come from one thread, that of the worker queue ``gpu``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TABLES = ("CREATE TABLE power (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHO
 
 
 class PowerLedger:
-    """What is remembered of each GPU, by its UUID."""
+    """The state of each GPU, by its UUID."""
 
     def __init__(self, journal: Journal) -> None:
         """Raises JournalUnavailable, or ConfigurationError where a newer agent has written it."""
@@ -45,7 +45,10 @@ class PowerLedger:
             return self._states.get(gpu, GpuPowerState())
 
     def save(self, states: Mapping[str, GpuPowerState]) -> None:
-        """All of them or none, on the disk when this returns. Raises JournalUnavailable; then nothing has changed."""
+        """Write all these states or none; they are on the disk when this returns.
+
+        Raises JournalUnavailable; then nothing has changed.
+        """
         unwritten = {gpu: self.of(gpu) for gpu in self._unwritten - states.keys()}
         changed = {gpu: state for gpu, state in states.items() if gpu in self._unwritten or state != self.of(gpu)}
         if not changed and not unwritten:
@@ -59,11 +62,14 @@ class PowerLedger:
             self._states.update(states)
 
     def save_anyway(self, states: Mapping[str, GpuPowerState]) -> None:
-        """As `save`, but it counts even where it cannot be written; then it is written with the next change."""
+        """As `save`, but the states take effect even where they cannot be written; then the next change writes them."""
         try:
             self.save(states)
         except JournalUnavailable as error:
-            log.error("the end of a power cap is not in the journal, and is carried out all the same: %s", error)
+            log.error(
+                "the end of a power cap is not in the journal, and takes effect all the same",
+                extra={"reason": str(error)},
+            )
             with self._lock:
                 self._states.update(states)
             self._unwritten.update(states)

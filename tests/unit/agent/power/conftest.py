@@ -1,4 +1,4 @@
-"""One node without its agent's process: the hands and the keeper, the real journal, the real pynvml, and the
+"""One node without its agent's process: the executors and the end of leases, the real journal, the real pynvml, and the
 stand-in for the driver. Time stands still until a test moves it."""
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from trainmedic_server.agent import executors
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.policy import PowerBounds
 from trainmedic_server.agent.power.control import PowerControl
-from trainmedic_server.agent.power.executors import LeaseExpiry, PowerLimitExecutor, RenewLeaseExecutor
+from trainmedic_server.agent.power.executors import PowerLimitExecutor, RenewLeaseExecutor
+from trainmedic_server.agent.power.lease_expiry import LeaseExpiry
 from trainmedic_server.agent.power.ledger import PowerLedger
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -40,7 +41,7 @@ class Node:
         self.control = PowerControl(
             self.gpus, PowerLedger(self.journal), self.bounds, lambda: self.clock, lambda: self.boottime
         )
-        self.keeper = LeaseExpiry(self.control, lambda: self.boottime)
+        self.expiry = LeaseExpiry(self.control, lambda: self.boottime)
 
     def close(self) -> None:
         self.gpus.close()
@@ -51,16 +52,16 @@ class Node:
         self._open()
 
     def passes(self, seconds: float) -> None:
-        """Time goes by, and the keeper runs whenever it is due."""
+        """Time goes by, and the end of leases runs whenever it is due."""
         end = self.boottime + seconds
         for _ in range(10_000):
-            due = self.keeper.due()
+            due = self.expiry.due()
             if due is None or self.boottime + max(due, 0) > end:
                 break
             self._go_on(max(due, 0))
-            self.keeper.run()
+            self.expiry.run()
         else:
-            raise AssertionError("the keeper is always due")
+            raise AssertionError("the end of leases is always due")
         self._go_on(end - self.boottime)
 
     def _go_on(self, seconds: float) -> None:
@@ -73,28 +74,28 @@ class Node:
         """Carry out ``gpu.power_limit``."""
         target = {"kind": "gpu", "node": "node-1", **({"gpus": gpu} if isinstance(gpu, list) else {"gpu": gpu})}
         return PowerLimitExecutor(self.control).perform(
-            self.order(command_id, "gpu.power_limit", target, params, resumed=resumed)
+            self.accepted(command_id, "gpu.power_limit", target, params, resumed=resumed)
         )
 
     def undo(self, of: str, command_id: str | None = None) -> Mapping[str, Any]:
         """Carry out the undo of a cap."""
         target = {"kind": "gpu", "node": "node-1", "gpu": "0"}
-        order = self.order(command_id or f"undo-{of}", "gpu.power_limit", target, {"restore": True}, undo_of=of)
-        return PowerLimitExecutor(self.control).perform(order)
+        accepted = self.accepted(command_id or f"undo-{of}", "gpu.power_limit", target, {"restore": True}, undo_of=of)
+        return PowerLimitExecutor(self.control).perform(accepted)
 
     def renew(self, *holds: str, seconds: float = 300, ago: float = 0.0, **more: Any) -> Mapping[str, Any]:
         """Carry out ``gpu.renew_lease``, said so many seconds ago."""
         params = {"holds": list(holds), "lease_seconds": seconds, **more}
-        order = self.order("renew", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params, ago=ago)
-        return RenewLeaseExecutor(self.control).perform(order)
+        accepted = self.accepted("renew", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params, ago=ago)
+        return RenewLeaseExecutor(self.control).perform(accepted)
 
     def abandon(self, command_id: str) -> None:
         target = {"kind": "gpu", "node": "node-1", "gpu": "0"}
         PowerLimitExecutor(self.control).abandon(
-            self.order(command_id, "gpu.power_limit", target, {"percent": 80}, resumed=True)
+            self.accepted(command_id, "gpu.power_limit", target, {"percent": 80}, resumed=True)
         )
 
-    def order(
+    def accepted(
         self,
         command_id: str,
         action: str,

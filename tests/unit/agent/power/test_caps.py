@@ -355,9 +355,9 @@ def test_a_cap_that_the_driver_forgot_while_the_agent_was_away_is_set_again(node
     node.cap("a", percent=80)
     node.driver.reload()
     node.restart()
-    assert node.keeper.due() is not None
-    assert node.keeper.due() <= 0
-    node.keeper.run()
+    assert node.expiry.due() is not None
+    assert node.expiry.due() <= 0
+    node.expiry.run()
     assert node.watts() == 560
 
 
@@ -374,7 +374,7 @@ def test_a_gpu_that_is_gone_keeps_what_it_is_owed(node: Node) -> None:
     node.driver.lose(0, lost=False)
     node.passes(60)
     assert node.watts() == 650
-    assert node.keeper.due() is None
+    assert node.expiry.due() is None
 
 
 def test_a_gpu_that_lost_its_limit_with_its_life_gets_the_one_from_before(node: Node) -> None:

@@ -24,7 +24,7 @@ def test_a_cap_ends_with_its_lease(node: Node) -> None:
     assert node.watts() == 560
     node.passes(2)
     assert node.watts() == 700
-    assert node.keeper.due() is None
+    assert node.expiry.due() is None
 
 
 def test_of_several_caps_each_has_its_own_lease(node: Node) -> None:
@@ -73,9 +73,9 @@ def test_the_policy_bounds_leases(make_node: Callable[..., Node]) -> None:
 @pytest.mark.parametrize("params", [{}, {"holds": "a"}, {"holds": [1]}, {"holds": ["a"], "lease_seconds": -1}])
 def test_a_renewal_that_makes_no_sense_is_rejected(node: Node, params: dict[str, object]) -> None:
     """A signed command can still be wrong."""
-    order = node.order("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params)
+    accepted = node.accepted("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params)
     with pytest.raises(CommandRejected):
-        RenewLeaseExecutor(node.control).perform(order)
+        RenewLeaseExecutor(node.control).perform(accepted)
 
 
 def test_a_lease_that_ran_out_while_the_agent_was_away_ends_at_once(node: Node) -> None:
@@ -84,10 +84,10 @@ def test_a_lease_that_ran_out_while_the_agent_was_away_ends_at_once(node: Node) 
     node.close()
     node.clock += timedelta(hours=1)
     node._open()
-    due = node.keeper.due()
+    due = node.expiry.due()
     assert due is not None
     assert due <= 0
-    node.keeper.run()
+    node.expiry.run()
     assert node.watts() == 700
 
 
@@ -148,10 +148,10 @@ def test_a_lease_that_ends_on_one_gpu_is_not_held_up_by_another(node: Node) -> N
 
 def test_an_idle_keeper_is_never_due(node: Node) -> None:
     """Without a cap it costs nothing."""
-    assert node.keeper.due() is None
+    assert node.expiry.due() is None
     node.cap("a", percent=80)
-    node.keeper.run()
-    due = node.keeper.due()
+    node.expiry.run()
+    due = node.expiry.due()
     assert due is not None
     assert 29 < due <= 30
 
@@ -270,6 +270,6 @@ def test_the_gpus_of_a_command_are_set_again_together_or_not_at_all(node: Node) 
 def test_what_is_asked_for_again_must_be_a_hold_of_the_command(node: Node) -> None:
     """And what was never here is not invented."""
     assert node.renew("a", again=["a", "b"]) == {"renewed": [], "unknown": ["a"]}
-    order = node.order("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, {"holds": [], "again": "a"})
+    accepted = node.accepted("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, {"holds": [], "again": "a"})
     with pytest.raises(CommandRejected, match="again must be a list"):
-        RenewLeaseExecutor(node.control).perform(order)
+        RenewLeaseExecutor(node.control).perform(accepted)
