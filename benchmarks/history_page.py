@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from trainmedic.wire.envelope import new_id
 from trainmedic_server.adapters.sql_store import database
-from trainmedic_server.adapters.sql_store.pending import Flush, Pending
+from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.playbook import Mode
@@ -84,9 +84,9 @@ def made(number: int) -> Run:
     )
 
 
-def batches(count: int) -> Iterator[Pending]:
+def batches(count: int) -> Iterator[PendingWrites]:
     for first in range(0, count, BATCH):
-        pending = Pending()
+        pending = PendingWrites()
         for number in range(first, min(first + BATCH, count)):
             pending.add_run(made(number))
         yield pending
@@ -98,7 +98,7 @@ async def filled(directory: Path, count: int) -> SqlStore:
     await SqlStore.open(url).close()
     began = time.perf_counter()
     engine = database.writer_engine(sa.make_url(url), timedelta(seconds=5))
-    flush = Flush(engine.dialect)
+    flush = Flusher(engine.dialect)
     sa.event.listen(engine, "connect", _for_speed)
     with engine.connect() as connection:
         for pending in batches(count):

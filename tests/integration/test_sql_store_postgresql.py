@@ -20,7 +20,7 @@ from tests.support.postgres import PASSWORD, PostgresServer
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import postgresql, revision, schema
 from trainmedic_server.adapters.sql_store.election import Election
-from trainmedic_server.adapters.sql_store.history import page_statement
+from trainmedic_server.adapters.sql_store.history import page_select
 from trainmedic_server.adapters.sql_store.postgresql import Session
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.ports.store import HistoryFilter, Transaction
@@ -102,7 +102,7 @@ def test_a_page_of_the_history_is_read_from_an_index_in_order(url: str) -> None:
         revision.bring_to_head(connection)
         connection.exec_driver_sql("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
         for name in ("alertname", "playbook", "status", "decision", "node", "gpu", "job"):
-            statement = page_statement(HistoryFilter(**{name: "a"}), 100, (at(5), "id"))
+            statement = page_select(HistoryFilter(**{name: "a"}), 100, (at(5), "id"))
             text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}))
             plan = [row[0] for row in connection.exec_driver_sql("EXPLAIN " + text.replace("%", "%%"))]
             assert "Index Scan Backward using ix_runs_" in plan[1], plan
@@ -220,7 +220,7 @@ async def test_a_server_that_hangs_loses_its_session(url: str, lost: Lost) -> No
     await entered.wait()
     waiting = Election(url, QUICK)
     async with asyncio.timeout(PATIENCE):
-        session = await waiting.come()
+        session = await waiting.win()
     assert "has not answered" in await lost.happened()
     leave.set()
     with pytest.raises(errors.StoreUnavailable):
@@ -233,7 +233,7 @@ async def test_something_that_changes_sessions_is_noticed(url: str, lost: Lost) 
     """A pooler of transactions hands the next one to a session that has no lock."""
     store = led(url, lost, timedelta(seconds=10))
     unlock = sa.text("SELECT pg_advisory_unlock_all()")
-    await store.transact(lambda tx: tx.settle().execute(unlock) and None)  # type: ignore[attr-defined]
+    await store.transact(lambda tx: tx.flushed_connection().execute(unlock) and None)  # type: ignore[attr-defined]
     assert "pool" in await lost.happened()
     with pytest.raises(errors.StoreUnavailable):
         await store.transact(lambda tx: tx.controls())
@@ -244,7 +244,7 @@ async def test_a_table_that_somebody_holds_is_an_outage_and_not_the_end(url: str
     """Writes fail as StoreUnavailable until it is let go; the session stands."""
     # Through a connection that waits less for locks than a server's own does: a test has no time.
     store = led(url, lost)
-    await store.transact(lambda tx: tx.settle().execute(sa.text("SET lock_timeout = 100")) and None)  # type: ignore[attr-defined]
+    await store.transact(lambda tx: tx.flushed_connection().execute(sa.text("SET lock_timeout = 100")) and None)  # type: ignore[attr-defined]
     with psycopg.connect(url) as other:
         other.execute("LOCK TABLE events")
         with pytest.raises(errors.StoreUnavailable, match="lock timeout"):
@@ -281,7 +281,7 @@ async def test_a_refused_question_is_its_own_units_affair(store: SqlStore) -> No
 
     def asks_for_nonsense(tx: Transaction) -> None:
         tx.append([event("nonsense")])
-        tx.settle().execute(sa.text("SELECT 1 / 0"))  # type: ignore[attr-defined]
+        tx.flushed_connection().execute(sa.text("SELECT 1 / 0"))  # type: ignore[attr-defined]
 
     outcomes = await asyncio.gather(
         store.transact(lambda tx: tx.append([event("one")])),
@@ -294,7 +294,7 @@ async def test_a_refused_question_is_its_own_units_affair(store: SqlStore) -> No
     assert await kinds(store) == ["one", "two"]
 
 
-async def test_a_turn_comes_when_the_database_does(postgres: PostgresServer, url: str) -> None:
+async def test_an_election_is_won_once_the_database_answers(postgres: PostgresServer, url: str) -> None:
     """While it takes no connections a server waits and says so; the history is read again afterwards too."""
     name = url.rpartition("/")[2]
     reading = postgresql.reader_engine(url)
@@ -302,9 +302,9 @@ async def test_a_turn_comes_when_the_database_does(postgres: PostgresServer, url
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1
     postgres.ask(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
     postgres.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
-    turn = Election(url)
-    coming = asyncio.ensure_future(turn.come())
-    while turn.why != "PostgreSQL does not answer":
+    election = Election(url)
+    coming = asyncio.ensure_future(election.win())
+    while election.why != "PostgreSQL does not answer":
         await asyncio.sleep(0.01)
     postgres.ask(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
     async with asyncio.timeout(PATIENCE):

@@ -22,7 +22,7 @@ from tests.contract.run_store_values import at, closed, heard, run
 from tests.support.programs import PYTHON_PATH
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, revision, schema
-from trainmedic_server.adapters.sql_store.history import page_statement
+from trainmedic_server.adapters.sql_store.history import page_select
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import OperatorOrder, OrderKind
 from trainmedic_server.ports.store import HistoryFilter, Transaction
@@ -168,7 +168,7 @@ FILTERS = {
 def test_a_page_of_the_history_is_read_from_an_index_in_order(migrated: sa.Connection, name: str, before: Any) -> None:
     """With any one filter: no sorting, and no reading of what the page does not have."""
     wanted = HistoryFilter(**FILTERS[name])
-    compiled = page_statement(wanted, 100, before).compile(dialect=migrated.dialect)
+    compiled = page_select(wanted, 100, before).compile(dialect=migrated.dialect)
     parameters = compiled.construct_params()
     types = {key: bound.type.bind_processor(migrated.dialect) for key, bound in compiled.binds.items()}
     given = tuple((types[key] or (lambda value: value))(parameters[key]) for key in compiled.positiontup or ())

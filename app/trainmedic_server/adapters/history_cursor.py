@@ -1,7 +1,7 @@
 """The cursor of a history page: where a page ended, as text that callers only hand back.
 
 Pages are cut by key (creation time, then id), not by count, so runs that arrive never shift them.
-Both run stores use it.
+Both run stores use it, and the SQL store writes its times as it does.
 """
 
 from __future__ import annotations
@@ -13,11 +13,22 @@ from datetime import UTC, datetime, timedelta
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LONGEST = 1024
+"""Characters. Ours are under 100; what is longer is refused before anything is decoded."""
+
+
+def microseconds_of(moment: datetime) -> int:
+    """Microseconds since 1970; exact, unlike a float timestamp."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def time_of(microseconds: int) -> datetime:
+    """The aware UTC time that these microseconds since 1970 mean."""
+    return EPOCH + timedelta(microseconds=microseconds)
 
 
 def encode(created_at: datetime, run_id: str) -> str:
     """The cursor of a page that ended with this run."""
-    raw = f"{(created_at - EPOCH) // _MICROSECOND}.{run_id}".encode()
+    raw = f"{microseconds_of(created_at)}.{run_id}".encode()
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
@@ -30,6 +41,6 @@ def decode(cursor: str) -> tuple[datetime, str]:
         micros, dot, run_id = raw.decode().partition(".")
         if not dot or not run_id or "\0" in run_id:
             raise ValueError("no run in it")
-        return EPOCH + timedelta(microseconds=int(micros)), run_id
+        return time_of(int(micros)), run_id
     except (ValueError, OverflowError, binascii.Error) as error:
         raise ValueError(f"{cursor[:80]!r} is not a cursor of the history") from error

@@ -210,6 +210,11 @@ class Run:
         return replace(self, steps=tuple(changed if step.key == changed.key else step for step in self.steps))
 
     @property
+    def target_key(self) -> str:
+        """The key of its target; empty where it has none."""
+        return self.target.key if self.target else ""
+
+    @property
     def is_open(self) -> bool:
         return self.status.is_open
 

@@ -206,14 +206,14 @@ class RunRecord:
 class History(Protocol):
     """Reading what was done. Never waits for a writer."""
 
-    async def page(self, wanted: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+    async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         """Newest first, at most `limit`, and the cursor of the next page or None.
 
         Runs that arrive in between never shift a page. Raises ValueError on a cursor that is not one.
         """
         ...
 
-    def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
+    def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
         """All of it, newest first, in bounded memory."""
         ...
 

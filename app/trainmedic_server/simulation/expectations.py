@@ -159,7 +159,7 @@ def _in_order(path: Path, expected: Sequence[str], got: Sequence[str]) -> Iterat
 
 
 def _target(record: RunRecord) -> str:
-    return record.run.target.key if record.run.target else ""
+    return record.run.target_key
 
 
 def _shown(value: object) -> str:

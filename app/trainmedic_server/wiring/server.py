@@ -74,7 +74,7 @@ class TrainmedicServer:
         run store is.
         """
         settings = self._settings
-        if postgresql.is_meant(settings.database_url):
+        if postgresql.names_postgresql(settings.database_url):
             await self._run_elected(stop, on_started)
         else:
             began = asyncio.get_running_loop().time()
@@ -120,7 +120,7 @@ class TrainmedicServer:
 
     async def _work_once_elected(self, election: Election, app: SwitchableApp) -> None:
         """Wait for the lock, and then work until cancelled."""
-        session = await election.come()
+        session = await election.win()
         began = asyncio.get_running_loop().time()
         async with self._started(session) as api:
             app.switch_to(api)

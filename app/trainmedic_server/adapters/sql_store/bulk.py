@@ -43,10 +43,10 @@ class BulkInsert:
             statement = statement.on_conflict_do_update(
                 index_elements=key, set_={name: statement.excluded[name] for name in changed}
             )
-        found = _VALUES.fullmatch(str(statement.compile(dialect=dialect)))
-        if found is None:
+        match = _VALUES.fullmatch(str(statement.compile(dialect=dialect)))
+        if match is None:
             raise ValueError(f"unexpected form of the statement for table {table.name}")
-        before, group, after = found.groups()
+        before, group, after = match.groups()
         self._texts = [(n, f"{before}{', '.join([group] * n)}{after}") for n in _COUNTS]
         processors = [(place, column.type.bind_processor(dialect)) for place, column in enumerate(columns)]
         self._processors = [(place, processor) for place, processor in processors if processor is not None]

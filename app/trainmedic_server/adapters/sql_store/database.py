@@ -100,9 +100,9 @@ class OwnerLock:
         except BlockingIOError as error:
             holder = os.pread(self._file, 20, 0).decode(errors="replace").strip()
             os.close(self._file)
-            who = f"the server with process id {holder}" if holder else "another server"
+            owner = f"the server with process id {holder}" if holder else "another server"
             raise errors.ConfigurationError(
-                f"{path} is in use by {who}; stop it, or give this one a state directory of its own"
+                f"{path} is in use by {owner}; stop it, or give this one a state directory of its own"
             ) from error
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
@@ -113,14 +113,14 @@ class OwnerLock:
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """For the one connection that writes; each time it is closed it is really closed."""
+    """For the one connection that writes. There is no pool: a connection that failed is closed, not kept."""
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
     _prepare(engine, begin="BEGIN IMMEDIATE", pragmas=("cache_size = -32768", "journal_size_limit = 67108864"))
     return engine
 
 
 def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """For reading; what it reads is one moment's state, and no writer waits for it, nor it for one."""
+    """For reading. A transaction sees one moment's state, and no writer waits for it, nor it for one."""
     engine = sa.create_engine(
         url, poolclass=pool.QueuePool, pool_size=READERS, max_overflow=0, connect_args=_connect_args(busy_timeout)
     )
@@ -142,7 +142,8 @@ def _prepare(engine: sa.Engine, begin: str, pragmas: tuple[str, ...]) -> None:
 
     def on_connect(connection: Any, record: object) -> None:
         cursor = connection.cursor()
-        # FULL: what is acknowledged survives a power cut, not only a crash of this process
+        # WAL lets the history be read during a write. FULL waits for the disk at each commit, so that what is
+        # acknowledged survives a power cut, and not only a crash of this process.
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "temp_store = MEMORY"):
             cursor.execute(f"PRAGMA {pragma}")
         for pragma in pragmas:

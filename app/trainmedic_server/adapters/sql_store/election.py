@@ -11,15 +11,15 @@ from trainmedic_server.adapters.sql_store import postgresql
 ASK_EVERY = 1.0
 """Seconds between two tries: how late a server that stands by takes over, once the other has gone."""
 
-_ITS_TURN = "it is about to take over"
+_WON = "it is about to take over"
 
 log = telemetry.logger(__name__)
 
 
 class Election:
-    """A server's place among those that wait.
+    """A server's candidacy for the lock. ``server.standby`` shows it to people.
 
-    ``why`` says what it waits for, and ``holder`` where the server can be reached that works; empty
+    ``why`` says what it waits for, and ``holder`` where the server that works can be reached, or is empty
     where that is not known.
     """
 
@@ -32,7 +32,7 @@ class Election:
         self.why = "it has just started"
         self.holder = ""
 
-    async def come(self) -> postgresql.Session:
+    async def win(self) -> postgresql.Session:
         """The session that has the lock. While PostgreSQL does not answer it waits for that.
 
         Raises ConfigurationError where waiting would be of no use.
@@ -43,12 +43,12 @@ class Election:
                     if await self._try():
                         assert self._session is not None
                         session, self._session = self._session, None
-                        self._tell(_ITS_TURN)
+                        self._report(_WON)
                         return session
-                    self._tell("another server works")
+                    self._report("another server works")
                 except errors.StoreUnavailable as error:
                     await self._hang_up()
-                    self._tell("PostgreSQL does not answer", str(error))
+                    self._report("PostgreSQL does not answer", str(error))
                 await asyncio.sleep(ASK_EVERY)
         finally:
             await self._hang_up()
@@ -67,12 +67,12 @@ class Election:
         if session is not None:
             await asyncio.to_thread(session.close)
 
-    def _tell(self, why: str, error: str | None = None) -> None:
-        """Log what has changed, once."""
+    def _report(self, why: str, error: str | None = None) -> None:
+        """Keep what it waits for, and log that where it has changed."""
         if why != self.why:
             self.why = why
             if error is None:
-                log.info("takes over" if why == _ITS_TURN else "stands by", why=why)
+                log.info("takes over" if why == _WON else "stands by", why=why)
             else:
                 log.warning("stands by", why=why, error=error)
         if error is not None:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from trainmedic_server import errors
 from trainmedic_server.adapters import history_cursor
 from trainmedic_server.adapters.sql_store import database, mapping, queries
-from trainmedic_server.adapters.sql_store.schema import Moment, events, runs
+from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, runs
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
@@ -45,31 +45,31 @@ class SqlHistory(History):
         self._threads = ThreadPoolExecutor(database.READERS, thread_name_prefix="run-store-reader")
         self._closed = False
 
-    async def page(self, wanted: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+    async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         before = history_cursor.decode(cursor) if cursor is not None else None
-        found = await self._read(lambda connection: _page(connection, wanted, limit + 1, before))
-        if len(found) <= limit:
-            return found, None
-        last = found[limit - 1]
-        return found[:limit], history_cursor.encode(last.created_at, last.id)
+        runs = await self._read(lambda connection: _page(connection, matching, limit + 1, before))
+        if len(runs) <= limit:
+            return runs, None
+        last = runs[limit - 1]
+        return runs[:limit], history_cursor.encode(last.created_at, last.id)
 
-    async def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
+    async def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
         before: tuple[datetime, str] | None = None
         while True:
-            found = await self._read(partial(_page, wanted=wanted, limit=_STREAMED, before=before))
-            for run in found:
+            runs = await self._read(partial(_page, matching=matching, limit=_STREAMED, before=before))
+            for run in runs:
                 yield run
-            if len(found) < _STREAMED:
+            if len(runs) < _STREAMED:
                 return
-            before = (found[-1].created_at, found[-1].id)
+            before = (runs[-1].created_at, runs[-1].id)
 
     async def record(self, run_id: str) -> RunRecord | None:
         return await self._read(lambda connection: _record(connection, run_id))
 
     async def events_after(self, seq: int, limit: int) -> list[Event]:
         def read(connection: sa.Connection) -> list[Event]:
-            found = connection.execute(_EVENTS_AFTER, {"after": seq, "limit": limit})
-            return [mapping.event_of(row) for row in found]
+            rows = connection.execute(_EVENTS_AFTER, {"after": seq, "limit": limit})
+            return [mapping.event_of(row) for row in rows]
 
         return await self._read(read)
 
@@ -82,7 +82,7 @@ class SqlHistory(History):
             counts.setdefault(row.playbook, {})[row.status] = row.runs
         return counts
 
-    def close(self) -> None:
+    def stop_reading(self) -> None:
         """Let the reads that run end, then close the connections. Blocks until then."""
         self._closed = True
         self._threads.shutdown()
@@ -98,44 +98,44 @@ class SqlHistory(History):
             return work(connection)
 
 
-def page_statement(wanted: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
+def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
     """The runs of one page, newest first; `before` is where the page above ended."""
     statement = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     equal = (
-        (runs.c.alert_name, wanted.alertname),
-        (runs.c.playbook, wanted.playbook),
-        (runs.c.status, wanted.status),
-        (runs.c.decision, wanted.decision),
-        (runs.c.node, wanted.node),
-        (runs.c.gpu, wanted.gpu),
-        (runs.c.job, wanted.job),
+        (runs.c.alert_name, matching.alertname),
+        (runs.c.playbook, matching.playbook),
+        (runs.c.status, matching.status),
+        (runs.c.decision, matching.decision),
+        (runs.c.node, matching.node),
+        (runs.c.gpu, matching.gpu),
+        (runs.c.job, matching.job),
     )
     for column, value in equal:
         if value is not None:
             statement = statement.where(column == value)
-    if wanted.since is not None:
-        statement = statement.where(runs.c.created_at >= wanted.since)
-    if wanted.until is not None:
-        statement = statement.where(runs.c.created_at < wanted.until)
+    if matching.since is not None:
+        statement = statement.where(runs.c.created_at >= matching.since)
+    if matching.until is not None:
+        statement = statement.where(runs.c.created_at < matching.until)
     if before is not None:
         created_at, run_id = before
-        last = sa.tuple_(sa.literal(created_at, Moment), sa.literal(run_id))
+        last = sa.tuple_(sa.literal(created_at, TimeColumn), sa.literal(run_id))
         statement = statement.where(sa.tuple_(runs.c.created_at, runs.c.id) < last)
     return statement
 
 
 def _page(
-    connection: sa.Connection, wanted: HistoryFilter, limit: int, before: tuple[datetime, str] | None
+    connection: sa.Connection, matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None
 ) -> list[Run]:
-    return queries.with_steps(connection, connection.execute(page_statement(wanted, limit, before)).all())
+    return queries.with_steps(connection, connection.execute(page_select(matching, limit, before)).all())
 
 
 def _record(connection: sa.Connection, run_id: str) -> RunRecord | None:
-    found = queries.runs(connection, [run_id])
-    if not found:
+    run = next(iter(queries.runs(connection, [run_id])), None)
+    if run is None:
         return None
     return RunRecord(
-        run=found[0],
+        run=run,
         alerts=tuple(queries.alerts_of(connection, [run_id]).get(run_id, ())),
         events=tuple(mapping.event_of(row) for row in connection.execute(_EVENTS_OF, {"run": run_id})),
         orders=tuple(queries.orders_of(connection, [run_id]).get(run_id, ())),

@@ -27,7 +27,7 @@ EXIT_CODE = 3
 """The command line's code for "cannot serve now"."""
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_ENDED_BY_PEER = getattr(select, "POLLRDHUP", 0)  # where there is no such event, a silence tells
+_ENDED_BY_PEER = getattr(select, "POLLRDHUP", 0)  # without such an event, a session's end is found by its silence
 
 log = telemetry.logger(__name__)
 
@@ -37,9 +37,11 @@ def now() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-def end_process(why: str) -> None:
+def end_process(reason: str) -> None:
     """Leave at once, with nothing unwound: unwinding could act."""
-    log.critical("this server works no more and ends; what it had begun, the one that takes over goes on with", why=why)
+    log.critical(
+        "this server works no more and ends; what it had begun, the one that takes over goes on with", why=reason
+    )
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -52,24 +54,26 @@ class Leadership:
     def __init__(
         self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = end_process
     ) -> None:
+        # PostgreSQL ends a session that was silent for the takeover time, so a server gives up after two thirds of it:
+        # well before another can have the lock.
         self._limit = takeover.total_seconds() * 2 / 3
-        self.beat = takeover.total_seconds() / 10
+        self.heartbeat = takeover.total_seconds() / 10
         """Seconds after which the session is asked again."""
         self._confirmed = confirmed
         self._on_lost = on_lost
         self._lost: str | None = None
         self._ended = False
         self._lock = threading.Lock()
-        # A descriptor of its own, which cannot come to mean another file when the session is closed.
+        # A descriptor of its own: the session's number could come to mean another file once the session is closed.
         self._socket = os.dup(fileno)
         self._wake, self._waker = os.pipe()
-        self._thread = threading.Thread(target=self._watch, name="run-store-tenure", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="run-store-leadership", daemon=True)
         self._thread.start()
 
     @property
     def is_due(self) -> bool:
         """Whether it is time to ask the session again."""
-        return now() - self._confirmed >= self.beat
+        return now() - self._confirmed >= self.heartbeat
 
     def confirm(self, asked: float) -> None:
         """The session has answered what was asked at that moment."""
@@ -83,13 +87,13 @@ class Leadership:
         if self._lost is not None:
             raise errors.StoreUnavailable(f"this server does not work any more: {self._lost}")
 
-    def lose(self, why: str) -> None:
-        """The session is over, or cannot be relied on."""
+    def lose(self, reason: str) -> None:
+        """Stop acting, because the session is over or cannot be relied on. Only the first call counts."""
         with self._lock:
             if self._lost is not None or self._ended:
                 return
-            self._lost = why
-        self._on_lost(why)
+            self._lost = reason
+        self._on_lost(reason)
 
     def end(self) -> None:
         """Stop watching. The session may be closed then."""
@@ -106,8 +110,8 @@ class Leadership:
         poller.register(self._socket, _ENDED_BY_PEER)
         poller.register(self._wake, select.POLLIN)
         while not self._ended and self._lost is None:
-            happened = poller.poll(self._limit / 10 * 1000)
-            if any(descriptor == self._socket for descriptor, _ in happened):
+            events = poller.poll(self._limit / 10 * 1000)
+            if any(descriptor == self._socket for descriptor, _ in events):
                 self.lose("PostgreSQL has ended the session")
             elif not self._ended and (silent := now() - self._confirmed) > self._limit:
                 self.lose(f"PostgreSQL has not answered for {silent:.0f} s")

@@ -41,10 +41,10 @@ class Lookup:
             prepared = self._prepared[dialect.name] = _Prepared(self._statement, dialect)
         distinct = list(dict.fromkeys(keys))
         longest = _LENGTHS[-1]
-        found: list[Row] = []
+        rows: list[Row] = []
         for start in range(0, len(distinct), longest):
-            found += prepared.rows(connection, distinct[start : start + longest], others)
-        return found
+            rows += prepared.rows(connection, distinct[start : start + longest], others)
+        return rows
 
 
 class _Prepared:
@@ -52,19 +52,21 @@ class _Prepared:
 
     def __init__(self, statement: sa.Select[Any], dialect: sa.Dialect) -> None:
         parameters = statement.compile(dialect=dialect).binds
-        asked_for = {name for name, parameter in parameters.items() if parameter.required}
-        asked = statement.params({**dict.fromkeys(asked_for), KEYS.key: [""]})
-        compiled = asked.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
+        required = {name for name, parameter in parameters.items() if parameter.required}
+        filled = statement.params({**dict.fromkeys(required), KEYS.key: [""]})
+        compiled = filled.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
         text, names = str(compiled), list(compiled.positiontup or ())
-        found = _LIST.fullmatch(text)
+        match = _LIST.fullmatch(text)
         [place] = [place for place, name in enumerate(names) if name.startswith(KEYS.key)]
-        if found is None:
+        if match is None:
             raise ValueError("the select has no list of keys")
-        before, key, after = found.groups()
+        before, key, after = match.groups()
         self._texts = {n: f"{before}{', '.join([key] * n)}{after}" for n in _LENGTHS}
-        binders = [_binder(parameters[name], name in asked_for, dialect) for name in names if name in parameters]
+        binders = [_binder(parameters[name], name in required, dialect) for name in names if name in parameters]
         self._before, self._after = binders[:place], binders[place:]
-        decoders = [(i, column.type.result_processor(dialect, None)) for i, column in enumerate(asked.selected_columns)]
+        decoders = [
+            (i, column.type.result_processor(dialect, None)) for i, column in enumerate(filled.selected_columns)
+        ]
         self._decoders = [(place, decode) for place, decode in decoders if decode is not None]
 
     def rows(self, connection: sa.Connection, keys: list[str], others: dict[str, Any]) -> list[Row]:
@@ -78,11 +80,11 @@ class _Prepared:
         try:
             cursor = connection.connection.cursor()
             cursor.execute(text, tuple(values))
-            found = cursor.fetchall()
+            rows = cursor.fetchall()
             cursor.close()
         except dbapi.Error as error:
             raise exc.DBAPIError.instance(text, None, error, dbapi.Error, dialect=connection.dialect) from error
-        return [self._decode(row) for row in found]
+        return [self._decode(row) for row in rows]
 
     def _decode(self, row: Row) -> Row:
         values = list(row)
@@ -93,10 +95,12 @@ class _Prepared:
         return tuple(values)
 
 
-def _binder(parameter: sa.BindParameter[Any], given: bool, dialect: sa.Dialect) -> Callable[[dict[str, Any]], Any]:
-    """Takes a parameter's value from those given, or else the one that the select itself has; encoded."""
+def _binder(
+    parameter: sa.BindParameter[Any], from_caller: bool, dialect: sa.Dialect
+) -> Callable[[dict[str, Any]], Any]:
+    """Takes a parameter's value from the caller's, or else the one that the select itself has; encoded."""
     encode: Callable[[Any], Any] = parameter.type.bind_processor(dialect) or _as_it_is
-    if given:
+    if from_caller:
         return lambda values: encode(values[parameter.key])
     constant = encode(parameter.effective_value)
     return lambda values: constant

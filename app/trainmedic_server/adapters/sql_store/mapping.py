@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainmedic_server.adapters.sql_store import schema
+from trainmedic_server.adapters.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import (
@@ -33,11 +33,6 @@ Row = Sequence[Any]
 
 _PHASES = ("approval", "steps", "on_failure")
 _NO_UNDO = (None,) * 11
-
-
-def target_key(run: Run) -> str:
-    """The key of a run's target; empty where it has none."""
-    return run.target.key if run.target else ""
 
 
 def alert_row(record: AlertRecord) -> tuple[Any, ...]:
@@ -74,7 +69,7 @@ def run_row(run: Run) -> tuple[Any, ...]:
         target.node if target else None,
         target.gpu if target else None,
         target.job if target else None,
-        target_key(run),
+        run.target_key,
         run.mode.value,
         run.status.value,
         run.decision.value,
@@ -204,10 +199,10 @@ def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
         {
             "number": attempt.number,
             "command_id": attempt.command_id,
-            "started_at": schema.micros(attempt.started_at),
-            "deadline": schema.micros(attempt.deadline),
+            "started_at": microseconds_of(attempt.started_at),
+            "deadline": microseconds_of(attempt.deadline),
             "status": attempt.status,
-            "ended_at": None if attempt.ended_at is None else schema.micros(attempt.ended_at),
+            "ended_at": None if attempt.ended_at is None else microseconds_of(attempt.ended_at),
             "error": attempt.error,
             "order": attempt.order,
             "in_part": attempt.in_part,
@@ -219,17 +214,17 @@ def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
 def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
     return tuple(
         Attempt(
-            number=one["number"],
-            command_id=one["command_id"],
-            started_at=schema.moment(one["started_at"]),
-            deadline=schema.moment(one["deadline"]),
-            status=one["status"],
-            ended_at=None if one["ended_at"] is None else schema.moment(one["ended_at"]),
-            error=one["error"],
-            order=one.get("order"),
-            in_part=bool(one.get("in_part")),
+            number=attempt["number"],
+            command_id=attempt["command_id"],
+            started_at=time_of(attempt["started_at"]),
+            deadline=time_of(attempt["deadline"]),
+            status=attempt["status"],
+            ended_at=None if attempt["ended_at"] is None else time_of(attempt["ended_at"]),
+            error=attempt["error"],
+            order=attempt.get("order"),
+            in_part=bool(attempt.get("in_part")),
         )
-        for one in document
+        for attempt in document
     )
 
 

@@ -5,8 +5,8 @@ the same object. So a server whose session has ended can write nothing more, who
 PostgreSQL itself ends a session that is silent for too long, so that a server which hangs does not
 keep the others waiting for ever.
 
-Here is all that only PostgreSQL needs, waiting aside (``turn``) and knowing how long the session
-can be relied on (``tenure``). Who calls it: those two, and ``store``.
+Here is all that only PostgreSQL needs, except for waiting for the lock (``election``) and knowing how long the session
+can be relied on (``leadership``). Who calls it: those two, and ``store``.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ OLDEST = 14
 
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 30
+"""How long a read of the history may take."""
 _NAME_BYTES = 63
+"""PostgreSQL cuts longer application names (NAMEDATALEN - 1)."""
 _NAME_PREFIX = "trainmedic@"
 _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
 # A login or a database that does not exist, or may not be used: another try would fail alike.
 _HOPELESS = re.compile(r"password authentication failed|no password supplied|no pg_hba.conf entry|does not exist")
 # What is acknowledged survives a crash of PostgreSQL, whatever the database's default; more is left as it is.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-MINE = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
-"""Whether the session that answers has a lock; if something changes sessions in between it has not."""
+HAS_LOCK = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
+"""Asks whether the session that answers has a lock. It has none where a pooler has changed sessions in between."""
 
 _HOLDER = """
     SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -53,13 +55,13 @@ _HOLDER = """
 """
 
 
-def is_meant(url: str) -> bool:
+def names_postgresql(url: str) -> bool:
     """Whether `url` names a PostgreSQL database."""
     return _SCHEME.match(url) is not None
 
 
 def conninfo(url: str) -> str:
-    """What libpq is told: the URL, which it reads itself, several hosts and all. Raises ConfigurationError."""
+    """What libpq gets: the URL, which it reads itself, also one of several hosts. Raises ConfigurationError."""
     try:
         import psycopg.conninfo
     except ImportError:
@@ -82,7 +84,7 @@ def conninfo(url: str) -> str:
 
 
 class Session:
-    """A connection that writes once it has the lock. Made by `open`; when it is over, it is over.
+    """A connection that writes once it has the lock. Made by `open`; when it has ended it is never opened again.
 
     Its methods block.
     """
@@ -92,11 +94,12 @@ class Session:
         self.url = url
         self.takeover = takeover
         self._key = _key_of(connection)
-        once = iter([connection])
+        unused = [connection]
 
         def only_this() -> Any:
-            for found in once:
-                return found
+            # SQLAlchemy asks once, and again only if the connection has ended. Another session would not have the lock.
+            if unused:
+                return unused.pop()
             raise errors.StoreUnavailable("the session with PostgreSQL is over")
 
         self.engine = _engine(only_this, poolclass=pool.StaticPool)
@@ -136,10 +139,10 @@ class Session:
         name = str(self._ask(_HOLDER, self._key) or "")
         return name.removeprefix(_NAME_PREFIX) if name.startswith(_NAME_PREFIX) else ""
 
-    def tenure(self, on_lost: Callable[[str], object]) -> Leadership:
+    def begin_leadership(self, on_lost: Callable[[str], object]) -> Leadership:
         """Begin to count how long the server may act. The session must have the lock."""
         asked = now()
-        if not self._ask(MINE):
+        if not self._ask(HAS_LOCK):
             raise errors.StoreUnavailable("the lock is not this session's; does something between pool connections?")
         return Leadership(self._connection.fileno(), self.takeover, asked, on_lost)
 
@@ -160,7 +163,7 @@ class Session:
 
 
 def reader_engine(url: str) -> sa.Engine:
-    """For reading; each transaction sees one moment's state, and no writer waits for it, nor it for one."""
+    """For reading. A transaction sees one moment's state, and no writer waits for it, nor it for one."""
 
     def connect() -> Any:
         limits = {"statement_timeout": _READ_SECONDS, "idle_in_transaction_session_timeout": _READ_SECONDS}
@@ -179,13 +182,13 @@ def reader_engine(url: str) -> sa.Engine:
 
 
 def take_time(connection: sa.Connection) -> None:
-    """Let the transaction that `connection` is in take its time."""
+    """Lift the time limits of the transaction that `connection` is in: a migration may rewrite a large table."""
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     connection.exec_driver_sql("SET LOCAL lock_timeout = '1min'")
 
 
 def _engine(creator: Callable[[], Any], **options: Any) -> sa.Engine:
-    # "format", because the store writes out some statements by itself, with values by their place
+    # "format", because the store writes out some statements itself, with values by their position
     return sa.create_engine(
         "postgresql+psycopg://", creator=creator, paramstyle="format", use_native_hstore=False, **options
     )
@@ -194,12 +197,12 @@ def _engine(creator: Callable[[], Any], **options: Any) -> sa.Engine:
 def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Connection[Any]:
     import psycopg
 
-    given = psycopg.conninfo.conninfo_to_dict(conninfo(url))
-    wanted = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000, **more}
-    # What the URL says itself wins, the name aside, by which servers find each other.
-    chosen = {name: value for name, value in wanted.items() if name == "application_name" or name not in given}
+    in_url = psycopg.conninfo.conninfo_to_dict(conninfo(url))
+    ours = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000, **more}
+    # What the URL says itself wins, except for the name, by which servers find each other.
+    options = {name: value for name, value in ours.items() if name == "application_name" or name not in in_url}
     try:
-        connection = psycopg.connect(conninfo(url), **chosen)
+        connection = psycopg.connect(conninfo(url), **options)
     except psycopg.Error as error:
         if _HOPELESS.search(str(error)):
             raise errors.ConfigurationError(f"the database URL is of no use: {error}") from error

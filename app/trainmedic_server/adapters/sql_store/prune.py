@@ -11,13 +11,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from trainmedic_server.adapters.sql_store import schema
+from trainmedic_server.adapters.sql_store import queries, schema
 from trainmedic_server.adapters.sql_store.schema import alerts, events, nodes, orders, run_alerts, runs, steps
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 
 BATCH = 200
+"""Rows that are deleted at a time: others wait for some milliseconds at most."""
 
-_BEFORE = sa.bindparam("before", type_=schema.Moment)
+_BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
 _FINGERPRINTS: sa.BindParameter[Any] = sa.bindparam("fingerprints", expanding=True)
 
@@ -34,9 +35,7 @@ _OF_RUNS = (
     sa.delete(run_alerts).where(run_alerts.c.run_id.in_(_RUN_IDS)),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )
-_IS_TIED = sa.exists().where(
-    run_alerts.c.fingerprint == alerts.c.fingerprint, run_alerts.c.starts_at == alerts.c.starts_at
-)
+_IS_TIED = sa.exists().where(queries.SAME_ALERT)
 _OLD_ALERTS = (
     sa.select(alerts.c.fingerprint)
     .where(alerts.c.last_heard_at < _BEFORE, ~_IS_TIED)
@@ -58,30 +57,30 @@ _OLD_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
 
 
 def runs_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Closed runs that owe no undo, with all that belongs to them."""
-    connection = transaction.settle()
-    found = [row.id for row in connection.execute(_OLD_RUNS, {"before": before})]
-    if found:
+    """Delete closed runs that owe no undo, with all that belongs to them."""
+    connection = transaction.flushed_connection()
+    run_ids = [row.id for row in connection.execute(_OLD_RUNS, {"before": before})]
+    if run_ids:
         for statement in _OF_RUNS:
-            connection.execute(statement, {"runs": found})
-    return len(found)
+            connection.execute(statement, {"runs": run_ids})
+    return len(run_ids)
 
 
 def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Alerts that no remaining run is tied to, last heard of before."""
-    connection = transaction.settle()
-    found = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
-    if found:
-        connection.execute(_THE_ALERTS, {"fingerprints": found, "before": before})
-    return len(found)
+    """Delete alerts that no remaining run is tied to and that were last heard of before."""
+    connection = transaction.flushed_connection()
+    fingerprints = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
+    if fingerprints:
+        connection.execute(_THE_ALERTS, {"fingerprints": fingerprints, "before": before})
+    return len(fingerprints)
 
 
 def events_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Events that concern no run."""
-    return transaction.settle().execute(_OLD_EVENTS, {"before": before}).rowcount
+    """Delete events that concern no run."""
+    return transaction.flushed_connection().execute(_OLD_EVENTS, {"before": before}).rowcount
 
 
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Nodes not seen since: they no longer count as part of the cluster."""
-    transaction.settle().execute(_OLD_NODES, {"before": before})
+    """Delete the nodes not seen since, which no longer count as part of the cluster; all at once, and not counted."""
+    transaction.flushed_connection().execute(_OLD_NODES, {"before": before})
     return 0

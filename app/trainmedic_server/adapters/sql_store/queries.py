@@ -18,15 +18,14 @@ _STEPS = Lookup(sa.select(schema.steps).where(schema.steps.c.run_id.in_(KEYS)))
 _ORDERS = Lookup(
     sa.select(*schema.orders.columns).where(schema.orders.c.run_id.in_(KEYS)).order_by(schema.orders.c.seq)
 )
+SAME_ALERT = sa.and_(
+    schema.run_alerts.c.fingerprint == schema.alerts.c.fingerprint,
+    schema.run_alerts.c.starts_at == schema.alerts.c.starts_at,
+)
+"""The condition that joins a tie to its alert."""
 _ALERTS = Lookup(
     sa.select(schema.run_alerts.c.run_id, schema.alerts)
-    .join(
-        schema.alerts,
-        sa.and_(
-            schema.alerts.c.fingerprint == schema.run_alerts.c.fingerprint,
-            schema.alerts.c.starts_at == schema.run_alerts.c.starts_at,
-        ),
-    )
+    .join(schema.alerts, SAME_ALERT)
     .where(schema.run_alerts.c.run_id.in_(KEYS))
     .order_by(schema.run_alerts.c.seq)
 )
@@ -34,7 +33,9 @@ _ALERTS = Lookup(
 
 def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
     """The condition that goes with `of_alerts`."""
-    return starts_at.between(sa.bindparam("first", type_=schema.Moment), sa.bindparam("last", type_=schema.Moment))
+    return starts_at.between(
+        sa.bindparam("first", type_=schema.TimeColumn), sa.bindparam("last", type_=schema.TimeColumn)
+    )
 
 
 def of_alerts(
@@ -48,41 +49,41 @@ def of_alerts(
     """
     if not identities:
         return
-    wanted = set(identities)
-    beginnings = [identity.starts_at for identity in wanted]
+    distinct = set(identities)
+    beginnings = [identity.starts_at for identity in distinct]
     bounds = {"first": min(beginnings), "last": max(beginnings)}
-    for row in lookup.rows(connection, [identity.fingerprint for identity in wanted], **bounds):
+    for row in lookup.rows(connection, [identity.fingerprint for identity in distinct], **bounds):
         identity = Identity(row[0], row[1])
-        if identity in wanted:
+        if identity in distinct:
             yield identity, row
 
 
-def with_steps(connection: sa.Connection, found: Sequence[Sequence[Any]]) -> list[Run]:
+def with_steps(connection: sa.Connection, rows: Sequence[Sequence[Any]]) -> list[Run]:
     """The runs of these rows, in their order."""
-    steps: dict[str, list[StepState]] = {row[0]: [] for row in found}
+    steps: dict[str, list[StepState]] = {row[0]: [] for row in rows}
     for row in _STEPS.rows(connection, steps):
         steps[row[0]].append(mapping.step_of(row))
-    return [mapping.run_of(row, steps[row[0]]) for row in found]
+    return [mapping.run_of(row, steps[row[0]]) for row in rows]
 
 
 def runs(connection: sa.Connection, run_ids: Collection[str]) -> list[Run]:
     """The runs of these ids, oldest first."""
-    found = with_steps(connection, _RUNS.rows(connection, run_ids))
-    return sorted(found, key=lambda run: (run.created_at, run.id))
+    runs_of_rows = with_steps(connection, _RUNS.rows(connection, run_ids))
+    return sorted(runs_of_rows, key=lambda run: (run.created_at, run.id))
 
 
 def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
     """The alerts tied to each run that has any, in the order of tying."""
-    found: dict[str, list[AlertRecord]] = {}
+    alerts: dict[str, list[AlertRecord]] = {}
     for row in _ALERTS.rows(connection, run_ids):
-        found.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
-    return found
+        alerts.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
+    return alerts
 
 
 def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
     """The orders given to each run that has any, in the order of giving."""
-    found: dict[str, list[OperatorOrder]] = {}
+    orders: dict[str, list[OperatorOrder]] = {}
     for row in _ORDERS.rows(connection, run_ids):
         order = mapping.order_of(row)
-        found.setdefault(order.run_id, []).append(order)
-    return found
+        orders.setdefault(order.run_id, []).append(order)
+    return orders

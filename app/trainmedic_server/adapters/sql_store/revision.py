@@ -23,8 +23,8 @@ def current(connection: sa.Connection) -> str | None:
     """The revision that the database is at; None where it is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
-    found: str | None = connection.execute(_VERSION).scalar()
-    return found
+    revision: str | None = connection.execute(_VERSION).scalar()
+    return revision
 
 
 def bring_to_head(connection: sa.Connection) -> None:
@@ -46,8 +46,8 @@ def _upgrade(connection: sa.Connection, at: str | None) -> None:
     config = alembic.config.Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if at is not None and at not in known:
+    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if at is not None and at not in revisions:
         raise errors.ConfigurationError(
             f"the run store's schema is at revision {at!r}, which this release does not know: "
             "a newer release has written it; run that one, or restore a backup from before"

@@ -7,20 +7,19 @@ says which question it answers; one that answers none costs each webhook a write
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 from pydantic_core import PydanticSerializationError, to_json
 from sqlalchemy.types import TypeDecorator
 
+from trainmedic_server.adapters.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.run import OPEN, Status
 
 HEAD = "0001"
 """The revision of the schema that this code reads and writes."""
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _PLAIN = {type(None): None, dict: "{}", list: "[]"}
 
 
@@ -31,34 +30,24 @@ def _encode(value: Any) -> str:
         raise TypeError(str(error)) from error
 
 
-def micros(moment: datetime) -> int:
-    """Microseconds since 1970; exact, unlike a float timestamp."""
-    return (moment - EPOCH) // _MICROSECOND
-
-
-def moment(count: int) -> datetime:
-    """The aware UTC time that `count` microseconds since 1970 mean."""
-    return EPOCH + timedelta(microseconds=count)
-
-
-class Moment(TypeDecorator[datetime]):
+class TimeColumn(TypeDecorator[datetime]):
     """An aware time, as whole microseconds since 1970: sorts, compares and ports without time zones."""
 
     impl = sa.BigInteger
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> int | None:
-        return None if value is None else micros(value)
+        return None if value is None else microseconds_of(value)
 
     def process_result_value(self, value: int | None, dialect: sa.Dialect) -> datetime | None:
-        return None if value is None else moment(value)
+        return None if value is None else time_of(value)
 
 
 Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 """Sorted by its bytes everywhere. PostgreSQL's other orders change with the operating system, and break indexes."""
 
 
-class Document(TypeDecorator[Any]):
+class JsonColumn(TypeDecorator[Any]):
     """A JSON value as text. Nothing in the store looks inside one."""
 
     impl = Text
@@ -91,16 +80,16 @@ alerts = sa.Table(
     "alerts",
     metadata,
     sa.Column("fingerprint", Text, primary_key=True),
-    sa.Column("starts_at", Moment, primary_key=True),
+    sa.Column("starts_at", TimeColumn, primary_key=True),
     sa.Column("status", Text, nullable=False),
-    sa.Column("labels", Document, nullable=False),
-    sa.Column("annotations", Document, nullable=False),
-    sa.Column("ends_at", Moment),
+    sa.Column("labels", JsonColumn, nullable=False),
+    sa.Column("annotations", JsonColumn, nullable=False),
+    sa.Column("ends_at", TimeColumn),
     sa.Column("generator_url", Text, nullable=False),
-    sa.Column("first_heard_at", Moment, nullable=False),
-    sa.Column("last_heard_at", Moment, nullable=False),
+    sa.Column("first_heard_at", TimeColumn, nullable=False),
+    sa.Column("last_heard_at", TimeColumn, nullable=False),
     sa.Column("times_heard", sa.BigInteger, nullable=False),
-    sa.Column("resolved_at", Moment),
+    sa.Column("resolved_at", TimeColumn),
     sa.Column("resolved_because", Text),
 )
 
@@ -119,12 +108,12 @@ runs = sa.Table(
     sa.Column("status", Text, nullable=False),
     sa.Column("decision", Text, nullable=False),
     sa.Column("alert_fingerprint", Text, nullable=False),
-    sa.Column("alert_starts_at", Moment, nullable=False),
+    sa.Column("alert_starts_at", TimeColumn, nullable=False),
     sa.Column("alert_name", Text, nullable=False),
-    sa.Column("alert_labels", Document, nullable=False),
-    sa.Column("created_at", Moment, nullable=False),
-    sa.Column("ended_at", Moment),
-    sa.Column("acted_at", Moment),
+    sa.Column("alert_labels", JsonColumn, nullable=False),
+    sa.Column("created_at", TimeColumn, nullable=False),
+    sa.Column("ended_at", TimeColumn),
+    sa.Column("acted_at", TimeColumn),
     sa.Column("waiting_on", Text),
     sa.Column("message", Text, nullable=False),
     sa.Column("unfinished", sa.Boolean, nullable=False),
@@ -137,7 +126,7 @@ run_alerts = sa.Table(
     sa.Column("seq", Serial, primary_key=True),
     sa.Column("run_id", Text, sa.ForeignKey("runs.id"), nullable=False),
     sa.Column("fingerprint", Text, nullable=False),
-    sa.Column("starts_at", Moment, nullable=False),
+    sa.Column("starts_at", TimeColumn, nullable=False),
     sa.ForeignKeyConstraint(["fingerprint", "starts_at"], ["alerts.fingerprint", "alerts.starts_at"]),
     sa.UniqueConstraint("run_id", "fingerprint", "starts_at"),
 )
@@ -153,26 +142,26 @@ steps = sa.Table(
     sa.Column("kind", Text, nullable=False),
     sa.Column("action", Text),
     sa.Column("status", Text, nullable=False),
-    sa.Column("params", Document, nullable=False),
-    sa.Column("attempts", Document, nullable=False),
-    sa.Column("output", Document, nullable=False),
+    sa.Column("params", JsonColumn, nullable=False),
+    sa.Column("attempts", JsonColumn, nullable=False),
+    sa.Column("output", JsonColumn, nullable=False),
     sa.Column("error", Text),
     sa.Column("message", Text),
-    sa.Column("started_at", Moment),
-    sa.Column("ended_at", Moment),
-    sa.Column("deadline", Moment),
-    sa.Column("retry_at", Moment),
+    sa.Column("started_at", TimeColumn),
+    sa.Column("ended_at", TimeColumn),
+    sa.Column("deadline", TimeColumn),
+    sa.Column("retry_at", TimeColumn),
     sa.Column("command_id", Text),
     sa.Column("undo_trigger", Text),
     sa.Column("undo_action", Text),
-    sa.Column("undo_params", Document),
+    sa.Column("undo_params", JsonColumn),
     sa.Column("undo_of", Text),
     sa.Column("undo_status", Text),
     sa.Column("undo_because", Text),
-    sa.Column("undo_attempts", Document),
-    sa.Column("undo_output", Document),
+    sa.Column("undo_attempts", JsonColumn),
+    sa.Column("undo_output", JsonColumn),
     sa.Column("undo_error", Text),
-    sa.Column("undo_retry_at", Moment),
+    sa.Column("undo_retry_at", TimeColumn),
     sa.Column("undo_command_id", Text),
     sqlite_with_rowid=False,
 )
@@ -186,7 +175,7 @@ orders = sa.Table(
     sa.Column("run_id", Text, sa.ForeignKey("runs.id"), nullable=False),
     sa.Column("kind", Text, nullable=False),
     sa.Column("actor", Text, nullable=False),
-    sa.Column("at", Moment, nullable=False),
+    sa.Column("at", TimeColumn, nullable=False),
     sa.Column("note", Text, nullable=False),
     sa.Column("step", Text),
 )
@@ -197,9 +186,9 @@ events = sa.Table(
     sa.Column("seq", Serial, primary_key=True),
     sa.Column("run_id", Text),
     sa.Column("kind", Text, nullable=False),
-    sa.Column("at", Moment, nullable=False),
+    sa.Column("at", TimeColumn, nullable=False),
     sa.Column("actor", Text, nullable=False),
-    sa.Column("data", Document, nullable=False),
+    sa.Column("data", JsonColumn, nullable=False),
     sqlite_autoincrement=True,
 )
 """A ``seq`` is never used again, also after the last event was pruned: readers resume after one."""
@@ -210,11 +199,11 @@ controls = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("paused", sa.Boolean, nullable=False),
     sa.Column("paused_by", Text),
-    sa.Column("paused_at", Moment),
+    sa.Column("paused_at", TimeColumn),
     sa.Column("breaker_open", sa.Boolean, nullable=False),
-    sa.Column("breaker_opened_at", Moment),
+    sa.Column("breaker_opened_at", TimeColumn),
     sa.Column("breaker_reason", Text),
-    sa.Column("alive_at", Moment),
+    sa.Column("alive_at", TimeColumn),
 )
 """One row, with id 1."""
 
@@ -222,7 +211,7 @@ nodes = sa.Table(
     "nodes",
     metadata,
     sa.Column("name", Text, primary_key=True),
-    sa.Column("seen_at", Moment, nullable=False),
+    sa.Column("seen_at", TimeColumn, nullable=False),
 )
 
 playbook_versions = sa.Table(
@@ -231,7 +220,7 @@ playbook_versions = sa.Table(
     sa.Column("name", Text, primary_key=True),
     sa.Column("version", Text, primary_key=True),
     sa.Column("text", Text, nullable=False),
-    sa.Column("kept_at", Moment, nullable=False),
+    sa.Column("kept_at", TimeColumn, nullable=False),
 )
 
 OPEN_STATUSES = tuple(status.value for status in Status if status in OPEN)

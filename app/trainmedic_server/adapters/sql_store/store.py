@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,40 +12,40 @@ from typing import Protocol, TypeVar
 import sqlalchemy as sa
 
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import database, leadership, postgresql, prune, revision, schema
+from trainmedic_server.adapters.sql_store import database, postgresql, prune, revision, schema
 from trainmedic_server.adapters.sql_store.history import SqlHistory
+from trainmedic_server.adapters.sql_store.leadership import Leadership, end_process
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
-from trainmedic_server.adapters.sql_store.writer import Writer
-from trainmedic_server.domain.run import Event, Run
+from trainmedic_server.adapters.sql_store.writer import StoreWriter
 from trainmedic_server.ports.fence import Fence, no_fence
-from trainmedic_server.ports.store import History, HistoryFilter, RunRecord, RunStore, Transaction
+from trainmedic_server.ports.store import RunStore, Transaction
 
 T = TypeVar("T")
 
 
-class Owned(Protocol):
+class StoreLock(Protocol):
     """What keeps other servers away, until it is released."""
 
     def release(self) -> None: ...
 
 
-class SqlStore(RunStore, History):
+class SqlStore(SqlHistory, RunStore):
     """`ports.RunStore` and `ports.History` on a database. Made by `open`."""
 
     def __init__(
         self,
-        writer: Writer,
-        history: SqlHistory,
-        lock: Owned,
+        writer: StoreWriter,
+        readers: sa.Engine,
+        lock: StoreLock,
         on_error: Callable[[], object],
         fence: Fence = no_fence,
     ) -> None:
+        super().__init__(readers)
         self._writer = writer
-        self._history = history
         self._lock = lock
         self._fence = fence
         self._on_error = on_error
-        self._closed = False
+        self._is_closing = False
 
     @classmethod
     def open(
@@ -58,14 +58,14 @@ class SqlStore(RunStore, History):
         """The store at `url`, with its schema brought up to date. Blocks.
 
         `url` is ``sqlite:////path/to/file``, or ``postgresql://…`` where no other server works; to wait
-        for that, see ``turn`` and `of_session`.
+        for that, see ``election`` and `of_session`.
 
         `on_error` is called, on the event loop, for each call that fails because the database does.
         `busy_timeout` is how long a transaction waits for another program that holds the file.
         Raises ConfigurationError where the URL, its directory or the schema is of no use or another
         server owns the file, and StoreUnavailable where the database cannot be read or written.
         """
-        if postgresql.is_meant(url):
+        if postgresql.names_postgresql(url):
             return cls._at_once(url, on_error)
         parsed = database.parse(url)
         database.make_directory(parsed)
@@ -74,11 +74,11 @@ class SqlStore(RunStore, History):
             engine = database.writer_engine(parsed, busy_timeout)
             with database.translated(f"the run store at {database.file_of(parsed)} could not be opened"):
                 _migrate(engine)
-            writer = Writer(engine, exclusive=True)
+            writer = StoreWriter(engine, exclusive=True)
         except BaseException:
             lock.release()
             raise
-        return cls(writer, SqlHistory(database.reader_engine(parsed, busy_timeout)), lock, on_error)
+        return cls(writer, database.reader_engine(parsed, busy_timeout), lock, on_error)
 
     @classmethod
     def _at_once(cls, url: str, on_error: Callable[[], object]) -> SqlStore:
@@ -97,7 +97,7 @@ class SqlStore(RunStore, History):
         session: postgresql.Session,
         *,
         on_error: Callable[[], object] = lambda: None,
-        on_lost: Callable[[str], object] = leadership.end_process,
+        on_lost: Callable[[str], object] = end_process,
     ) -> SqlStore:
         """The store in the database where `session` has the lock, with its schema brought up to date. Blocks.
 
@@ -107,16 +107,16 @@ class SqlStore(RunStore, History):
         try:
             with database.translated("the run store in PostgreSQL could not be opened"):
                 _migrate(session.engine)
-            lease = session.tenure(on_lost)
+            leadership = session.begin_leadership(on_lost)
         except BaseException:
             session.close()
             raise
-        writer = Writer(session.engine, exclusive=True, tenure=lease)
-        history = SqlHistory(postgresql.reader_engine(session.url))
-        return cls(writer, history, _Held(session, lease), on_error, lease.require)
+        writer = StoreWriter(session.engine, exclusive=True, leadership=leadership)
+        lock = _SessionLock(session, leadership)
+        return cls(writer, postgresql.reader_engine(session.url), lock, on_error, leadership.require)
 
     def fence(self) -> None:
-        """Return if this server may act: it is the one that works. Else it ends, or raises StoreUnavailable."""
+        """Return if this server is the one that works, and may act. Else end the process, or raise StoreUnavailable."""
         self._fence()
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
@@ -129,20 +129,20 @@ class SqlStore(RunStore, History):
     async def prune(self, older_than: datetime) -> int:
         pruned = 0
         for batch in (prune.runs_before, prune.alerts_before, prune.events_before, prune.nodes_before):
-            while found := await self._transact(partial(batch, before=older_than)):
-                pruned += found if batch is prune.runs_before else 0
-                if found < prune.BATCH:
+            while deleted := await self._transact(partial(batch, before=older_than)):
+                pruned += deleted if batch is prune.runs_before else 0
+                if deleted < prune.BATCH:
                     break
         return pruned
 
     async def close(self) -> None:
-        if self._closed:
+        if self._is_closing:
             return
-        self._closed = True
+        self._is_closing = True
         await asyncio.to_thread(self._shut)
 
     def _shut(self) -> None:
-        self._history.close()
+        self.stop_reading()
         self._writer.close()
         self._lock.release()
 
@@ -154,36 +154,16 @@ class SqlStore(RunStore, History):
             raise
         return done
 
-    # the history
-
-    async def page(self, wanted: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
-        return await self._history.page(wanted, limit, cursor)
-
-    def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
-        return self._history.stream(wanted)
-
-    async def record(self, run_id: str) -> RunRecord | None:
-        return await self._history.record(run_id)
-
-    async def events_after(self, seq: int, limit: int) -> list[Event]:
-        return await self._history.events_after(seq, limit)
-
-    async def last_seq(self) -> int:
-        return await self._history.last_seq()
-
-    async def playbook_counts(self) -> dict[str, dict[str, int]]:
-        return await self._history.playbook_counts()
-
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SessionLock:
     """A session that has the lock."""
 
     session: postgresql.Session
-    lease: leadership.Leadership
+    leadership: Leadership
 
     def release(self) -> None:
-        self.lease.end()
+        self.leadership.end()
         self.session.close()
 
 
@@ -201,5 +181,5 @@ def _read_controls(transaction: Transaction) -> None:
 def _rewrite_controls(transaction: SqlTransaction) -> None:
     # Deleted first, because SQLite does not write a row that stays as it is.
     controls = transaction.controls()
-    transaction.settle().execute(sa.delete(schema.controls))
+    transaction.flushed_connection().execute(sa.delete(schema.controls))
     transaction.save_controls(controls)

@@ -1,10 +1,10 @@
 """The one thread that writes: it takes all units of work that wait and commits them together.
 
-A commit waits for the disk, whatever it holds; so what arrives during one commit shares the next.
+A commit waits for the disk (an ``fsync``), however much it holds; so what arrives during one commit shares the next.
 Each unit is still alone in what it can break: if it raises, its writes are taken back and the
-others' stay. A unit's future is resolved only after the commit.
+others' stay. A unit's future is resolved only after the commit, because its caller acknowledges the delivery then.
 
-Where several servers share the database there is a ``tenure``: the connection is then the session
+Where several servers share the database there is a `Leadership`: the connection is then the session
 that has their lock, is asked now and then whether it still stands, and is never replaced.
 """
 
@@ -23,10 +23,10 @@ from sqlalchemy import exc
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store import database
 from trainmedic_server.adapters.sql_store.leadership import Leadership, now
-from trainmedic_server.adapters.sql_store.memo import Memo
-from trainmedic_server.adapters.sql_store.pending import Flush, Pending
-from trainmedic_server.adapters.sql_store.postgresql import MINE
-from trainmedic_server.adapters.sql_store.transaction import Entangled, SqlTransaction, send_shared
+from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
+from trainmedic_server.adapters.sql_store.postgresql import HAS_LOCK
+from trainmedic_server.adapters.sql_store.transaction import SharedWritesRefused, SqlTransaction, send_shared
+from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 
 log = telemetry.logger(__name__)
 
@@ -35,7 +35,7 @@ _TOGETHER = 500
 
 
 @dataclass(slots=True, eq=False)
-class Unit:
+class UnitOfWork:
     """A unit of work, and where its outcome goes."""
 
     work: Callable[[SqlTransaction], Any]
@@ -45,30 +45,30 @@ class Unit:
     error: BaseException | None = None
 
 
-class Writer:
+class StoreWriter:
     """Owns the writing connection. ``exclusive``: nobody else writes this database."""
 
-    def __init__(self, engine: sa.Engine, *, exclusive: bool, tenure: Leadership | None = None) -> None:
+    def __init__(self, engine: sa.Engine, *, exclusive: bool, leadership: Leadership | None = None) -> None:
         self._engine = engine
         self._exclusive = exclusive
-        self._tenure = tenure
-        # After an error PostgreSQL refuses the rest of the transaction, what is behind a savepoint aside.
+        self._leadership = leadership
+        # After an error PostgreSQL refuses the rest of the transaction, unless it goes back to a savepoint.
         self._errors_spread = engine.dialect.name == "postgresql"
-        self._flush = Flush(engine.dialect)
-        self._memo = Memo()
+        self._flush = Flusher(engine.dialect)
+        self._cache = WriterCache()
         self._connection: sa.Connection | None = None
-        self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[UnitOfWork | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
         self.failing = False
         """Whether the last transaction that wrote could not be committed; one that only reads says nothing."""
-        # daemon: an exit without close() is no worse than a crash, which the store is made for
+        # A daemon thread, because an exit without close() is no worse than a crash, which the store is made for.
         self._thread = threading.Thread(target=self._work, name="run-store-writer", daemon=True)
         self._thread.start()
 
     async def transact(self, work: Callable[[SqlTransaction], Any]) -> Any:
         loop = asyncio.get_running_loop()
-        unit = Unit(work, loop.create_future(), loop)
+        unit = UnitOfWork(work, loop.create_future(), loop)
         with self._gate:
             if self._closed:
                 raise errors.StoreUnavailable("the run store is closed")
@@ -86,11 +86,11 @@ class Writer:
     def _work(self) -> None:
         ended = False
         while not ended:
-            units: list[Unit] = []
-            if self._tenure is not None and self._tenure.is_due:
-                self._ask(self._tenure)
+            units: list[UnitOfWork] = []
+            if self._leadership is not None and self._leadership.is_due:
+                self._ask(self._leadership)
             try:
-                unit = self._queue.get(timeout=self._tenure.beat if self._tenure else None)
+                unit = self._queue.get(timeout=self._leadership.heartbeat if self._leadership else None)
             except queue.Empty:
                 continue
             while unit is not None:
@@ -105,11 +105,11 @@ class Writer:
                 _resolve(units)
         self._disconnect()
 
-    def _commit(self, units: list[Unit]) -> None:
+    def _commit(self, units: list[UnitOfWork]) -> None:
         """Run the units in one transaction; afterwards each has its result or its error, all durable."""
         try:
-            if self._tenure is not None:
-                self._tenure.require()
+            if self._leadership is not None:
+                self._leadership.require()
             if self._transaction(self._connected(), units):
                 self.failing = False
         except Exception as error:  # the loop's boundary: whatever it was, these units failed, not the thread
@@ -126,50 +126,50 @@ class Writer:
             self._connection = self._engine.connect()
         return self._connection
 
-    def _ask(self, tenure: Leadership) -> None:
-        """Have the session confirmed. Through anything that changes sessions in between it is not the same."""
+    def _ask(self, leadership: Leadership) -> None:
+        """Have the session confirmed. A pooler in between may have given the connection another session."""
         asked = now()
         try:
             connection = self._connected()
             with connection.begin():
-                same = connection.exec_driver_sql(MINE).scalar()
-        except Exception as error:  # the loop's boundary
-            tenure.lose(str(database.unavailable("the session with PostgreSQL failed", error)))
+                has_lock = connection.exec_driver_sql(HAS_LOCK).scalar()
+        except Exception as error:  # the thread's boundary: whatever it was, the session cannot be relied on
+            leadership.lose(str(database.unavailable("the session with PostgreSQL failed", error)))
             return
-        if same:
-            tenure.confirm(asked)
+        if has_lock:
+            leadership.confirm(asked)
         else:
-            tenure.lose("the lock is not this session's; does something between pool connections?")
+            leadership.lose("the lock is not this session's; does something between pool connections?")
 
-    def _transaction(self, connection: sa.Connection, units: list[Unit]) -> bool:
-        """Whether anything was written."""
+    def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
+        """Run and commit the units; whether anything was written."""
         if not self._exclusive:
-            self._memo.forget()
+            self._cache.forget()
         try:
             with connection.begin():
                 return self._run(connection, units, together=True)
-        except Entangled:
-            self._memo.forget()
+        except SharedWritesRefused:
+            self._cache.forget()
             with connection.begin():
                 return self._run(connection, units, together=False)
 
-    def _run(self, connection: sa.Connection, units: list[Unit], *, together: bool) -> bool:
-        shared, wrote = Pending(), False
+    def _run(self, connection: sa.Connection, units: list[UnitOfWork], *, together: bool) -> bool:
+        shared, wrote = PendingWrites(), False
         guarded = self._errors_spread and not together
         for unit in units:
-            transaction = SqlTransaction(connection, self._flush, self._memo, shared, guarded=guarded)
+            transaction = SqlTransaction(connection, self._flush, self._cache, shared, guarded=guarded)
             unit.result = unit.error = None
             try:
                 unit.result = unit.work(transaction)
                 wrote = transaction.has_written or wrote
                 transaction.keep(flush=not together)
-            except Entangled:
+            except SharedWritesRefused:
                 raise
             except BaseException as error:  # the unit's own, whatever it is: it goes to whoever waits for the unit
                 if database.is_outage(error):
                     raise
                 if self._errors_spread and isinstance(error, exc.DBAPIError) and not transaction.is_guarded:
-                    raise Entangled from error
+                    raise SharedWritesRefused from error
                 transaction.abandon()
                 unit.result, unit.error = None, _refusal(error)
         send_shared(connection, self._flush, shared)
@@ -177,14 +177,14 @@ class Writer:
 
     def _let_go(self) -> None:
         """After an error: begin anew with another connection, or go on with the only one if it still stands."""
-        if self._tenure is None:
+        if self._leadership is None:
             self._disconnect()
             return
-        self._memo.forget()
-        self._ask(self._tenure)
+        self._cache.forget()
+        self._ask(self._leadership)
 
     def _disconnect(self) -> None:
-        self._memo.forget()
+        self._cache.forget()
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
@@ -206,19 +206,19 @@ def _refusal(error: BaseException) -> BaseException:
     return error
 
 
-def _resolve(units: list[Unit]) -> None:
+def _resolve(units: list[UnitOfWork]) -> None:
     """Wake up all who wait, once per event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Unit]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[UnitOfWork]] = {}
     for unit in units:
         by_loop.setdefault(unit.loop, []).append(unit)
     for loop, its_units in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_tell, its_units)
+            loop.call_soon_threadsafe(_set_outcomes, its_units)
         except RuntimeError:  # the loop is closed, nobody waits any more
             log.warning("run store outcome had no taker", units=len(its_units))
 
 
-def _tell(units: list[Unit]) -> None:
+def _set_outcomes(units: list[UnitOfWork]) -> None:
     for unit in units:
         if unit.future.done():
             continue

@@ -22,7 +22,7 @@ _CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "messag
 """The columns of a run that change; what it was admitted with does not, and is in most indexes."""
 
 
-class Pending:
+class PendingWrites:
     """Writes in waiting. A later one of the same key replaces an earlier one."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Pending:
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
         self.controls: Controls | None = None
         self.fingerprints: set[str] = set()
-        """Of the alerts here, and of those in links."""
+        """The fingerprints of the alerts here, and of those in links."""
         self.targets: set[tuple[str, str]] = set()
         """The playbook and target key of each run here."""
 
@@ -75,20 +75,20 @@ class Pending:
         if run.id in self.added:
             raise errors.Conflict(f"there is a run {run.id} already")
         self.added[run.id] = run
-        self.targets.add((run.playbook, mapping.target_key(run)))
+        self.targets.add((run.playbook, run.target_key))
         for step in run.steps:
             self.steps[run.id, step.phase, step.index] = step
 
     def save_run(self, run: Run, before: Run | None) -> None:
         (self.added if run.id in self.added else self.saved)[run.id] = run
-        self.targets.add((run.playbook, mapping.target_key(run)))
-        known: Mapping[tuple[str, int], StepState] = {step.key: step for step in before.steps} if before else {}
+        self.targets.add((run.playbook, run.target_key))
+        earlier: Mapping[tuple[str, int], StepState] = {step.key: step for step in before.steps} if before else {}
         for step in run.steps:
-            kept = known.get(step.key)
+            kept = earlier.get(step.key)
             if kept is not step and kept != step:
                 self.steps[run.id, step.phase, step.index] = step
 
-    def absorb(self, other: Pending) -> None:
+    def absorb(self, other: PendingWrites) -> None:
         """Take over what a later unit has written. Raises Conflict, having taken nothing."""
         if other.added:
             for run_id in other.added.keys() & self.added.keys():
@@ -108,8 +108,8 @@ class Pending:
         self.targets |= other.targets
 
 
-class Flush:
-    """Sends what is pending to the database. One per dialect; holds the compiled statements."""
+class Flusher:
+    """Sends what is pending to the database. There is one per dialect; it holds the compiled statements."""
 
     def __init__(self, dialect: sa.Dialect) -> None:
         self._alerts = BulkInsert(dialect, schema.alerts, "update")
@@ -123,8 +123,9 @@ class Flush:
         self._playbooks = BulkInsert(dialect, schema.playbook_versions, "ignore")
         self._controls = BulkInsert(dialect, schema.controls, "update")
 
-    def __call__(self, connection: sa.Connection, pending: Pending) -> None:
-        """What refers comes after what it refers to, and what closes a run before what opens the next."""
+    def __call__(self, connection: sa.Connection, pending: PendingWrites) -> None:
+        """Send everything. What refers comes after what it refers to, and what closes a run before what opens the next
+        one for the same target, which a unique index would refuse."""
         if pending.playbooks:
             rows = [(*key, text, at) for key, (text, at) in pending.playbooks.items()]
             self._playbooks.run(connection, rows)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from trainmedic_server.adapters.sql_store.mapping import target_key
 from trainmedic_server.domain.run import Decision, Run
 
 _SEEN_AGAIN = timedelta(hours=1)
 """A node's last sight is written anew only after this, not with each alert; retention is in days."""
 
 
-class Memo:
-    """Each part is None until it was asked for; `transaction` fills it from the tables."""
+class WriterCache:
+    """What the writer remembers. Each part is None until it was asked for; ``transaction`` fills it from the tables."""
 
     def __init__(self) -> None:
         self.forget()
@@ -37,10 +36,10 @@ class Memo:
         """The open run's id by (playbook, target key)."""
         return self._open
 
-    def learn_open_runs(self, found: dict[tuple[str, str], str]) -> None:
-        self._open = found
+    def learn_open_runs(self, open_runs: dict[tuple[str, str], str]) -> None:
+        self._open = open_runs
         self._open_ids = {}
-        for (playbook, _), run_id in found.items():
+        for (playbook, _), run_id in open_runs.items():
             self._open_ids.setdefault(playbook, set()).add(run_id)
 
     def count_open(self, playbook: str) -> int:
@@ -62,8 +61,8 @@ class Memo:
         """Whether the sight of `node` is worth writing; it then counts as written."""
         if self.nodes is None:
             return True
-        seen = self.nodes.get(node)
-        if seen is not None and at - seen < _SEEN_AGAIN:
+        last = self.nodes.get(node)
+        if last is not None and at - last < _SEEN_AGAIN:
             return False
         self.nodes[node] = at
         return True
@@ -71,7 +70,7 @@ class Memo:
     def follow(self, run: Run) -> None:
         """Take note of a run that was added or saved."""
         if self._open is not None:
-            key = (run.playbook, target_key(run))
+            key = (run.playbook, run.target_key)
             ids = self._open_ids.setdefault(run.playbook, set())
             if run.is_open:
                 self._open[key] = run.id

@@ -1,0 +1,104 @@
+"""The selects of a unit of work, built once. Who uses them: ``transaction``. Those of the history too: ``queries``."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store import queries, schema
+from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup
+from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps
+from trainmedic_server.domain.run import Decision
+
+ALERTS = Lookup(sa.select(alerts).where(alerts.c.fingerprint.in_(KEYS), queries.within(alerts.c.starts_at)))
+FIRING_ALERTS = Lookup(
+    sa.select(alerts)
+    .where(alerts.c.fingerprint.in_(KEYS), alerts.c.resolved_at.is_(None))
+    .order_by(alerts.c.fingerprint, alerts.c.starts_at)
+)
+SILENT_ALERTS = (
+    sa.select(alerts)
+    .where(
+        alerts.c.resolved_at.is_(None),
+        alerts.c.last_heard_at < sa.bindparam("moment", type_=schema.TimeColumn),
+        sa.exists().where(queries.SAME_ALERT, runs.c.id == run_alerts.c.run_id, runs.c.unfinished),
+    )
+    .order_by(alerts.c.last_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
+)
+LINKED_RUNS = Lookup(
+    sa.select(
+        run_alerts.c.fingerprint,
+        run_alerts.c.starts_at,
+        runs.c.id,
+        runs.c.playbook,
+        runs.c.target_key,
+        runs.c.status,
+        runs.c.decision,
+    )
+    .join(runs, runs.c.id == run_alerts.c.run_id)
+    .where(run_alerts.c.fingerprint.in_(KEYS), queries.within(run_alerts.c.starts_at))
+    .order_by(run_alerts.c.seq)
+)
+OPEN_RUNS = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key).where(schema.is_open)
+LAST_ENDED = Lookup(
+    sa.select(runs.c.target_key, sa.func.max(runs.c.ended_at).label("ended_at"))
+    .where(runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key.in_(KEYS), schema.was_started)
+    .group_by(runs.c.target_key)
+)
+COUNT_STARTED = (
+    sa.select(sa.func.count())
+    .select_from(runs)
+    .where(
+        runs.c.playbook == sa.bindparam("playbook"),
+        schema.was_started,
+        runs.c.created_at > sa.bindparam("since", type_=schema.TimeColumn),
+    )
+)
+NODES_ACTED_ON = (
+    sa.select(runs.c.node, sa.func.max(runs.c.created_at).label("latest"))
+    .where(
+        runs.c.decision == Decision.STARTED.value,
+        runs.c.created_at > sa.bindparam("since", type_=schema.TimeColumn),
+        runs.c.node.is_not(None),
+    )
+    .group_by(runs.c.node)
+)
+COUNT_ALERTS = Lookup(
+    sa.select(run_alerts.c.run_id, sa.func.count()).where(run_alerts.c.run_id.in_(KEYS)).group_by(run_alerts.c.run_id)
+)
+UNFINISHED_RUNS = sa.select(runs).where(runs.c.unfinished).order_by(runs.c.created_at, runs.c.id)
+_RUNS_OF_FIRING = (
+    sa.select(run_alerts.c.run_id)
+    .join(alerts, queries.SAME_ALERT)
+    .where(
+        # The condition stands twice, so that SQLite begins with the few alerts that fire and not with all ties.
+        run_alerts.c.fingerprint.in_(sa.select(alerts.c.fingerprint).where(alerts.c.resolved_at.is_(None))),
+        alerts.c.resolved_at.is_(None),
+    )
+)
+RUNS_IN_EFFECT = (
+    sa.select(steps.c.run_id)
+    .where(
+        steps.c.run_id.in_(sa.select(runs.c.id).where(runs.c.unfinished).union(_RUNS_OF_FIRING)),
+        steps.c.action.in_(sa.bindparam("actions", expanding=True)),
+        steps.c.command_id.is_not(None),
+    )
+    .distinct()
+)
+_COMMAND: sa.BindParameter[str] = sa.bindparam("command")
+RUN_OF_COMMAND = (
+    sa.select(steps.c.run_id)
+    .where(steps.c.command_id == _COMMAND)
+    .union_all(sa.select(steps.c.run_id).where(steps.c.undo_command_id == _COMMAND))
+    .limit(1)
+)
+EVENTS_OF_KIND = (
+    sa.select(*schema.events.columns)
+    .where(schema.events.c.run_id == sa.bindparam("run"), schema.events.c.kind == sa.bindparam("kind"))
+    .order_by(schema.events.c.seq)
+)
+NODES = sa.select(schema.nodes)
+CONTROLS = sa.select(schema.controls)
+PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
+    schema.playbook_versions.c.name == sa.bindparam("name"),
+    schema.playbook_versions.c.version == sa.bindparam("version"),
+)
