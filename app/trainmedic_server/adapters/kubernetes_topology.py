@@ -8,10 +8,10 @@ guessed. Who calls it: ``wiring`` runs `watch` beside the engine, and hands `top
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
 from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod
 from trainmedic_server.errors import ActionFailure, ObjectChanged
@@ -65,7 +65,7 @@ class KubernetesTopology:
         return self._topology
 
     async def _follow(self, resource: Resource, kept: dict[str, Any], read: Callable[[Object], Any]) -> None:
-        wait = _FIRST_WAIT
+        backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
         while True:
             try:
                 objects, version = await self._cluster.list_at(resource)
@@ -74,7 +74,7 @@ class KubernetesTopology:
                 kept.update(fresh)
                 self._topology = None
                 self.is_filled = True
-                wait = _FIRST_WAIT
+                backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
                 while True:
                     version = await self._watch_once(resource, version, kept, read)
             except ObjectChanged:
@@ -84,8 +84,7 @@ class KubernetesTopology:
             except Exception:  # the loop's boundary
                 self._metrics.loop_errors.labels("whereabouts").inc()
                 log.exception("watching the cluster failed; trying again", resource=resource.plural)
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - to spread out
-            wait = min(wait * 2, _LONGEST_WAIT)
+            await asyncio.sleep(backoff.next())
 
     async def _watch_once(
         self, resource: Resource, version: str, kept: dict[str, Any], read: Callable[[Object], Any]

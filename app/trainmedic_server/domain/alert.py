@@ -34,18 +34,22 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One entry of ``alerts[]`` in a delivery. Times are aware UTC datetimes.
-
-    ``ends_at`` is None while the alert fires (Alertmanager sends the year 0001 then).
-    """
+    """One entry of ``alerts[]`` in a delivery. Times are aware UTC datetimes."""
 
     fingerprint: str
+    """Alertmanager's hash of the labels."""
     status: AlertStatus
+    """Whether it fires or has resolved."""
     labels: Mapping[str, str]
+    """What the alert is and what it is about; by these playbooks match and targets are found."""
     annotations: Mapping[str, str]
+    """What the rule's author says about it, for people."""
     starts_at: datetime
+    """When it began to fire."""
     ends_at: datetime | None = None
+    """When it resolved; None while it fires (Alertmanager sends the year 0001 then)."""
     generator_url: str = ""
+    """The page of the rule in Prometheus."""
 
     @property
     def identity(self) -> Identity:
@@ -72,19 +76,22 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class AlertRecord:
-    """An alert with what was heard of it: first, last, how often, and when it resolved.
-
-    ``resolved_because`` is ``alertmanager`` for a resolved that was delivered, ``superseded`` for
-    an older beginning of an alert that resolved, ``asked`` where the Alertmanager said on request
-    that it no longer fires, ``assumed`` where it was not heard of for too long.
-    """
+    """An alert with what was heard of it. Times are aware UTC datetimes."""
 
     alert: Alert
+    """As it was last reported."""
     first_heard_at: datetime
+    """When its first report arrived."""
     last_heard_at: datetime
+    """When its last report arrived, or the Alertmanager last said on request that it fires."""
     count: int = 1
+    """How many reports of it arrived."""
     resolved_at: datetime | None = None
+    """When it was known to have resolved; None while it fires."""
     resolved_because: str | None = None
+    """``alertmanager``: a resolved was delivered. ``superseded``: a later beginning of the same alert came.
+    ``asked``: the Alertmanager said on request that it no longer fires. ``assumed``: nobody spoke of it for too
+    long. None while it fires."""
 
     @property
     def identity(self) -> Identity:

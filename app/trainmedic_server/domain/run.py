@@ -102,69 +102,91 @@ class UndoStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of an action. ``deadline`` is when it counts as timed out (and its command expires).
-
-    ``status`` is ``running``, ``applied``, ``failed``, ``rejected``, ``unknown`` (no reply in time).
-    ``order`` is the id of the operator's order that an attempt of an undo answers. ``in_part``: it did
-    not succeed, and a part of it was applied all the same.
-    """
+    """One try of an action, or of its undo. Times are aware UTC datetimes."""
 
     number: int
+    """Counted from 1, within the step or its undo."""
     command_id: str
+    """The id that whoever carries the action out knows the command by; a UUIDv7. An attempt that follows one of
+    unknown outcome has the same id, so that nothing is applied twice."""
     started_at: datetime
+    """When it was put on record, which is before anybody was asked to act."""
     deadline: datetime
+    """When it counts as timed out, and when its command expires."""
     status: str = "running"
+    """``running``, ``applied``, ``failed``, ``rejected``, or ``unknown``: it may have been applied."""
     ended_at: datetime | None = None
+    """When its outcome was known; None while it runs."""
     error: str | None = None
+    """For a person: why it was not applied; None where it was."""
     order: str | None = None
+    """The id of the operator's order that an attempt of an undo answers."""
     in_part: bool = False
+    """Whether a part of it was applied although it did not succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """The recorded inverse of a step's action: a duty from before the act until it is carried out.
-
-    ``undo_of`` is the id of the command that it takes back, so that a receiver which never applied
-    that command changes nothing.
-    """
+    """The recorded inverse of a step's action: a duty from before the act until it is carried out."""
 
     trigger: UndoTrigger
+    """When it becomes due by itself."""
     action: str
+    """The name of the action that takes the step's action back."""
     params: Mapping[str, Any]
+    """The parameters of that action."""
     undo_of: str
+    """The id of the command that it takes back. A receiver that never applied that command changes nothing."""
     status: UndoStatus = UndoStatus.ARMED
+    """Where it stands."""
     because: str | None = None
+    """For a person: why it was begun; None before."""
     attempts: tuple[Attempt, ...] = ()
+    """Every try so far, oldest first."""
     output: Mapping[str, Any] = field(default_factory=dict)
+    """What the last attempt returned."""
     error: str | None = None
+    """For a person: why the last attempt failed; None where none has."""
     retry_at: datetime | None = None
+    """When the next attempt is due, an aware UTC datetime; None where none waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """One step of a run. ``phase`` is ``approval`` (asked by mode approve before anything else),
-    ``steps`` or ``on_failure``; ``index`` counts within it from 0. ``kind`` is ``action``,
-    ``wait_for`` or ``approve``.
-
-    ``deadline`` is when a wait or an approval ends by itself; ``retry_at`` when the next attempt is due.
-    """
+    """One step of a run. Times are aware UTC datetimes."""
 
     phase: str
+    """``approval`` (asked by mode approve before anything else), ``steps`` or ``on_failure``."""
     index: int
+    """Its place within the phase, counted from 0."""
     id: str
+    """Its name in the playbook, or ``step-<n>``; by this name operators and expressions speak of it."""
     kind: str
+    """``action``, ``wait_for`` or ``approve``."""
     action: str | None = None
+    """The name of its action; None for the other kinds."""
     status: StepStatus = StepStatus.PENDING
+    """Where it stands."""
     params: Mapping[str, Any] = field(default_factory=dict)
+    """The rendered and checked parameters of its action, as plain data."""
     attempts: tuple[Attempt, ...] = ()
+    """Every try of its action so far, oldest first."""
     output: Mapping[str, Any] = field(default_factory=dict)
+    """What the last attempt returned; of an approval who gave it, and their note."""
     error: str | None = None
+    """For a person: why it did not succeed."""
     message: str | None = None
+    """For a person: what an approval asks, or why the step was skipped or would be."""
     started_at: datetime | None = None
+    """When it began to act or to wait."""
     ended_at: datetime | None = None
+    """When it became final."""
     deadline: datetime | None = None
+    """When a wait or an approval ends by itself; None where it waits for ever."""
     retry_at: datetime | None = None
+    """When the next attempt is due; None where none waits."""
     undo: Undo | None = None
+    """What takes its action back; None where nothing does, or before the first attempt."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -179,28 +201,42 @@ class StepState:
 class Run:
     """One item of the history: an execution of a playbook, or a decision not to start one.
 
-    ``alert`` is the alert that it was admitted for; those that joined are kept by the store.
-    ``target`` is None where the labels named none. ``waiting_on`` is ``target``, ``resolved``,
-    ``retry``, ``approval`` or ``resume`` (paused) while the run is open and idle.
-    ``acted_at`` is when its first attempt of a harmful action was recorded.
+    Times are aware UTC datetimes.
     """
 
     id: str
+    """A UUIDv7, so that ids sort by time."""
     playbook: str
+    """The playbook's name."""
     version: str
+    """The hash of the playbook's text, by which the store keeps that text."""
     target: Target | None
+    """What it works on; None where the labels named no target."""
     mode: Mode
+    """The stricter of the server's and the playbook's mode, when the run was admitted."""
     status: Status
+    """Where it stands."""
     decision: Decision
+    """Why it was started, or was not."""
     alert: Identity
+    """The alert that it was admitted for; those that joined it are kept by the store."""
     alert_name: str
+    """The ``alertname`` of that alert."""
     alert_labels: Mapping[str, str]
+    """All labels of that alert."""
     created_at: datetime
+    """When it was admitted."""
     steps: tuple[StepState, ...] = ()
+    """In the order of the playbook: the question of mode approve, ``steps``, ``on_failure``."""
     ended_at: datetime | None = None
+    """When it closed; None while it is open."""
     acted_at: datetime | None = None
+    """When its first attempt of a harmful action was put on record; None where it has changed nothing."""
     waiting_on: str | None = None
+    """``target``, ``resolved``, ``retry``, ``approval`` or ``resume`` (the server is paused) while the run is open
+    and idle; else None."""
     message: str = ""
+    """For a person: while it is open what it waits for or has last met with, then how it ended."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         return next(step for step in self.steps if step.key == key)
@@ -225,8 +261,8 @@ class Run:
     @property
     def action_taken(self) -> str | None:
         """The actions that were applied, in order, or would have been in mode observe; None for none."""
-        wanted = StepStatus.OBSERVED if self.status is Status.OBSERVED else StepStatus.SUCCEEDED
-        names = [step.action for step in self.steps if step.action and step.status is wanted]
+        applied = StepStatus.OBSERVED if self.status is Status.OBSERVED else StepStatus.SUCCEEDED
+        names = [step.action for step in self.steps if step.action and step.status is applied]
         return ", ".join(names) or None
 
     @property
@@ -238,7 +274,7 @@ class Run:
 
 
 class OrderKind(StrEnum):
-    """What an operator can tell a run."""
+    """What an operator can order a run to do."""
 
     APPROVE = "approve"
     REJECT = "reject"
@@ -248,30 +284,40 @@ class OrderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OperatorOrder:
-    """An operator's decision about a run, by whom and when. ``step`` is the id of the step approved."""
+    """An operator's decision about a run."""
 
     id: str
+    """A UUIDv7."""
     run_id: str
+    """The run that it is about."""
     kind: OrderKind
+    """What is to be done."""
     actor: str
+    """Who gave it: the name that belongs to the token."""
     at: datetime
+    """When it was given, an aware UTC datetime."""
     note: str = ""
+    """What the operator wrote beside it."""
     step: str | None = None
+    """The id of the step that is approved or rejected; None for the other kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of the append-only history. ``seq`` is given by the store.
-
-    ``run_id`` is None for what concerns the server alone (paused, breaker opened, started).
-    """
+    """One line of the append-only history."""
 
     kind: str
+    """What happened, such as ``step_started``; the reference of the HTTP API lists all."""
     at: datetime
+    """When it happened, an aware UTC datetime."""
     run_id: str | None = None
+    """The run that it is about; None for what concerns the server alone (paused, breaker opened, started)."""
     actor: str = "trainmedic"
+    """Who did it: an operator's name, or the server itself."""
     data: Mapping[str, Any] = field(default_factory=dict)
+    """What else is to be told, as plain data; its members depend on the kind."""
     seq: int | None = None
+    """Its place in the history, counted from 1 and given by the store; None before it is stored."""
 
 
 @dataclass(frozen=True, slots=True)

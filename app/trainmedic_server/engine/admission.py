@@ -17,7 +17,7 @@ from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Deli
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
-from trainmedic_server.engine import guards, plan, scope, steps
+from trainmedic_server.engine import guards, plan, scope, step_sequence
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
@@ -248,7 +248,7 @@ class Admitter:
             alert_name=record.alert.name,
             alert_labels=dict(record.alert.labels),
             created_at=self._now,
-            steps=steps.fresh(book, ask_first=mode is Mode.APPROVE) if starts else (),
+            steps=step_sequence.fresh(book, ask_first=mode is Mode.APPROVE) if starts else (),
             ended_at=None if decision is Decision.STARTED else self._now,
             message=verdict.why,
         )

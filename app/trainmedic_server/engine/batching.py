@@ -64,7 +64,7 @@ class Batcher(Generic[Asked, Answer]):
 
     async def _run(self) -> None:
         try:
-            # One turn of the loop lets callers of the same moment join the first batch.
+            # One round of the event loop lets callers of the same moment join the first batch.
             await asyncio.sleep(0)
             while self._waiting:
                 await self._answer(self._take())
@@ -78,10 +78,10 @@ class Batcher(Generic[Asked, Answer]):
             for _, answer in batch:
                 answer.cancel()
             raise
-        except Exception as error:  # handed to the callers, none is lost
+        except Exception as error:  # goes to the callers, each of whom decides about it
             if len(batch) > 1 and not isinstance(error, errors.StoreUnavailable):
-                for one in batch:
-                    await self._answer([one])
+                for entry_and_answer in batch:
+                    await self._answer([entry_and_answer])
                 return
             for _, answer in batch:
                 if not answer.done():

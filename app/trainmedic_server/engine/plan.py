@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from trainmedic_server import errors
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
-from trainmedic_server.engine import steps, undoing
+from trainmedic_server.engine import step_sequence, steps, undoing
 from trainmedic_server.engine.plan_values import (
     AttemptOutcome,
     Instruction,
@@ -103,7 +103,7 @@ def _observed(state: StepState, book: CompiledPlaybook, names: Scope) -> StepSta
         if not book.when(state.phase, state.index, names):
             return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
     except errors.ExpressionError:
-        message = f"would depend on how the run goes: {steps.spec_of(book, state).when}"
+        message = f"would depend on how the run goes: {step_sequence.spec_of(book, state).when}"
     state = replace(state, status=StepStatus.OBSERVED, message=message)
     if state.kind != "action":
         return state
@@ -149,7 +149,7 @@ def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
     """Proceed with the first step that is not final, or close the run where there is none."""
-    broken = steps.broken(draft.run, draft.book)
+    broken = step_sequence.broken(draft.run, draft.book)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))
         return None
@@ -158,7 +158,7 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
             draft.run = replace(draft.run, decision=Decision.STALE)
         _close(draft, Status.CANCELLED, broken.error or str(Status.CANCELLED))
         return None
-    state = steps.following(draft.run, draft.book, broken)
+    state = step_sequence.following(draft.run, draft.book, broken)
     if state is not None:
         then = steps.proceed(draft, state)
         if draft.refused is not None:

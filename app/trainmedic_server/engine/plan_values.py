@@ -1,4 +1,8 @@
-"""The values that planning works with: what goes in, and what comes out. Pure."""
+"""The values that planning takes and returns: `OutsideState` and `PlanningContext` go in, a `RunPlan` comes out,
+and the outcome of the attempt that it asked for goes into the next. Pure.
+
+Who calls it: ``plan``, ``steps`` and ``undoing`` work on a `RunDraft`; ``driver`` carries out a `RunPlan`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,17 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic_server.domain.alert import AlertRecord
-from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status, StepState
+from trainmedic_server.domain.run import (
+    Controls,
+    Decision,
+    Event,
+    OperatorOrder,
+    OrderKind,
+    Run,
+    Status,
+    StepState,
+    StepStatus,
+)
 from trainmedic_server.engine import scope
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
@@ -16,15 +30,16 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 @dataclass(frozen=True, slots=True)
 class OutsideState:
-    """What is known from outside the run: its alerts, what operators said, and the switches.
-
-    ``breaker`` is why the breaker is open, None while it is closed.
-    """
+    """What has come from outside the run: its alerts, the operators' orders, and the switches."""
 
     alerts: tuple[AlertRecord, ...]
+    """Those tied to the run: the one that it was started for, then those that joined."""
     orders: tuple[OperatorOrder, ...] = ()
+    """Oldest first."""
     paused: bool = False
+    """Whether the server is paused."""
     breaker: str | None = None
+    """Why the breaker is open; None while it is closed."""
 
     def under(self, controls: Controls) -> OutsideState:
         """The same, with the switches as `controls` has them."""
@@ -50,16 +65,18 @@ class OutsideState:
 
 @dataclass(frozen=True, slots=True)
 class PerformAttempt:
-    """Perform the last attempt of this step, or of its undo. ``resumed``: a killed server may have."""
+    """Make the last attempt of this step, or of its undo."""
 
     key: tuple[str, int]
+    """The key of the step (`StepState.key`)."""
     undo: bool = False
     resumed: bool = False
+    """Whether a server that was killed may have made the attempt already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until then (None: until something changes)."""
+    """Do nothing until this moment, or, with None, until something outside changes."""
 
     until: datetime | None = None
 
@@ -74,7 +91,7 @@ Instruction = PerformAttempt | Wait | Idle
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The run as it should stand, why, and what to do once that is durable."""
+    """The run as it should stand, the events that tell why, and what to do once both are durable."""
 
     run: Run
     events: tuple[Event, ...]
@@ -83,35 +100,35 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """How an attempt ended.
-
-    ``status`` is ``applied``, ``failed`` (not done, another attempt may succeed), ``rejected`` (not
-    done, none will) or ``unknown`` (it may have been done).
-    """
+    """How an attempt ended."""
 
     status: str
+    """``applied``, ``failed`` (not applied, another attempt may succeed), ``rejected`` (not applied, and no attempt
+    will succeed) or ``unknown`` (it may have been applied)."""
     output: Mapping[str, Any] = field(default_factory=dict)
+    """What the action returned, or what it knew when it failed."""
     error: str | None = None
+    """For a person: why it was not applied."""
     in_part: bool = False
-    """Not done, and a part of it was all the same."""
+    """Whether a part of it was applied although it did not succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningContext:
-    """What planning needs besides the run: its playbook, the actions, where ids come from, the limit of age.
-
-    ``book`` is None where the playbook cannot be read any more. Then the run is closed, and what
-    it owes is still taken back: for that the playbook is not needed.
-    """
+    """What planning needs besides the run."""
 
     book: CompiledPlaybook | None
+    """The run's playbook; None where it cannot be read any more. Then the run is closed, and what it owes is still
+    taken back: for that the playbook is not needed."""
     actions: Actions
     new_id: Callable[[], str]
+    """Where the ids of commands come from."""
     max_age: timedelta
+    """How old an alert may be that a run still begins to act on."""
 
 
 class RunDraft:
-    """A run in the making: the functions of planning change it step by step and note why."""
+    """A run while it is planned: the functions of planning change it step by step, and note the events that say why."""
 
     def __init__(self, run: Run, outside: OutsideState, context: PlanningContext, now: datetime) -> None:
         self.run = run
@@ -134,23 +151,27 @@ class RunDraft:
         self.run = self.run.with_step(step)
         return step
 
+    def end(self, step: StepState, status: StepStatus, **changes: Any) -> None:
+        """Make the step final."""
+        self.put(replace(step, status=status, ended_at=self.now, **changes))
+
     def stand(self, status: Status, waiting_on: str | None = None) -> None:
         """Set where the open run stands."""
         if (self.run.status, self.run.waiting_on) != (status, waiting_on):
             self.run = replace(self.run, status=status, waiting_on=waiting_on)
 
     def hold_for_resume(self) -> Wait:
-        """The server is paused: the run stands still until somebody resumes it."""
+        """Let the run stand still until somebody resumes the server, which is paused."""
         if self.run.waiting_on != "resume":
             self.note("waiting_for_resume")
         self.stand(Status.WAITING, "resume")
         return Wait()
 
     def refuse(self, decision: Decision, why: str) -> None:
-        """The run must not begin to act: whoever plans it closes it."""
+        """Say that the run must not begin to act; ``plan`` then closes it."""
         self.refused = (decision, why)
 
     def scope(self) -> Scope:
-        """The names for this run's expressions. Made when first looked at, which most steps never do."""
+        """The names for this run's expressions. They are made when first looked at, for most steps never look."""
         run, book, alerts = self.run, self.book, [record.alert for record in self.outside.alerts]
         return scope.LazyScope(lambda: scope.build(run, book, alerts))

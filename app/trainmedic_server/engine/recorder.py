@@ -2,24 +2,29 @@
 
 A driver goes on only when `record` has returned: intent before act, outcome after. A store that is
 away is waited for, because an outcome that is known must not be lost while the process lives.
+
+Who calls it: ``driver`` and ``workers``. Not here: what is written when a delivery is admitted (``intake``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Event, OperatorOrder, Run
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.ports.store import RunStore, Transaction
 
-_LONGEST_BACKOFF = 5.0
 _BATCH = 200
 """More would make deliveries, which share the store's one writer, wait longer in a storm; fewer would
 make the storm last longer (``benchmarks.alert_storm``)."""
+
+T = TypeVar("T")
 
 log = telemetry.logger(__name__)
 
@@ -42,61 +47,59 @@ class _Change:
 
 
 class Recorder:
-    """The engine's access to the store, apart from admission."""
+    """Writes the changes of runs, and reads runs with all that others have written about them."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self._changes: Batcher[_Change, bool] = Batcher(self._write, most=_BATCH)
-        self._questions: Batcher[str, RunSnapshot | None] = Batcher(self._read, most=_BATCH)
+        self._reads: Batcher[str, RunSnapshot | None] = Batcher(self._read, most=_BATCH)
 
     async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], alerts: int | None = None) -> bool:
         """Return True once the run's change and its events are durable.
 
-        With `alerts`, only if exactly so many alerts are tied to the run, and False if others have
-        joined it: a run must not close over the head of an alert that was told it is seen to.
+        With `alerts`, nothing is kept and False is returned unless exactly so many alerts are tied to the run:
+        a run must not close after another alert has joined it and was answered that this run takes care of it.
         """
         return await self._changes.ask(_Change(run, before, events, alerts))
 
     async def snapshot(self, run_id: str) -> RunSnapshot | None:
         """The run as the store has it now; None where there is none."""
-        return await self._questions.ask(run_id)
+        return await self._reads.ask(run_id)
 
     async def stop(self) -> None:
         await self._changes.stop()
-        await self._questions.stop()
+        await self._reads.stop()
 
     async def _write(self, changes: Sequence[_Change]) -> list[bool]:
-        kept: list[bool] = []
-
-        def work(tx: Transaction) -> None:
+        def work(tx: Transaction) -> list[bool]:
             counts = tx.alert_counts([change.run.id for change in changes if change.alerts is not None])
-            kept[:] = [change.alerts in (None, counts.get(change.run.id, 0)) for change in changes]
-            fitting = [change for change, fits in zip(changes, kept, strict=True) if fits]
-            tx.save_runs([(change.run, change.before) for change in fitting if change.run is not change.before])
-            tx.append([event for change in fitting for event in change.events])
+            is_kept = [change.alerts in (None, counts.get(change.run.id, 0)) for change in changes]
+            kept = [change for change, keep in zip(changes, is_kept, strict=True) if keep]
+            tx.save_runs([(change.run, change.before) for change in kept if change.run is not change.before])
+            tx.append([event for change in kept for event in change.events])
+            return is_kept
 
-        await self._until_it_answers(work)
-        return kept
+        return await self._transact_patiently(work)
 
     async def _read(self, run_ids: Sequence[str]) -> list[RunSnapshot | None]:
-        found: dict[str, RunSnapshot] = {}
+        def work(tx: Transaction) -> dict[str, RunSnapshot]:
+            unique_ids = set(run_ids)
+            alerts, orders = tx.alerts_of(unique_ids), tx.orders_of(unique_ids)
+            return {
+                run.id: RunSnapshot(run, tuple(alerts.get(run.id, ())), tuple(orders.get(run.id, ())))
+                for run in tx.runs(unique_ids)
+            }
 
-        def work(tx: Transaction) -> None:
-            wanted = set(run_ids)
-            alerts, orders = tx.alerts_of(wanted), tx.orders_of(wanted)
-            for run in tx.runs(wanted):
-                found[run.id] = RunSnapshot(run, tuple(alerts.get(run.id, ())), tuple(orders.get(run.id, ())))
+        snapshots = await self._transact_patiently(work)
+        return [snapshots.get(run_id) for run_id in run_ids]
 
-        await self._until_it_answers(work)
-        return [found.get(run_id) for run_id in run_ids]
-
-    async def _until_it_answers(self, work: object) -> None:
-        backoff = 0.1
+    async def _transact_patiently(self, work: Callable[[Transaction], T]) -> T:
+        """What `work` returns, as soon as the store answers."""
+        backoff = Backoff(first=0.1, longest=5.0)
         while True:
             try:
-                await self._store.transact(work)  # type: ignore[arg-type]
-                return
+                return await self._store.transact(work)
             except errors.StoreUnavailable as error:
-                log.error("the run store is away; trying again", error=str(error), retry_in=backoff)
-                await asyncio.sleep(backoff)
-                backoff = min(backoff * 2, _LONGEST_BACKOFF)
+                wait = backoff.next()
+                log.error("the run store is away; trying again", error=str(error), retry_in=wait)
+                await asyncio.sleep(wait)

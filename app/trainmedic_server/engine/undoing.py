@@ -14,7 +14,8 @@ from itertools import pairwise
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import Attempt, OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from trainmedic_server.engine.plan_values import AttemptOutcome, Idle, PerformAttempt, RunDraft, Wait
-from trainmedic_server.engine.steps import attempt_again, broken
+from trainmedic_server.engine.step_sequence import broken
+from trainmedic_server.engine.steps import attempt_again
 
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import AlertRecord
@@ -16,8 +17,6 @@ from trainmedic_server.engine.plan_values import OutsideState, RunPlan
 from trainmedic_server.engine.recorder import RunSnapshot
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
-
-_LONGEST_BACKOFF = 60.0
 
 log = telemetry.logger(__name__)
 
@@ -170,7 +169,7 @@ class Workers:
 
     async def _drive(self, driver: Driver) -> None:
         """Drive to the end; a bug on the way is logged, counted, and met with another try from the store."""
-        backoff, failed = 1.0, False
+        backoff, failed = Backoff(first=1.0, longest=60.0), False
         try:
             while True:
                 try:
@@ -182,11 +181,11 @@ class Workers:
                         continue
                     return
                 except Exception:  # the boundary of a run: a bug in one must not take down the others
+                    wait = backoff.next()
                     self._services.metrics.loop_errors.labels("driver").inc()
-                    log.exception("a run's driver failed; starting it again", run_id=driver.run.id, retry_in=backoff)
+                    log.exception("a run's driver failed; starting it again", run_id=driver.run.id, retry_in=wait)
                 failed = True
-                await asyncio.sleep(backoff)
-                backoff = min(backoff * 2, _LONGEST_BACKOFF)
+                await asyncio.sleep(wait)
         finally:
             self._drivers.pop(driver.run.id, None)
 

@@ -18,7 +18,7 @@ from tests.unit.engine.histories import History, Life, histories, live, world_of
 from tests.unit.engine.world import World
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import Run, Status, StepState, StepStatus, UndoStatus
-from trainmedic_server.engine import steps
+from trainmedic_server.engine import step_sequence
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation import virtual_time
 
@@ -111,7 +111,7 @@ def behind_closed_gates(run: Run, world: World) -> Iterator[str]:
     for step in run.steps:
         if step.phase in shut and step.attempts:
             yield f"step {step.id} was begun though the gate before it stayed shut"
-        if step.kind != "action" and steps.is_fatal(step, steps.spec_of(book, step)):
+        if step.kind != "action" and step_sequence.is_fatal(step, step_sequence.spec_of(book, step)):
             shut.add(step.phase)
 
 
