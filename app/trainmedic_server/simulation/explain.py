@@ -29,7 +29,7 @@ from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, Und
 from trainmedic_server.domain.run import Controls, Decision, Run, Status, StepState
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import guards, scope, steps
+from trainmedic_server.engine import guards, scope, step_sequence
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook, Scope, Step
@@ -138,7 +138,7 @@ def _explained(
         target=target.key,
         decision=decided.decision,
         guards=_guards(book),
-        steps=tuple(_step_plan(book, actions, names, state) for state in steps.fresh(book, ask_first=False)),
+        steps=tuple(_step_plan(book, actions, names, state) for state in step_sequence.fresh(book, ask_first=False)),
     )
 
 
@@ -168,7 +168,7 @@ def _guards(book: CompiledPlaybook) -> tuple[str, ...]:
 
 
 def _step_plan(book: CompiledPlaybook, actions: Actions, names: Scope, state: StepState) -> StepPlan:
-    spec = steps.spec_of(book, state)
+    spec = step_sequence.spec_of(book, state)
     plan = StepPlan(state.phase, state.id, _describe(spec), *_condition(book, names, state, spec))
     if plan.verdict in (StepForecast.SKIPPED, StepForecast.FAILS):
         return plan
