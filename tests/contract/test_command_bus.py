@@ -25,7 +25,7 @@ KEY = b"a signing key of the tests"
 
 
 class Bench:
-    """A bus, its metrics, what it told of late replies, and a client to play the receivers with."""
+    """A bus, its metrics, the late replies that it handed on, and a client to play the receivers with."""
 
     def __init__(self, url: str, signing_key: bytes | None = None) -> None:
         self.metrics = telemetry.Metrics()
@@ -161,7 +161,7 @@ async def test_what_came_by_the_expiry_is_returned(bench: Bench) -> None:
 
 
 async def test_a_reply_is_delivered_again_until_it_is_settled(bench: Bench) -> None:
-    """Only `settle` takes a reply off the stream; then nothing of it is left in Redis."""
+    """Only `acknowledge` takes a reply off the stream; then nothing of it is left in Redis."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id)
@@ -274,7 +274,7 @@ async def test_a_reply_is_taken_whatever_its_field_is_called(bench: Bench, name:
 
 
 async def test_a_reply_is_taken_member_by_member(bench: Bench) -> None:
-    """Each member in a field of its own: numbers are text then, and the output is JSON."""
+    """Each member may have a field of its own: numbers are text then, and the output is JSON."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     members: Any = {"command_id": sent.id, "from": "job", "rank": "3", "status": "applied", "output": '{"lr": 0.1}'}
@@ -322,7 +322,7 @@ async def test_the_reason_is_found_where_the_receiver_put_it(bench: Bench, said:
 async def test_who_is_unheard_of_is_told_once_and_may_end_the_wait(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not connected and silent for some seconds: the caller decides whether to wait on."""
+    """The receiver is not connected and silent for some seconds: the caller decides whether to wait on."""
     monkeypatch.setattr(redis_bus, "UNHEARD_AFTER", timedelta(seconds=0.1))
     asked: list[bool] = []
 
@@ -369,7 +369,7 @@ async def test_the_streams_of_dead_jobs_vanish(bench: Bench) -> None:
 
 
 async def test_commands_wait_while_redis_is_away(redis_server: Any, bench: Bench) -> None:
-    """A command asked for during an outage is sent when Redis is back, and the outage is counted and told."""
+    """A command asked for during an outage is sent when Redis is back, and the outage is counted and reported."""
     redis_server.kill()
     sent = make_command(seconds=10)
     asked = asyncio.create_task(bench.bus.request(sent))
@@ -429,7 +429,7 @@ async def test_one_spoilt_stream_does_not_hold_up_the_others(bench: Bench) -> No
 
 
 async def test_who_is_connected_is_listed(bench: Bench) -> None:
-    """Jobs and agents with what they said of themselves; of other writers' keys their being there."""
+    """Jobs and agents are listed with what they wrote of themselves, and other keys under their prefix by name."""
     at = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
     await bench.present("llm-1", ranks=[0], at=envelope.write_time(at))
     await bench.redis.set(envelope.job_presence("other"), "1")

@@ -66,7 +66,7 @@ async def test_it_serves_streams_to_who_has_the_url_and_to_nobody_else(tmp_path:
     ],
 )
 async def test_nobody_runs_scripts_administers_it_or_leaves_our_keys(tmp_path: Path, command: tuple[str, ...]) -> None:
-    """Not even with the password."""
+    """The password does not help."""
     embedded = EmbeddedRedis(tmp_path)
     url = await embedded.start()
     try:
@@ -78,7 +78,7 @@ async def test_nobody_runs_scripts_administers_it_or_leaves_our_keys(tmp_path: P
 
 
 async def test_what_it_holds_its_port_and_its_password_survive_a_restart(tmp_path: Path, binary: str) -> None:
-    """So that those who are connected find it again."""
+    """Those who are connected find it again."""
     embedded = EmbeddedRedis(tmp_path, binary)
     url = await embedded.start()
     async with redis.Redis.from_url(url) as client:
@@ -94,7 +94,7 @@ async def test_what_it_holds_its_port_and_its_password_survive_a_restart(tmp_pat
 
 
 async def test_it_is_started_again_when_it_dies(tmp_path: Path, binary: str) -> None:
-    """Under the same URL, with its data."""
+    """It comes back under the same URL, with its data."""
     embedded = EmbeddedRedis(tmp_path, binary)
     url = await embedded.start()
     try:
@@ -154,7 +154,7 @@ async def test_it_dies_with_a_server_that_is_killed_and_a_new_one_starts_at_once
 
 
 async def test_a_binary_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
-    """Not a hang, and not a traceback."""
+    """The start neither hangs nor ends in a traceback."""
     with pytest.raises(errors.ConfigurationError, match="did not start"):
         await EmbeddedRedis(tmp_path, "/bin/false").start()
 

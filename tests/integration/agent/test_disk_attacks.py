@@ -97,7 +97,7 @@ def attacker() -> Iterator[Attack]:
 
 
 def test_no_canary_dies_while_directories_become_links(base: Path, outside: Path) -> None:
-    """Files and checkpoints alike, in every trial; and the attack does hit the cleaner while it works."""
+    """None dies by the cleaning of files or of checkpoints, and the attack does hit the cleaner while it works."""
     alive = names(outside)
     seen: Counter[str] = Counter()
     deleted = whole = 0

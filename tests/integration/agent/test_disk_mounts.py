@@ -56,7 +56,7 @@ def in_namespace(base: Path, script: str) -> Any:
 
 
 def test_mounts_below_a_root_are_left(tmp_path: Path) -> None:
-    """Another filesystem, a directory of the same one by a bind mount, and a file by one."""
+    """That holds for another filesystem, and for a directory and a file that are bind mounts of the same one."""
     result = in_namespace(
         tmp_path,
         """
@@ -81,7 +81,7 @@ print(json.dumps([sorted(names(base)), output["files"], output["rules"]["tmp"]["
 
 
 def test_a_full_filesystem_is_cleaned_until_the_target_and_no_further(tmp_path: Path) -> None:
-    """Real statvfs of a real, small filesystem; the trial run foretells the very files."""
+    """The filesystem is real and small, and so is its statvfs; the trial run foretells the very files."""
     trial, run, left = in_namespace(
         tmp_path,
         """
@@ -104,7 +104,7 @@ print(json.dumps([trial, run, sorted(names(root))]))
 
 
 def test_a_read_only_filesystem_is_told_as_that(tmp_path: Path) -> None:
-    """By a trial run too."""
+    """A trial run says so too."""
     trial, run = in_namespace(
         tmp_path,
         """

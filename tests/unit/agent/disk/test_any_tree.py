@@ -27,7 +27,7 @@ PARTS = ("a", "b*", "*", "**", "?", "[!a]*", ".c", "*.log")
 
 @dataclass(frozen=True)
 class Entry:
-    """Something in a tree: its path, what it is, how old in days and how large in blocks."""
+    """One entry of a tree: its path, its kind, its age in days and its size in blocks."""
 
     path: tuple[str, ...]
     kind: str
@@ -115,7 +115,7 @@ def expression(glob: str) -> re.Pattern[str]:
 
 
 def meant(base: Path, raw: dict[str, Any], began: float) -> list[tuple[float, str]]:
-    """What the rule means, oldest first, told from its documentation: time and path."""
+    """The time and path of each file that the rule means, oldest first, derived from its documentation."""
     found: list[tuple[float, str]] = []
     patterns, excluded = ([expression(glob) for glob in raw.get(key, [])] for key in ("globs", "exclude"))
     for root in ("root0", "root1"):

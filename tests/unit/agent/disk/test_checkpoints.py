@@ -33,7 +33,7 @@ def present(run: Path) -> list[str]:
 
 
 def test_the_newest_two_complete_ones_of_each_directory_stay(run: Path) -> None:
-    """However old they are, and although other runs have newer ones; incomplete ones do not count as two."""
+    """They stay however old they are, and although other runs have newer ones; incomplete ones do not count."""
     other = run.parent / "two"
     for number in range(1, 6):
         checkpoint(run / f"step-{number}", days=100 - number)
@@ -73,7 +73,7 @@ def test_after_a_rollback_the_newest_are_those_by_time_and_those_by_step(run: Pa
 
 
 def test_a_rollback_target_stays(run: Path) -> None:
-    """For as long as it carries the marker."""
+    """It stays for as long as it carries the marker."""
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
     put(run / "step-1" / ".trainmedic-pinned")
@@ -109,7 +109,7 @@ def test_what_is_not_a_checkpoint_stays_and_is_searched(run: Path) -> None:
 
 
 def test_the_oldest_go_first_until_enough_is_free(run: Path) -> None:
-    """Each whole; the target is looked at between them."""
+    """Each goes whole, and the target is looked at between them."""
     for number in range(1, 7):
         checkpoint(run / f"step-{number}", days=100 - number, size=4096)
     output = clean(by(run, measure=filled_by(run, 100 * 4096)), until=87)
@@ -119,7 +119,7 @@ def test_the_oldest_go_first_until_enough_is_free(run: Path) -> None:
 
 @pytest.mark.parametrize("target", [None, 87])
 def test_a_trial_run_foretells_it(run: Path, target: float | None) -> None:
-    """Same counts, same reasons, nothing touched."""
+    """It gives the same counts and reasons, and touches nothing."""
     for number in range(1, 7):
         checkpoint(run / f"step-{number}", days=100 - number, size=4096)
     put(run / "step-2" / ".trainmedic-pinned")
@@ -131,7 +131,7 @@ def test_a_trial_run_foretells_it(run: Path, target: float | None) -> None:
 
 
 def test_a_limit_of_files_keeps_a_checkpoint_whole(run: Path) -> None:
-    """Rather than to delete a part of it."""
+    """It is left rather than deleted in part."""
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
     output = clean(by(run, max_files=4))
@@ -187,7 +187,7 @@ def hugging_face(run: Path, step: int, best: int) -> None:
 
 
 def test_the_formats_of_the_frameworks_are_known(run: Path) -> None:
-    """Hugging Face with its best one, torch.distributed.checkpoint, DeepSpeed and Megatron."""
+    """The cleaner knows Hugging Face with its best one, torch.distributed.checkpoint, DeepSpeed and Megatron."""
     for step in (100, 200, 300, 400):
         hugging_face(run, step, best=200)
     distributed, deepspeed, megatron = (run.parent / name for name in ("distributed", "deepspeed", "megatron"))

@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_what_a_rule_names_goes_and_the_rest_stays(root: Path) -> None:
-    """Matched and old enough is deleted at any depth; not matched, excluded or young is left, and counted."""
+    """What is matched and old enough is deleted at any depth; what is excluded or young is left, and counted."""
     for name in ("a.tmp", "b/c.tmp", "b/c/d/e.tmp"):
         put(root / name, size=5000)
     for name in ("a.txt", "keep/a.tmp", "b/kept.tmp"):
@@ -37,7 +37,7 @@ def test_what_a_rule_names_goes_and_the_rest_stays(root: Path) -> None:
 
 
 def test_the_oldest_go_first_until_enough_is_free(root: Path) -> None:
-    """Over all roots of the rule together; what is left then is counted."""
+    """The order holds over all roots of the rule together; what is left then is counted."""
     other = root.parent / "other"
     for day in range(10, 20):
         put((root if day % 2 else other) / f"{day}", days=day, size=4096)
@@ -51,7 +51,7 @@ def test_the_oldest_go_first_until_enough_is_free(root: Path) -> None:
 
 
 def test_nothing_is_touched_where_enough_is_free_already(root: Path) -> None:
-    """Neither where the command's target is reached, nor where the rule's own condition does not hold."""
+    """The rule does nothing where the command's target is reached, or where its own condition does not hold."""
     put(root / "a", size=4096)
     by = cleaner({"low": {"roots": [root], "when_free_below": 50}}, measure=filled_by(root, 100 * 4096))
     assert clean(by)["rules"]["low"]["free_enough_roots"] == [str(root)]
@@ -60,7 +60,7 @@ def test_nothing_is_touched_where_enough_is_free_already(root: Path) -> None:
 
 
 def test_the_newest_of_each_directory_stay(root: Path) -> None:
-    """However old they are; the patterns say which are counted."""
+    """They stay however old they are; the patterns say which are counted."""
     for directory in ("x", "y"):
         for day in (10, 20, 30, 40):
             put(root / directory / f"core.{day}", days=day)
@@ -82,7 +82,7 @@ def test_age_counts_from_the_last_use_unless_the_rule_says_otherwise(root: Path)
 
 
 def test_a_file_that_somebody_has_open_stays(root: Path) -> None:
-    """Open for reading, for writing, or only mapped; when it is closed it goes."""
+    """It may be open for reading, for writing, or only mapped; when it is closed it goes."""
     for name in ("read", "written", "mapped", "free"):
         put(root / name, size=5000)
     by = cleaner({"tmp": {"roots": [root]}})
@@ -103,7 +103,7 @@ def test_somebody_elses_lease_is_respected(root: Path) -> None:
 
 
 def test_what_is_not_a_plain_file_with_one_name_stays(root: Path) -> None:
-    """Links of both kinds, pipes and sockets: deleting them frees nothing, or is not meant."""
+    """Links of both kinds, pipes and sockets stay, for deleting them frees nothing, or is not meant."""
     put(root.parent / "outside" / "precious")
     put(root / "one")
     os.link(root / "one", root / "two")
@@ -122,7 +122,7 @@ ODD = ["new\nline", "tab\tquote'\"", "-rf", " ", "*", "\udcff\udcfe", "\x1b[31m"
 
 
 def test_any_name_can_be_deleted_and_told(root: Path) -> None:
-    """Line breaks, bytes that are not UTF-8, the longest names; in the output they stand as escapes."""
+    """Names may have line breaks or bytes that are not UTF-8, or be the longest; in the output these are escapes."""
     for name in ODD:
         put(root / name)
         put(root / "young" / name, days=1)
@@ -165,7 +165,7 @@ def test_sizes_are_what_is_stored(root: Path) -> None:
 
 
 def test_limits_of_files_and_bytes_hold_over_all_rules(root: Path) -> None:
-    """The policy's for the command, the rule's for itself; what is too large is passed over."""
+    """The policy's limits hold for the command, the rule's for itself; what is too large is passed over."""
     for day in range(10, 16):
         put(root / "a" / f"{day}", days=day, size=4096)
         put(root / "b" / f"{day}", days=day, size=4096)
@@ -181,7 +181,7 @@ def test_limits_of_files_and_bytes_hold_over_all_rules(root: Path) -> None:
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_it_ends_between_files_when_the_agent_ends(root: Path, dry_run: bool) -> None:
-    """And tells what it did until then."""
+    """The output says what it did until then."""
     for day in range(10, 20):
         put(root / f"{day}", days=day)
     asked = iter(range(1000))
@@ -192,7 +192,7 @@ def test_it_ends_between_files_when_the_agent_ends(root: Path, dry_run: bool) ->
 
 
 def test_it_ends_at_the_deadline(root: Path) -> None:
-    """Also while it is still looking."""
+    """It ends in time also while it is still looking."""
     put(root / "a")
     by = cleaner({"tmp": {"roots": [root]}}, clocks=Clocks(now=lambda: 2 * NEVER, sleep=lambda _: None))
     output = clean(by)
@@ -200,7 +200,7 @@ def test_it_ends_at_the_deadline(root: Path) -> None:
 
 
 def test_more_files_than_are_remembered_at_once_go_in_the_same_order(root: Path) -> None:
-    """In several rounds; the target ends it in the middle of one."""
+    """They go in several rounds, and the target ends it in the middle of one."""
     for day in range(10, 40):
         put(root / f"{day % 3}" / f"{day}", days=day, size=4096)
     by = cleaner({"tmp": {"roots": [root]}}, measure=filled_by(root, 100 * 4096))
@@ -236,7 +236,7 @@ def test_a_filesystem_that_others_fill_meanwhile_is_cleaned_further(root: Path) 
 
 
 def test_roots_that_cannot_be_trusted_are_refused_and_the_others_cleaned(root: Path) -> None:
-    """A link, a link on the way, a missing one, a file, one in which others could exchange it, somebody else's."""
+    """A link, a link on the way, a missing root, a file, one that others could exchange or own: all are refused."""
     base = root.parent
     put(root / "a")
     put(base / "real" / "inner" / "b")
@@ -270,7 +270,7 @@ def test_a_root_of_another_user_needs_that_user_in_the_policy(root: Path) -> Non
 
 
 def test_a_checkpoint_is_not_entered_by_a_rule_about_files(root: Path) -> None:
-    """Whether it is known by its name or by what is in it: only a rule about checkpoints touches those."""
+    """It may be known by its name or by what is in it: only a rule about checkpoints touches those."""
     for name in ("run/checkpoint-100/model.pt", "run/last/.trainmedic-complete", "run/last/model.pt", "run/log"):
         put(root / name)
     output = clean(cleaner({"tmp": {"roots": [root]}}))
@@ -279,7 +279,7 @@ def test_a_checkpoint_is_not_entered_by_a_rule_about_files(root: Path) -> None:
 
 
 def test_two_rules_that_mean_the_same_file_count_it_once(root: Path) -> None:
-    """In a trial run too, where it is still there for the second."""
+    """That holds in a trial run too, where the file is still there for the second rule."""
     for day in (10, 20, 30):
         put(root / f"{day}", days=day, size=4096)
     by = cleaner({"one": {"roots": [root], "min_age": "15d"}, "two": {"roots": [root]}})
@@ -290,7 +290,7 @@ def test_two_rules_that_mean_the_same_file_count_it_once(root: Path) -> None:
 
 
 def test_a_file_that_may_not_be_deleted_is_told_in_a_trial_run_too(root: Path) -> None:
-    """A directory that may not be written; root is held by the attribute "immutable" alone."""
+    """The directory may not be written; root is held by the attribute "immutable" alone."""
     put(root / "closed" / "a")
     put(root / "open" / "b")
     mode = stat.S_IMODE((root / "closed").stat().st_mode)
@@ -305,7 +305,7 @@ def test_a_file_that_may_not_be_deleted_is_told_in_a_trial_run_too(root: Path) -
 
 
 def test_the_agents_own_directory_is_never_touched(tmp_path: Path) -> None:
-    """Wherever it lies below a root: what is in it is left, and what is beside it goes."""
+    """It may lie anywhere below a root: what is in it is left, and what is beside it goes."""
     put(tmp_path / "root/state/agent.db")
     put(tmp_path / "root/state/deep/old")
     put(tmp_path / "root/other/old")
@@ -318,7 +318,7 @@ def test_the_agents_own_directory_is_never_touched(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_holds_the_agents_directory_stays(tmp_path: Path) -> None:
-    """Deleted whole or not at all."""
+    """A checkpoint is deleted whole or not at all."""
     for step in (1, 2, 3):
         checkpoint(tmp_path / f"root/checkpoint-{step}", days=40 - step)
     put(tmp_path / "root/checkpoint-1/state/agent.db")
@@ -330,7 +330,7 @@ def test_a_checkpoint_that_holds_the_agents_directory_stays(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("inside", ["", "cache"])
 def test_a_root_in_the_agents_own_directory_is_refused(tmp_path: Path, inside: str) -> None:
-    """With what to do."""
+    """The refusal says what to do."""
     state = tmp_path / "state"
     put(state / "cache/old")
     by = replace(cleaner({"tmp": {"roots": [state / inside]}}), state_dir=state)

@@ -50,7 +50,7 @@ def order(params: Mapping[str, Any], *, resumed: bool = False, lasts: float = 60
 
 
 def test_a_command_cleans_and_its_output_can_be_sent(root: Path) -> None:
-    """Plain values only, with what a playbook asks: how much, how full before and after, and whether resumed."""
+    """The output has plain values: how much was freed, how full it is before and after, and whether it was resumed."""
     executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}))
     assert (executor.action, executor.queue) == ("disk.clean", "disk")
     output = json.loads(json.dumps(executor.perform(order({"rules": ["tmp"]}))))
@@ -77,13 +77,13 @@ def test_a_command_that_comes_again_finds_nothing_more_to_do(root: Path) -> None
 
 
 def test_a_trial_run_deletes_nothing(root: Path) -> None:
-    """dry_run says what would go."""
+    """With dry_run the output says what would go."""
     output = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}})).perform(order({"rules": ["tmp"], "dry_run": True}))
     assert (output["files"], names(root)) == (1, {"a"})
 
 
 def test_it_ends_before_the_command_expires(root: Path) -> None:
-    """In time for the answer to be back."""
+    """It ends in time for the reply to be back."""
     clocks = Clocks(now=lambda: time.time() + 596, sleep=lambda _: None)
     output = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}, clocks=clocks)).perform(order({"rules": ["tmp"]}))
     assert output["stopped"] == "out_of_time"
@@ -107,7 +107,7 @@ def test_it_ends_before_the_command_expires(root: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_rejected_and_nothing_is_touched(root: Path, params: dict[str, Any], told: str) -> None:
-    """With the reason. A command can name rules; it can never say where or what to delete."""
+    """The rejection has a reason. A command can name rules; it can never say where or what to delete."""
     executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}, "gone": {"roots": [root / "gone"]}}))
     with pytest.raises(CommandRejected, match="^.*" + told.replace("'", ".")):
         executor.perform(order(params))

@@ -53,6 +53,6 @@ def test_directories_in_which_nothing_can_match_are_not_entered() -> None:
     "pattern", ["", "/a", "a//b", "a/", "./a", "a/../b", "..", "a**", "**.log", "a\0b", "a" * 1025]
 )
 def test_a_pattern_that_says_nothing_sensible_is_refused(pattern: str) -> None:
-    """Each with a message that says what is wrong."""
+    """The message says what is wrong."""
     with pytest.raises(ValueError, match=r"\w"):
         Glob.read(pattern)

@@ -1,4 +1,4 @@
-"""Who uses a file, where the kernel gives no lease: every process is looked at, and what is not seen is not guessed."""
+"""Whether a file is in use, where the kernel gives no lease: every process is looked at, and nothing is guessed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def inode(path: Path) -> tuple[int, int]:
 
 
 def test_open_and_mapped_files_are_found(proc: Path, tmp_path: Path) -> None:
-    """By any process, in whatever way; a descriptor that only names a file does not count."""
+    """Any process may have them open, in any way; a descriptor that only names a file does not count."""
     read, written, mapped, named, free = (put(tmp_path / name) for name in ("r", "w", "m", "n", "f"))
     facts = mapped.stat()
     device = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}"
@@ -97,7 +97,7 @@ def test_a_kernel_thread_has_nothing_to_see(proc: Path, tmp_path: Path, monkeypa
 
 
 def test_where_there_are_no_leases_the_processes_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network filesystem: what is open on this node stays, the rest goes if every process could be seen."""
+    """On a network filesystem what is open on this node stays, and the rest goes if every process could be seen."""
 
     def none(fd: int) -> bool:
         raise OSError("no leases")

@@ -21,7 +21,7 @@ def faults(section: object) -> list[str]:
 
 
 def test_a_whole_rule_is_read() -> None:
-    """Every key, in the forms that a person would write."""
+    """Every key is read in the forms that a person would write."""
     raw = {
         **LEAST,
         "globs": "*/ckpt/*",
@@ -91,7 +91,7 @@ def test_what_is_wrong_in_a_rule_is_told_with_its_place(change: dict[str, Any], 
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
-    """Faults in several rules and outside them come together; forms that are no mapping at all too."""
+    """Faults in several rules and outside them come together, also where a rule is no mapping at all."""
     told = faults({"rules": {"a": {}, "b": None, "c d": LEAST, 4: LEAST}, "owners": ["nobody-has-this-name"], "max": 1})
     assert "cleaning.max: is not known here" in told[0]
     assert [line for line in told if line.startswith("cleaning.rules.a: ")] == [

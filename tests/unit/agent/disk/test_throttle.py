@@ -1,4 +1,4 @@
-"""How a cleaning makes room for others. Time is what the test says."""
+"""How a cleaning makes room for others. The tests set the time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Machine:
 
 
 def test_it_rests_sixteen_times_as_long_as_it_works_where_somebody_waits_for_the_disk() -> None:
-    """So that of a reader's time it takes a seventeenth at most."""
+    """It takes a seventeenth of a reader's time at most."""
     machine = Machine(contention=0.3)
     throttle = machine.throttle()
     for _ in range(20):
@@ -58,7 +58,7 @@ def test_it_rests_as_long_as_it_works_where_nobody_waits() -> None:
 
 
 def test_it_makes_room_again_when_somebody_comes() -> None:
-    """Within a few rests."""
+    """It takes a few rests until it is as gentle as at first."""
     machine = Machine()
     throttle = machine.throttle()
     for _ in range(8):
@@ -75,7 +75,7 @@ def test_no_rest_is_so_long_that_the_end_would_be_missed() -> None:
 
 
 def test_waiting_for_a_core_is_no_work() -> None:
-    """Else it would hardly get on where every core is busy."""
+    """If it were, the cleaning would hardly get on where every core is busy."""
     machine = Machine(contention=1.0)
     throttle = machine.throttle()
     machine.queued = 0.9
@@ -83,7 +83,7 @@ def test_waiting_for_a_core_is_no_work() -> None:
 
 
 def test_it_ends_at_the_deadline() -> None:
-    """And says why."""
+    """The reason says so."""
     machine = Machine()
     throttle = machine.throttle(deadline=1)
     machine.passes(1)
@@ -92,7 +92,7 @@ def test_it_ends_at_the_deadline() -> None:
 
 
 def test_where_the_kernel_does_not_count_somebody_always_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old kernel, or one without PSI."""
+    """An old kernel does not count, and neither does one without PSI."""
     monkeypatch.setattr("builtins.open", _absent)
     first, second = seconds_stalled_for_disk(), seconds_stalled_for_disk()
     assert 0 < first <= second
