@@ -26,7 +26,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.server import tokens
 from trainmedic_server.server.problems import HttpProblem
-from trainmedic_server.server.tokens import Role, Token
+from trainmedic_server.server.tokens import Token, TokenRole
 
 _REREAD_SECONDS = 5.0
 _CHALLENGE = 'Bearer realm="trainmedic", Basic realm="trainmedic", charset="UTF-8"'
@@ -39,13 +39,13 @@ class Principal:
     """The sender of a request. ``name`` is recorded as the actor of what it does."""
 
     name: str
-    roles: frozenset[Role]
+    roles: frozenset[TokenRole]
 
-    def may(self, role: Role) -> bool:
-        return role in self.roles or (role is Role.VIEWER and Role.OPERATOR in self.roles)
+    def may(self, role: TokenRole) -> bool:
+        return role in self.roles or (role is TokenRole.VIEWER and TokenRole.OPERATOR in self.roles)
 
 
-ANONYMOUS = Principal("anonymous", frozenset(Role))
+ANONYMOUS = Principal("anonymous", frozenset(TokenRole))
 
 
 class Authenticator:
@@ -76,9 +76,9 @@ class Authenticator:
     def has_tokens(self) -> bool:
         return bool(self._tokens)
 
-    def require(self, request: HTTPConnection, role: Role) -> Principal:
+    def require(self, request: HTTPConnection, role: TokenRole) -> Principal:
         """The principal that sends the request. Raises HttpProblem, 401 or 403, where it may not act as `role`."""
-        if role is not Role.VIEWER:
+        if role is not TokenRole.VIEWER:
             _refuse_other_sites(request)
         principal = self._principal(request.headers.get("authorization"))
         if not principal.may(role):
@@ -121,7 +121,7 @@ class Authenticator:
             log.info("tokens file read again", tokens=len(self._tokens))
 
 
-def requires(authenticator: Authenticator, role: Role) -> Callable[[Request], Awaitable[Principal]]:
+def requires(authenticator: Authenticator, role: TokenRole) -> Callable[[Request], Awaitable[Principal]]:
     """A dependency for FastAPI that lets a request through whose sender has `role`."""
 
     async def authenticated(request: Request) -> Principal:

@@ -16,7 +16,7 @@ from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.streaming import StreamedResponse
-from trainmedic_server.server.tokens import Role
+from trainmedic_server.server.tokens import TokenRole
 
 EVENT_STREAM = "text/event-stream"
 _LARGEST_SEQ = (1 << 63) - 1  # of SQLite's and PostgreSQL's integers
@@ -26,7 +26,7 @@ _EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata:
 
 
 def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> APIRouter:
-    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, Role.VIEWER))])
+    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/events",

@@ -23,7 +23,7 @@ from trainmedic_server.server.limits import KIB, ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import HttpProblem, responses
 from trainmedic_server.server.streaming import StreamedResponse
-from trainmedic_server.server.tokens import Role
+from trainmedic_server.server.tokens import TokenRole
 
 NDJSON = "application/x-ndjson"
 CSV = "text/csv"
@@ -52,7 +52,7 @@ TimeText = Annotated[
 
 
 def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits) -> APIRouter:
-    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, Role.VIEWER))])
+    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/history",

@@ -18,7 +18,7 @@ from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Po
 from trainmedic_server.ports.outside import Clock, CommandBus, Presence
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.problems import responses
-from trainmedic_server.server.tokens import Role
+from trainmedic_server.server.tokens import TokenRole
 
 
 class GpuPlace(BaseModel):
@@ -55,7 +55,7 @@ class JobList(BaseModel):
 def router(
     bus: CommandBus, cluster_topology: Callable[[], ClusterTopology], clock: Clock, auth: Authenticator
 ) -> APIRouter:
-    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, Role.VIEWER))])
+    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/jobs",

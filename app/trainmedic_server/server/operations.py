@@ -22,7 +22,7 @@ from trainmedic_server.server.engine import CatalogPort, EnginePort
 from trainmedic_server.server.history import RunId
 from trainmedic_server.server.limits import KIB
 from trainmedic_server.server.problems import responses
-from trainmedic_server.server.tokens import Role
+from trainmedic_server.server.tokens import TokenRole
 
 _BODY_BYTES = 16 * KIB
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -107,7 +107,7 @@ class PresenceList(BaseModel):
 
 def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRouter:
     """The routes ``POST /runs/{id}/approve`` and so on, ``/pause`` and ``/resume``."""
-    operator = requires(auth, Role.OPERATOR)
+    operator = requires(auth, TokenRole.OPERATOR)
     routes = APIRouter(tags=["operations"])
 
     def order_route(kind: OrderKind, summary: str) -> None:
@@ -154,7 +154,7 @@ def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRo
 
 def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Authenticator) -> APIRouter:
     """The routes ``GET /playbooks`` and ``/agents``."""
-    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, Role.VIEWER))])
+    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/playbooks",

@@ -20,8 +20,6 @@ from trainmedic_server.server import problems
 from trainmedic_server.server.engine import CatalogPort, EnginePort
 from trainmedic_server.server.limits import ServerLimits
 
-log = telemetry.logger(__name__)
-
 
 class Health(BaseModel):
     """The process is alive."""
@@ -49,6 +47,15 @@ class Ready(BaseModel):
     breaker_open: bool
 
 
+_READY_RESPONSES: dict[int | str, dict[str, Any]] = {
+    503: {"model": Ready, "description": "A dependency cannot be used; webhooks may be taken still."},
+    **problems.responses(422),
+}
+_METRICS_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+}
+
+
 def router(
     engine: EnginePort,
     store: RunStore,
@@ -68,10 +75,7 @@ def router(
         "/ready",
         summary="Whether the server can do its work",
         response_model=Ready,
-        responses={
-            503: {"model": Ready, "description": "A dependency cannot be used; webhooks may be taken still."},
-            **problems.responses(422),
-        },
+        responses=_READY_RESPONSES,
     )
     async def ready(
         response: Response,
@@ -93,7 +97,7 @@ def router(
         "/metrics",
         summary="Metrics for Prometheus",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+        responses=_METRICS_RESPONSES,
     )
     async def exposition(accept: Annotated[str | None, Header(include_in_schema=False)] = None) -> Response:
         encode, content_type = choose_encoder(accept or "")

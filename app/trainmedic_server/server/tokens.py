@@ -24,7 +24,7 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _MEMBERS = ("name", "sha256", "roles")
 
 
-class Role(StrEnum):
+class TokenRole(StrEnum):
     """What a token allows. An operator may do all that a viewer may."""
 
     WEBHOOK = "webhook"
@@ -38,7 +38,7 @@ class Token:
 
     name: str
     digest: bytes
-    roles: frozenset[Role]
+    roles: frozenset[TokenRole]
 
 
 def read(path: Path) -> tuple[Token, ...]:
@@ -108,11 +108,11 @@ def _token(entry: Any, location: _Location) -> Token:
     return Token(name, bytes.fromhex(digest), _roles(entry["roles"], location))
 
 
-def _roles(value: Any, location: _Location) -> frozenset[Role]:
-    roles = ", ".join(Role)
+def _roles(value: Any, location: _Location) -> frozenset[TokenRole]:
+    roles = ", ".join(TokenRole)
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise location.error("roles", f"must be a list of one or more of {roles}")
     for role in value:
-        if role not in list(Role):
+        if role not in list(TokenRole):
             raise location.error("roles", f"must be of {roles}")
-    return frozenset(Role(role) for role in value)
+    return frozenset(TokenRole(role) for role in value)

@@ -32,7 +32,7 @@ from trainmedic_server.server import payload, problems, schemas
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader, parse_json
 from trainmedic_server.server.engine import EnginePort
-from trainmedic_server.server.tokens import Role
+from trainmedic_server.server.tokens import TokenRole
 
 # Bodies from this size on are parsed in a thread: that takes tens of milliseconds, most of it in Python,
 # and the event loop goes on whenever the interpreter switches threads.
@@ -65,7 +65,7 @@ def endpoint(
         began = time.perf_counter()
         outcome = "failed"
         try:
-            auth.require(request, Role.WEBHOOK)
+            auth.require(request, TokenRole.WEBHOOK)
             received_at = clock.now()
             async with bodies.read(request) as body:
                 if len(body) < _LARGE_BYTES:

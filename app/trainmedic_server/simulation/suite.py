@@ -7,7 +7,7 @@ here: the format of tests (``suite_format``), and comparing (``expectations``). 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,11 +18,10 @@ from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.catalog.problems import Path as Place
-from trainmedic_server.catalog.problems import Problem, did_you_mean, where
+from trainmedic_server.catalog.problems import Problem, where
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
-from trainmedic_server.domain.playbook import ActionStep, step_id
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.domain.topology import Topology
@@ -31,7 +30,7 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.server.payload import fingerprint
-from trainmedic_server.simulation import expectations, suite_format, virtual_time
+from trainmedic_server.simulation import expectations, suite_format, unknown_names, virtual_time
 from trainmedic_server.simulation.expectations import Observations
 from trainmedic_server.simulation.scripted import Script, ScriptedActions
 from trainmedic_server.simulation.suite_format import (
@@ -49,13 +48,6 @@ _SETTLE = timedelta(microseconds=1)
 _LOOK_EVERY = timedelta(seconds=10)
 _PATIENCE = timedelta(hours=2)
 """The time that runs may take to end after the last entry of a test, where the test names no end."""
-
-_KINDS = {
-    SimulatedOperation.APPROVE: OrderKind.APPROVE,
-    SimulatedOperation.REJECT: OrderKind.REJECT,
-    SimulatedOperation.CANCEL: OrderKind.CANCEL,
-    SimulatedOperation.UNDO: OrderKind.UNDO,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +83,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
         books = [book for file in files for book in file.books]
-        problems.extend(_unknown_names(suite, books, actions))
+        problems.extend(unknown_names.problems(suite, books, actions))
         ready.append((suite, books))
     if problems:
         return FileResult(path, (), tuple(sorted(set(problems))))
@@ -115,7 +107,7 @@ def _run_test(
     except virtual_time.Stalled as error:
         scenario.fail((), str(error))
     failures = tuple(
-        _problem(suite, ("tests", index, *place), f"{test.name}: {message}") for place, message in scenario.failures
+        suite.problem(("tests", index, *place), f"{test.name}: {message}") for place, message in scenario.failures
     )
     line = suite.document.problem(("tests", index), "").line
     return TestResult(test.name, line, failures, time.perf_counter() - began)
@@ -219,7 +211,7 @@ class _Scenario:
                 self.engine = await self._start()
             case _:
                 run = await self._newest(entry)
-                await self.engine.order(run.id, _KINDS[entry.do], entry.by, entry.note)
+                await self.engine.order(run.id, OrderKind(entry.do), entry.by, entry.note)
 
     async def _newest(self, entry: OrderEntry) -> Run:
         """The newest run that fits the order. Raises NotFound."""
@@ -285,67 +277,3 @@ def _timeline(test: TestEntry) -> list[tuple[timedelta, Place, AlertEntry | Orde
 def _checks(test: TestEntry) -> Iterator[tuple[Place, Check]]:
     for index, check in enumerate(test.expect):
         yield ("expect", index), check
-
-
-def _unknown_names(suite: Suite, books: Iterable[YamlPlaybook], actions: Actions) -> Iterator[Problem]:
-    """A problem for each step, action and playbook that a test names and that does not exist.
-
-    A reply or an expectation for it would never be used, so that the test would pass without testing it.
-    """
-    books = list(books)
-    if not books:
-        return
-    steps = _step_ids(books)
-    reply_keys = {*steps, *(f"{step}.undo" for step in steps), *_action_names(books), *actions.names()}
-    playbooks = {book.spec.name for book in books}
-    for index, test in enumerate(suite.spec.tests):
-        place: Place = ("tests", index)
-        for key in test.replies:
-            if key not in reply_keys:
-                yield _no_such(suite, (*place, "replies", key), "step or action", key, reply_keys)
-        for check_place, check in _checks(test):
-            for number, run in enumerate(check.runs or ()):
-                for step in run.steps:
-                    if step not in {*steps, "approval"}:
-                        yield _no_such(
-                            suite, (*place, *check_place, "runs", number, "steps", step), "step", step, steps
-                        )
-                if run.playbook is not None and run.playbook not in playbooks:
-                    inner = (*place, *check_place, "runs", number, "playbook")
-                    yield _no_such(suite, inner, "playbook", run.playbook, playbooks)
-
-
-def _no_such(suite: Suite, place: Place, kind: str, name: str, existing: Iterable[str]) -> Problem:
-    message = f"there is no {kind} {name!r} in the playbooks under test{did_you_mean(name, existing)}"
-    return _problem(suite, place, message, at_key=kind != "playbook")
-
-
-def _problem(suite: Suite, path: Place, message: str, *, at_key: bool = False) -> Problem:
-    """A problem at the place of `path` in the file, where a list with one entry may be written without the list."""
-    value = suite.document.value
-    written: list[str | int] = []
-    for part in path:
-        if isinstance(part, int) and not isinstance(value, list):
-            continue
-        written.append(part)
-        inside = (isinstance(value, dict) and part in value) or isinstance(value, list)
-        value = value[part] if inside else None
-    return suite.document.problem(tuple(written), message, at_key=at_key)
-
-
-def _step_ids(books: Iterable[YamlPlaybook]) -> set[str]:
-    return {
-        step_id(step, index, phase)
-        for book in books
-        for phase, entries in (("steps", book.spec.steps), ("on_failure", book.spec.on_failure))
-        for index, step in enumerate(entries)
-    }
-
-
-def _action_names(books: Iterable[YamlPlaybook]) -> set[str]:
-    return {
-        step.action
-        for book in books
-        for step in (*book.spec.steps, *book.spec.on_failure)
-        if isinstance(step, ActionStep)
-    }

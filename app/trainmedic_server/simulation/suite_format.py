@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_server.catalog import loader, model_errors, yaml_text
+from trainmedic_server.catalog.problems import Path as Place
 from trainmedic_server.catalog.problems import Problem
 from trainmedic_server.catalog.yaml_text import Document
 from trainmedic_server.domain import duration
@@ -269,6 +270,18 @@ class Suite:
         name = self.path.stem.removesuffix(loader.TEST_SUFFIX)
         beside = [self.path.with_name(f"{name}{ending}") for ending in (".yaml", ".yml")]
         return (next((path for path in beside if path.exists()), beside[0]),)
+
+    def problem(self, path: Place, message: str, *, at_key: bool = False) -> Problem:
+        """A problem at the place of `path` in the file, where a list with one entry may be written without the list."""
+        value = self.document.value
+        written: list[str | int] = []
+        for part in path:
+            if isinstance(part, int) and not isinstance(value, list):
+                continue
+            written.append(part)
+            inside = (isinstance(value, dict) and part in value) or isinstance(value, list)
+            value = value[part] if inside else None
+        return self.document.problem(tuple(written), message, at_key=at_key)
 
 
 def read(path: Path) -> tuple[list[Suite], list[Problem]]:

@@ -159,24 +159,10 @@ class TrainmedicServer:
             catalog = Library(settings.playbooks, actions, metrics=metrics)
             await asyncio.to_thread(catalog.reload)
             topology = TopologyWatch(
-                bus,
-                clock,
-                metrics,
-                lambda: any(_names_its_job(book) for book in catalog.all()),
-                written,
-                cluster_topology,
+                bus, clock, metrics, lambda: any(map(_names_its_job, catalog.all())), written, cluster_topology
             )
-            engine = Engine(
-                store,
-                catalog,
-                actions,
-                clock,
-                settings.limits,
-                metrics,
-                topology.topology,
-                services.alertmanager,
-                store.fence,
-            )
+            limits, alerts = settings.limits, services.alertmanager
+            engine = Engine(store, catalog, actions, clock, limits, metrics, topology.topology, alerts, store.fence)
             await self._start_work(stack, bus, topology, engine)
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
             await stack.enter_async_context(_background(self._prune(store), "retention"))

@@ -13,7 +13,7 @@ from trainmedic_server import __version__, errors
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.tokens import Role, Token
+from trainmedic_server.server.tokens import Token, TokenRole
 
 OPERATOR = {"authorization": "Bearer op"}
 
@@ -22,7 +22,7 @@ def world_with_tokens() -> World:
     return World(auth=Authenticator([Token(r.value, hashlib.sha256(s).digest(), frozenset({r})) for r, s in SECRETS]))
 
 
-SECRETS = [(Role.WEBHOOK, b"am"), (Role.VIEWER, b"look"), (Role.OPERATOR, b"op")]
+SECRETS = [(TokenRole.WEBHOOK, b"am"), (TokenRole.VIEWER, b"look"), (TokenRole.OPERATOR, b"op")]
 
 
 async def a_run(client: httpx.AsyncClient, **headers: str) -> str:
@@ -95,25 +95,25 @@ async def test_pause_and_resume_turn_the_switch() -> None:
 
 
 PATHS = [
-    ("POST", "/webhook", Role.WEBHOOK),
-    *[("POST", f"/runs/x/{kind}", Role.OPERATOR) for kind in ("approve", "reject", "cancel", "undo")],
-    ("POST", "/pause", Role.OPERATOR),
-    ("POST", "/resume", Role.OPERATOR),
-    *[("GET", path, Role.VIEWER) for path in ("/history", "/history/x", "/playbooks", "/playbooks/x", "/agents")],
-    *[("GET", path, Role.VIEWER) for path in ("/jobs", "/events?after=-1")],
+    ("POST", "/webhook", TokenRole.WEBHOOK),
+    *[("POST", f"/runs/x/{kind}", TokenRole.OPERATOR) for kind in ("approve", "reject", "cancel", "undo")],
+    ("POST", "/pause", TokenRole.OPERATOR),
+    ("POST", "/resume", TokenRole.OPERATOR),
+    *[("GET", path, TokenRole.VIEWER) for path in ("/history", "/history/x", "/playbooks", "/playbooks/x", "/agents")],
+    *[("GET", path, TokenRole.VIEWER) for path in ("/jobs", "/events?after=-1")],
     *[("GET", path, None) for path in ("/health", "/ready", "/metrics", "/docs", "/openapi.json")],
 ]
 
 
 @pytest.mark.parametrize(("method", "path", "needed"), PATHS)
-async def test_every_path_asks_for_its_role(method: str, path: str, needed: Role | None) -> None:
+async def test_every_path_asks_for_its_role(method: str, path: str, needed: TokenRole | None) -> None:
     """401 without a token, 403 with another role's; probes and documentation need none."""
     async with world_with_tokens().client() as client:
         without = (await client.request(method, path)).status_code
         assert (without == 401) is (needed is not None)
         for role, secret in SECRETS:
             answer = await client.request(method, path, headers={"authorization": f"Bearer {secret.decode()}"})
-            allowed = needed in (None, role) or (needed is Role.VIEWER and role is Role.OPERATOR)
+            allowed = needed in (None, role) or (needed is TokenRole.VIEWER and role is TokenRole.OPERATOR)
             assert (answer.status_code == 403) is not allowed
 
 

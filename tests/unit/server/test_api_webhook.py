@@ -14,7 +14,7 @@ from trainmedic_server import errors
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.schemas import WebhookReply
-from trainmedic_server.server.tokens import Role, Token
+from trainmedic_server.server.tokens import Token, TokenRole
 
 
 async def post(world: World, body: Any, **headers: str) -> Any:
@@ -80,7 +80,7 @@ async def test_an_unexpected_error_is_500_and_says_nothing() -> None:
 
 async def test_a_token_is_asked_before_the_body_is_looked_at() -> None:
     """Nobody without one learns what a good body is, or has one parsed."""
-    known = Authenticator([Token("am", hashlib.sha256(b"hook").digest(), frozenset({Role.WEBHOOK}))])
+    known = Authenticator([Token("am", hashlib.sha256(b"hook").digest(), frozenset({TokenRole.WEBHOOK}))])
     world = World(auth=known)
     answer = await post(world, b"not json")
     assert answer.status_code == 401
@@ -91,7 +91,7 @@ async def test_a_token_is_asked_before_the_body_is_looked_at() -> None:
 
 async def test_secrets_are_not_logged() -> None:
     """Neither a wrong token nor a body reaches the log."""
-    known = Authenticator([Token("am", hashlib.sha256(b"hook").digest(), frozenset({Role.WEBHOOK}))])
+    known = Authenticator([Token("am", hashlib.sha256(b"hook").digest(), frozenset({TokenRole.WEBHOOK}))])
     with logged() as lines:
         await post(World(auth=known), payload(), authorization="Bearer s3cr3t-token")
         await post(World(), payload(alert(startsAt="s3cr3t-body")))

@@ -13,15 +13,19 @@ from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.server import auth as authentication
 from trainmedic_server.server.auth import Authenticator, check_exposure
 from trainmedic_server.server.problems import HttpProblem
-from trainmedic_server.server.tokens import Role, Token
+from trainmedic_server.server.tokens import Token, TokenRole
 
 
-def token(name: str, secret: str, *roles: Role) -> Token:
+def token(name: str, secret: str, *roles: TokenRole) -> Token:
     return Token(name, hashlib.sha256(secret.encode()).digest(), frozenset(roles))
 
 
 KNOWN = Authenticator(
-    [token("am", "hook", Role.WEBHOOK), token("ann", "look", Role.VIEWER), token("op", "püsh", Role.OPERATOR)]
+    [
+        token("am", "hook", TokenRole.WEBHOOK),
+        token("ann", "look", TokenRole.VIEWER),
+        token("op", "püsh", TokenRole.OPERATOR),
+    ]
 )
 
 
@@ -39,16 +43,16 @@ def basic(user: str, password: str) -> str:
 @pytest.mark.parametrize(
     ("header", "role", "name"),
     [
-        ("Bearer hook", Role.WEBHOOK, "am"),
-        ("bearer  hook", Role.WEBHOOK, "am"),
-        (basic("anyone", "hook"), Role.WEBHOOK, "am"),
-        (basic("", "look"), Role.VIEWER, "ann"),
-        (basic("op", "püsh"), Role.OPERATOR, "op"),
-        ("Bearer püsh", Role.OPERATOR, "op"),
-        ("Bearer püsh", Role.VIEWER, "op"),
+        ("Bearer hook", TokenRole.WEBHOOK, "am"),
+        ("bearer  hook", TokenRole.WEBHOOK, "am"),
+        (basic("anyone", "hook"), TokenRole.WEBHOOK, "am"),
+        (basic("", "look"), TokenRole.VIEWER, "ann"),
+        (basic("op", "püsh"), TokenRole.OPERATOR, "op"),
+        ("Bearer püsh", TokenRole.OPERATOR, "op"),
+        ("Bearer püsh", TokenRole.VIEWER, "op"),
     ],
 )
-def test_a_token_is_taken_as_bearer_and_as_the_password_of_basic(header: str, role: Role, name: str) -> None:
+def test_a_token_is_taken_as_bearer_and_as_the_password_of_basic(header: str, role: TokenRole, name: str) -> None:
     """Any user name will do, and the actor is the token's name; an operator may also view."""
     assert KNOWN.require(request(header), role).name == name
 
@@ -60,16 +64,17 @@ def test_a_token_is_taken_as_bearer_and_as_the_password_of_basic(header: str, ro
 def test_without_a_known_token_the_answer_is_401_with_a_challenge(header: str | None) -> None:
     """Bearer and Basic are both offered."""
     with pytest.raises(HttpProblem) as caught:
-        KNOWN.require(request(header), Role.VIEWER)
+        KNOWN.require(request(header), TokenRole.VIEWER)
     assert caught.value.status == 401
     assert "Bearer" in caught.value.headers["WWW-Authenticate"]
     assert "Basic" in caught.value.headers["WWW-Authenticate"]
 
 
 @pytest.mark.parametrize(
-    ("header", "role"), [("Bearer hook", Role.VIEWER), ("Bearer look", Role.OPERATOR), ("Bearer püsh", Role.WEBHOOK)]
+    ("header", "role"),
+    [("Bearer hook", TokenRole.VIEWER), ("Bearer look", TokenRole.OPERATOR), ("Bearer püsh", TokenRole.WEBHOOK)],
 )
-def test_a_missing_role_is_403_and_named(header: str, role: Role) -> None:
+def test_a_missing_role_is_403_and_named(header: str, role: TokenRole) -> None:
     """The message says which role the token lacks."""
     with pytest.raises(HttpProblem, match=role) as caught:
         KNOWN.require(request(header), role)
@@ -78,16 +83,16 @@ def test_a_missing_role_is_403_and_named(header: str, role: Role) -> None:
 
 def test_without_tokens_everybody_is_anonymous() -> None:
     """And may do everything: wiring allows that on loopback only."""
-    assert Authenticator().require(request(), Role.OPERATOR).name == "anonymous"
+    assert Authenticator().require(request(), TokenRole.OPERATOR).name == "anonymous"
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:8080.evil.example"])
 def test_a_page_of_another_site_may_not_act(origin: str) -> None:
     """A browser on the operator's machine reaches loopback; the page it shows must not."""
     with pytest.raises(HttpProblem) as caught:
-        Authenticator().require(request(origin=origin, host="localhost:8080"), Role.OPERATOR)
+        Authenticator().require(request(origin=origin, host="localhost:8080"), TokenRole.OPERATOR)
     assert caught.value.status == 403
-    Authenticator().require(request(origin="http://localhost:8080", host="localhost:8080"), Role.OPERATOR)
+    Authenticator().require(request(origin="http://localhost:8080", host="localhost:8080"), TokenRole.OPERATOR)
 
 
 def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +104,7 @@ def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         return one == other
 
     monkeypatch.setattr(authentication.hmac, "compare_digest", counted)
-    KNOWN.require(request("Bearer hook"), Role.WEBHOOK)
+    KNOWN.require(request("Bearer hook"), TokenRole.WEBHOOK)
     assert len(compared) == 3
 
 
@@ -139,11 +144,11 @@ def test_a_changed_tokens_file_is_read_again(tmp_path: Path) -> None:
         (tmp_path / "new-link").replace(link)
 
     swap(write("new", entry("new") + "# longer\n"))
-    known.require(request("Bearer old"), Role.VIEWER)
+    known.require(request("Bearer old"), TokenRole.VIEWER)
     now = 6.0
-    known.require(request("Bearer new"), Role.VIEWER)
+    known.require(request("Bearer new"), TokenRole.VIEWER)
     with pytest.raises(HttpProblem):
-        known.require(request("Bearer old"), Role.VIEWER)
+        known.require(request("Bearer old"), TokenRole.VIEWER)
     swap(write("broken", "- nonsense"))
     now = 12.0
-    known.require(request("Bearer new"), Role.VIEWER)
+    known.require(request("Bearer new"), TokenRole.VIEWER)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.server.tokens import Role, parse, read
+from trainmedic_server.server.tokens import TokenRole, parse, read
 
 HASH = hashlib.sha256(b"secret").hexdigest()
 
@@ -16,7 +16,11 @@ HASH = hashlib.sha256(b"secret").hexdigest()
 def test_a_token_has_a_name_a_hash_and_roles() -> None:
     """The file is a YAML list; hashes in upper case are fine."""
     (token,) = parse(f"- {{name: alertmanager, sha256: '{HASH.upper()}', roles: [webhook, viewer]}}", "t.yaml")
-    assert (token.name, token.digest.hex(), token.roles) == ("alertmanager", HASH, {Role.WEBHOOK, Role.VIEWER})
+    assert (token.name, token.digest.hex(), token.roles) == (
+        "alertmanager",
+        HASH,
+        {TokenRole.WEBHOOK, TokenRole.VIEWER},
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""Finds the names of steps, actions and playbooks in a test file that do not exist. Pure.
+
+Who calls it: ``suite``, before it runs a file's tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from trainmedic_server.catalog.problems import Path as Place
+from trainmedic_server.catalog.problems import Problem, did_you_mean
+from trainmedic_server.domain.playbook import APPROVAL
+from trainmedic_server.engine import steps
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.simulation.suite_format import RunExpected, Suite
+
+
+def problems(suite: Suite, books: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[Problem]:
+    """A problem for each step, action and playbook that a test names and that does not exist.
+
+    A reply or an expectation for it would never be used, so that the test would pass without testing it.
+    """
+    if not books:
+        return
+    playbooks = {book.spec.name for book in books}
+    states = [state for book in books for state in steps.fresh(book, ask_first=False)]
+    step_ids = {state.id for state in states}
+    undos = {f"{step_id}.undo" for step_id in step_ids}
+    reply_keys = {*step_ids, *undos, *(state.action for state in states if state.action), *actions.names()}
+    for index, test in enumerate(suite.spec.tests):
+        place: Place = ("tests", index)
+        for key in test.replies:
+            if key not in reply_keys:
+                yield _no_such(suite, (*place, "replies", key), "step or action", key, reply_keys)
+        for number, check in enumerate(test.expect):
+            for run_number, run in enumerate(check.runs or ()):
+                run_place = (*place, "expect", number, "runs", run_number)
+                yield from _in_run(suite, run_place, run, step_ids, playbooks)
+
+
+def _in_run(suite: Suite, place: Place, run: RunExpected, step_ids: set[str], playbooks: set[str]) -> Iterator[Problem]:
+    for step_id in run.steps:
+        if step_id not in {*step_ids, APPROVAL}:
+            yield _no_such(suite, (*place, "steps", step_id), "step", step_id, step_ids)
+    if run.playbook is not None and run.playbook not in playbooks:
+        yield _no_such(suite, (*place, "playbook"), "playbook", run.playbook, playbooks)
+
+
+def _no_such(suite: Suite, place: Place, kind: str, name: str, existing: Iterable[str]) -> Problem:
+    message = f"there is no {kind} {name!r} in the playbooks under test{did_you_mean(name, existing)}"
+    return suite.problem(place, message, at_key=kind != "playbook")
