@@ -1,12 +1,13 @@
 """One attempt of an action: what is asked of it, where it works, and every way it can end.
 
-Who calls it: ``driver``, which has the attempt on record before it is made.
+Who calls it: ``driver``, which puts the attempt on record before it is made.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,8 +26,8 @@ Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
 log = telemetry.logger(__name__)
 
 
-def made(run: Run, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """The attempts of the step, or of its undo; the last is the one to be made."""
+def recorded(run: Run, act: PerformAttempt) -> tuple[Attempt, ...]:
+    """The attempts of the step, or of its undo, that are on record; the last is the one to be made."""
     state = run.step(act.key)
     return state.undo_attempts if act.undo else state.attempts
 
@@ -36,16 +37,15 @@ def call_of(
     act: PerformAttempt,
     actions: Actions,
     alert: Alert,
-    tell: Callable[[str], Awaitable[None]],
-    word: Callable[[], Awaitable[Clearance]],
+    report_wait: Callable[[str], Awaitable[None]],
+    clearance: Callable[[], Awaitable[Clearance]],
 ) -> Call:
     """What is asked of the action. Raises ConfigurationError or ValueError where it cannot be asked."""
     state = run.step(act.key)
     undo = state.undo if act.undo else None
     name = undo.action if undo else state.action or ""
-    tried = made(run, act)
-    attempt = tried[-1]
-    repeated = len(tried) > 1 and tried[-2].command_id == attempt.command_id
+    *earlier, attempt = recorded(run, act)
+    repeated = bool(earlier) and earlier[-1].command_id == attempt.command_id
     spec = actions.spec(name)
     assert run.target is not None
     if spec is None:
@@ -62,22 +62,23 @@ def call_of(
         alert=alert,
         resumed=act.resumed or repeated,
         undo_of=undo.undo_of if undo else None,
-        report_wait=tell,
-        clearance=word if undo is None else None,  # nobody holds an undo back
+        report_wait=report_wait,
+        clearance=clearance if undo is None else None,  # nobody holds an undo back
     )
 
 
-def placed(actions: Actions, name: str) -> HasPlaces | None:
+def with_places(actions: Actions, name: str) -> HasPlaces | None:
     """The action of this name, if it finds out itself where it works."""
     try:
         action = actions.get(name)
     except errors.PermanentFailure:
-        return None  # the attempt tells that there is none
+        return None  # the attempt fails with the reason
     return action if isinstance(action, HasPlaces) else None
 
 
 def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
-    """What the attempt works on. One that only reads disturbs nobody on a job's nodes."""
+    """The targets that the attempt works on. One that only reads disturbs nobody on a job's nodes, so these are not
+    among its targets."""
     assert run.target is not None
     state = run.step(act.key)
     undo = state.undo if act.undo else None
@@ -91,8 +92,47 @@ def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Targ
     return (run.target, *spec.places(params))
 
 
+def is_harmful(actions: Actions, name: str) -> bool:
+    """Whether the action of this name changes anything; one that this server does not have cannot."""
+    action = actions.spec(name)
+    return action is not None and action.harmful
+
+
+def with_whole_time(run: Run, act: PerformAttempt, now: datetime) -> Run:
+    """The run with the attempt's deadline moved, so that from now on it has the time that it was given at first."""
+    state = run.step(act.key)
+    *earlier, last = recorded(run, act)
+    moved = (*earlier, replace(last, deadline=now + (last.deadline - last.started_at)))
+    if act.undo and state.undo:
+        return run.with_step(replace(state, undo=replace(state.undo, attempts=moved)))
+    return run.with_step(replace(state, attempts=moved))
+
+
+def impossible(act: PerformAttempt, why: str) -> AttemptOutcome:
+    """The outcome of an attempt that this server cannot make. An undo is tried again, because another version of the
+    server may be able to; of an attempt that a killed server may have made, nobody knows the outcome."""
+    if act.undo:
+        return AttemptOutcome("failed", error=why)
+    return AttemptOutcome("unknown" if act.resumed else "rejected", error=why)
+
+
+def ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
+    """The action and the command id of each attempt that was in flight in `before` and has ended in `after`."""
+    for old, new in zip(before.steps, after.steps, strict=True):
+        if old is new:
+            continue
+        pairs = [(new.action, old.attempts, new.attempts)]
+        if old.undo and new.undo:
+            pairs.append((new.undo.action, old.undo.attempts, new.undo.attempts))
+        for action, attempts_before, attempts_after in pairs:
+            if not action or not attempts_before or attempts_before[-1].status != "running":
+                continue
+            if attempts_after[len(attempts_before) - 1].status != "running":
+                yield action, attempts_before[-1].command_id
+
+
 async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
-    """What becomes of the call, every way it can end made an `AttemptOutcome`."""
+    """How the call ends: every way it can end is made an `AttemptOutcome`."""
     limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
     try:
         async with asyncio.timeout(limit):

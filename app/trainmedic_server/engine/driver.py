@@ -1,13 +1,16 @@
 """Carrying one run through: plan, commit, act, commit, and again, until nothing is due.
 
-One driver owns a run while it is open or owes an undo; nobody else changes it. What comes from
-outside (an alert that joined or resolved, an operator's order, pause) is written by whoever brings
-it, and the driver is touched to read it.
+One driver owns a run while it is open or owes an undo; nobody else changes it. What comes from outside (an alert
+that joined or resolved, an operator's order, pause) is written beside the run by whoever brings it; then the driver
+is touched, and reads it before it plans again. So there are no locks around runs, and no lost updates.
+
+Who calls it: ``workers``. Not here: what a run does next (``plan``), and how an attempt ends (``attempts``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -42,7 +45,7 @@ log = telemetry.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DriverServices:
-    """What every driver works with."""
+    """What every driver works with. Made by ``service``."""
 
     recorder: Recorder
     locks: TargetLocks
@@ -52,14 +55,15 @@ class DriverServices:
     metrics: telemetry.Metrics
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
+    """The switches as they stand at this moment."""
     fence: Fence
-    """Does not return where this server is not the one any more that may act."""
+    """Called right before each attempt."""
 
     def planning_context(self, book: CompiledPlaybook | None) -> PlanningContext:
         return PlanningContext(book, self.actions, self.new_id, self.limits.max_age)
 
     def count_closed(self, run: Run) -> None:
-        """Let the metrics and the log tell that a run has closed."""
+        """Count and log that a run has closed."""
         self.metrics.open_runs.dec()
         self.metrics.runs.labels(run.playbook, str(run.status)).inc()
         log.info("run closed", status=str(run.status), decision=str(run.decision), message=run.message)
@@ -82,28 +86,28 @@ class Driver:
         self._context = services.planning_context(book)
         self._received_at = received_at
         self._touched = asyncio.Event()
-        self._turns = asyncio.Condition()
+        self._plans = asyncio.Condition()
 
     def touch(self) -> None:
-        """Something outside has changed: read it before the next move."""
+        """Have the driver read what has changed outside before it plans again."""
         self._touched.set()
 
     @property
     def is_touched(self) -> bool:
-        """Whether there is something that it has not read yet."""
+        """Whether something has changed outside that the driver has not read yet."""
         return self._touched.is_set()
 
     async def start_over(self) -> None:
-        """Take the run as the store has it, after an error left this one in doubt."""
+        """Take the run as the store has it, because after an error the one in memory may be ahead of it."""
         snapshot = await self._services.recorder.snapshot(self.run.id)
         if snapshot is not None:
             self.run = snapshot.run
             self._outside = OutsideState(snapshot.alerts, snapshot.orders)
 
-    async def turned(self) -> None:
-        """Return after the driver has next taken in what it was touched for."""
-        async with self._turns:
-            await self._turns.wait()
+    async def planned(self) -> None:
+        """Return once the driver has next planned with everything that it was touched for."""
+        async with self._plans:
+            await self._plans.wait()
 
     async def drive(self) -> None:
         with structlog.contextvars.bound_contextvars(run_id=self.run.id, playbook=self.run.playbook):
@@ -112,17 +116,17 @@ class Driver:
                     await self._carry_through()
             finally:
                 self._services.locks.release(self.run.id)
-                await self._tell_turn()
+                await self._tell_planned()
 
     async def _carry_through(self) -> None:
         ended: tuple[PerformAttempt, AttemptOutcome] | None = None
         while True:
-            await self._take_in_outside()
-            move = self._plan(ended)
-            if not await self._commit(move):
-                continue
+            await self._read_outside()
+            next_plan = self._plan(ended)
+            if not await self._commit(next_plan):
+                continue  # plan again, with the alert that has joined meanwhile
             ended = None
-            match move.then:
+            match next_plan.then:
                 case Idle():
                     if not self._touched.is_set():
                         return
@@ -139,7 +143,7 @@ class Driver:
         return plan.conclude_and_advance(self.run, *ended, self._outside, self._context, self._now())
 
     async def _take_target(self) -> bool:
-        """Hold the target, waiting in the queue if need be; False where the run closed instead."""
+        """Lock the target, waiting in the queue if need be; False where the run was closed instead."""
         target = self.run.target
         assert target is not None
         if self._services.locks.try_acquire(self.run.id, target):
@@ -149,111 +153,89 @@ class Driver:
         waiting = replace(self.run, status=Status.WAITING, waiting_on="target")
         await self._commit(RunPlan(waiting, (self._event("waiting_for_target", holder=holder),), Wait()))
         while True:
-            await self._take_in_outside()
+            await self._read_outside()
             if self._outside.last(OrderKind.CANCEL, OrderKind.UNDO):
                 return True  # planning closes it, and closing needs no target
             refused = self._refused_in_queue()
             if refused is not None:
                 why, decision = refused
-                move = plan.call_off(self.run, self._outside, self._context, self._now(), why, decision)
-                if await self._commit(move):
+                closing = plan.call_off(self.run, self._outside, self._context, self._now(), why, decision)
+                if await self._commit(closing):
                     return False
                 continue
             if granted.done():
                 return True
+            # It is stale once it is older than the maximum age, not as old: hence the millisecond.
             newest = plan.newest_beginning(self.run, self._outside)
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
-        """Why the run must not act any more when its turn comes; None where it may."""
+        """Why the run, which waits for its target, must not act any more; None where it may."""
         if plan.has_begun(self.run):
             return None  # it had acted before a restart, and goes on
         if self._outside.breaker is not None:
-            return (
-                f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}",
-                Decision.BREAKER_OPEN,
-            )
-        why = plan.stale(self.run, self._outside, self._context.max_age, self._now())
-        return (f"the target was busy, and {why}", Decision.TARGET_BUSY) if why is not None else None
+            why = f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}"
+            return why, Decision.BREAKER_OPEN
+        stale = plan.stale(self.run, self._outside, self._context.max_age, self._now())
+        return (f"the target was busy, and {stale}", Decision.TARGET_BUSY) if stale is not None else None
 
     async def _perform(self, act: PerformAttempt) -> AttemptOutcome | None:
-        """Make the attempt that is recorded, and say how it ended; None where it was not made after all."""
+        """Make the attempt that is on record, and return how it ended; None where it was not made after all."""
         state = self.run.step(act.key)
         name = (state.undo.action if act.undo and state.undo else state.action) or ""
         claim = f"{self.run.id}/undo" if act.undo else self.run.id
+        metrics, actions = self._services.metrics, self._services.actions
         refused = await self._locate(act, name)
         if refused is not None:
             return refused
-        async with self._services.locks.acting(
-            claim, *attempts.targets_of(self.run, act, self._services.actions)
-        ) as waited:
-            if not act.undo and self._services.controls().paused and self._is_harmful(name):
+        async with self._services.locks.acting(claim, *attempts.targets_of(self.run, act, actions)) as waited:
+            if not act.undo and self._services.controls().paused and attempts.is_harmful(actions, name):
                 return None  # paused since it was recorded; planning holds it back
             if waited:
-                await self._renew_deadline(act)
+                # The time in which another attempt was in flight on the same target is not taken from this one.
+                later = attempts.with_whole_time(self.run, act, self._now())
+                await self._commit(RunPlan(later, (), act))
             try:
                 call = self._call(act)
             except (errors.ConfigurationError, ValueError) as problem:
-                return self._impossible(act, str(problem))
+                return attempts.impossible(act, str(problem))
             if self._received_at is not None and not act.undo:
-                self._services.metrics.alert_to_action_seconds.observe(
-                    (self._now() - self._received_at).total_seconds()
-                )
+                metrics.alert_to_action_seconds.observe((self._now() - self._received_at).total_seconds())
                 self._received_at = None
             self._services.fence()
             began = self._now()
-            outcome = await self._outcome(name, call, lambda call: self._services.actions.get(name).perform(call))
-        seconds = (self._now() - began).total_seconds()
-        self._services.metrics.step_seconds.labels(name, outcome.status).observe(seconds)
-        number = attempts.made(self.run, act)[-1].number
+            outcome = await self._outcome(name, call, lambda call: actions.get(name).perform(call))
+        metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
+        number = attempts.recorded(self.run, act)[-1].number
         log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
 
     async def _locate(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
-        """Have it on record where an action works that finds this out itself; how the attempt ended if it cannot."""
-        action = attempts.placed(self._services.actions, name) if not act.undo else None
+        """Put on record where the action works, if it finds that out itself; how the attempt ended if it cannot.
+
+        An undo works where its action did, which is on record already.
+        """
+        action = attempts.with_places(self._services.actions, name) if not act.undo else None
         if action is None:
             return None
-        found: list[BaseModel] = []
+        located: list[BaseModel] = []
 
         async def ask(call: Call) -> Mapping[str, Any]:
-            found.append(await action.locate(call))
+            located.append(await action.locate(call))
             return {}
 
         try:
             call = self._call(act)
         except (errors.ConfigurationError, ValueError) as problem:
-            return self._impossible(act, str(problem))
+            return attempts.impossible(act, str(problem))
         outcome = await self._outcome(name, call, ask)
         if outcome.status != "applied":
             return outcome
-        if found[0] is not call.params:
+        if located[0] is not call.params:
             draft = RunDraft(self.run, self._outside, self._context, self._now())
-            steps.located(draft, act.key, found[0].model_dump(mode="json", by_alias=True, exclude_none=True))
+            steps.located(draft, act.key, located[0].model_dump(mode="json", by_alias=True, exclude_none=True))
             await self._commit(RunPlan(draft.run, tuple(draft.events), act))
         return None
-
-    async def _renew_deadline(self, act: PerformAttempt) -> None:
-        """Give an attempt that had to wait for another one's end the time that it lost, on record."""
-        tried = attempts.made(self.run, act)
-        last = tried[-1]
-        later = (*tried[:-1], replace(last, deadline=self._now() + (last.deadline - last.started_at)))
-        state = self.run.step(act.key)
-        if act.undo and state.undo:
-            state = replace(state, undo=replace(state.undo, attempts=later))
-        else:
-            state = replace(state, attempts=later)
-        await self._commit(RunPlan(self.run.with_step(state), (), act))
-
-    def _impossible(self, act: PerformAttempt, why: str) -> AttemptOutcome:
-        """The attempt cannot be made by this server. An undo is tried again, for another version may be able to."""
-        if act.undo:
-            return AttemptOutcome("failed", error=why)
-        return AttemptOutcome("unknown" if act.resumed else "rejected", error=why)
-
-    def _is_harmful(self, name: str) -> bool:
-        action = self._services.actions.spec(name)
-        return action is not None and action.harmful
 
     async def _outcome(self, name: str, call: Call, work: attempts.Work) -> AttemptOutcome:
         return await attempts.outcome_of(name, call, work, self._now(), self._services.metrics)
@@ -261,64 +243,54 @@ class Driver:
     def _call(self, act: PerformAttempt) -> Call:
         state = self.run.step(act.key)
         alert = self._outside.alerts[0].alert
-        return attempts.call_of(
-            self.run, act, self._services.actions, alert, lambda what: self._tell(state, what), self._word
-        )
+        report_wait = functools.partial(self._report_wait, state)
+        return attempts.call_of(self.run, act, self._services.actions, alert, report_wait, self._clearance)
 
-    async def _word(self) -> Clearance:
-        """What operators have said since the attempt began. It stays to be taken in: an attempt plans nothing."""
+    async def _clearance(self) -> Clearance:
+        """What operators have ordered since the attempt began. The driver stays touched: this only looks, and the
+        plan after the attempt takes it in."""
         if self._touched.is_set():
             snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is not None and OutsideState(snapshot.alerts, snapshot.orders).last(OrderKind.CANCEL):
                 return "stop"
         return "hold" if self._services.controls().paused else "go_on"
 
-    async def _tell(self, state: StepState, what: str) -> None:
+    async def _report_wait(self, state: StepState, reason: str) -> None:
         """Note what an attempt waits for, so that nobody has to guess why nothing happens."""
-        run = replace(self.run, message=what) if self.run.is_open else self.run
-        await self._commit(RunPlan(run, (self._event("attempt_waits", step=state.id, why=what),), Wait()))
+        run = replace(self.run, message=reason) if self.run.is_open else self.run
+        await self._commit(RunPlan(run, (self._event("attempt_waits", step=state.id, why=reason),), Wait()))
 
-    async def _commit(self, move: RunPlan) -> bool:
-        """Make a plan durable; then tell the action of outcomes that are, and count what closed.
+    async def _commit(self, planned: RunPlan) -> bool:
+        """Make a plan durable; then say so to the actions whose outcomes are in it, and count what closed.
 
-        False where nothing was kept, because an alert joined that a run which closes, or begins to
-        take back, had not seen.
+        False where nothing was kept, because an alert has joined that the plan had not seen, and the plan closes
+        the run or begins to take it back. That alert was answered that this run takes care of it.
         """
-        before = self.run
-        closes = before.is_open and not move.run.is_open
-        takes_back = before.is_open and any(event.kind == "undo_started" for event in move.events)
-        if move.run is not before or move.events:
-            seen = len(self._outside.alerts) if closes or takes_back else None
-            if not await self._services.recorder.record(move.run, before, move.events, seen):
+        before, after = self.run, planned.run
+        closes = before.is_open and not after.is_open
+        takes_back = before.is_open and any(event.kind == "undo_started" for event in planned.events)
+        if after is not before or planned.events:
+            alerts = len(self._outside.alerts) if closes or takes_back else None
+            if not await self._services.recorder.record(after, before, planned.events, alerts):
                 self.touch()
                 return False
-        self.run = move.run
-        self._settle(before, move.run)
-        self._services.metrics.undos_owed.inc(move.run.owes_undo - before.owes_undo)
+        self.run = after
+        for action, command_id in attempts.ended_between(before, after):
+            if self._services.actions.spec(action) is not None:
+                self._services.actions.get(action).outcome_saved(command_id)
+        self._services.metrics.undos_owed.inc(after.owes_undo - before.owes_undo)
         if closes:
-            self._services.count_closed(move.run)
-        for event in move.events:
+            self._services.count_closed(after)
+        for event in planned.events:
             if event.kind in ("undo_done", "undo_failed"):
                 self._services.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()
         if not self._touched.is_set():
-            await self._tell_turn()
+            await self._tell_planned()
         return True
 
-    def _settle(self, before: Run, after: Run) -> None:
-        for old, new in zip(before.steps, after.steps, strict=True):
-            if old is new:
-                continue
-            pairs = [(new.action, old.attempts, new.attempts)]
-            if old.undo and new.undo:
-                pairs.append((new.undo.action, old.undo.attempts, new.undo.attempts))
-            for name, was, is_ in pairs:
-                if not (name and was and was[-1].status == "running" and is_[len(was) - 1].status != "running"):
-                    continue
-                if self._services.actions.spec(name) is not None:
-                    self._services.actions.get(name).outcome_saved(was[-1].command_id)
-
-    async def _take_in_outside(self) -> None:
+    async def _read_outside(self) -> None:
         if self._touched.is_set():
+            # Cleared before the store is read, so that a change which comes while it is read is read next time.
             self._touched.clear()
             snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is not None:
@@ -327,7 +299,7 @@ class Driver:
 
     async def _rest(self, until: datetime | None, *others: asyncio.Future[None]) -> None:
         """Wait until touched, until the moment has come, or until one of `others` is done."""
-        waits: set[asyncio.Future[None]] = {asyncio.ensure_future(self._wait_for_touch()), *others}
+        waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._touched.wait()), *others}
         if until is not None:
             waits.add(asyncio.ensure_future(self._services.clock.sleep_until(until)))
         try:
@@ -336,16 +308,13 @@ class Driver:
             for wait in waits.difference(others):
                 wait.cancel()
 
-    async def _wait_for_touch(self) -> None:
-        await self._touched.wait()
-
     def _release_if_closed(self) -> None:
         if not self.run.is_open:
             self._services.locks.release(self.run.id)
 
-    async def _tell_turn(self) -> None:
-        async with self._turns:
-            self._turns.notify_all()
+    async def _tell_planned(self) -> None:
+        async with self._plans:
+            self._plans.notify_all()
 
     def _event(self, kind: str, **data: object) -> Event:
         return Event(kind, self._now(), self.run.id, data=data)

@@ -116,7 +116,7 @@ class Engine:
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
         await self._store.transact(lambda tx: _accept(tx, order))
         self._workers.touch([run_id])
-        await self._workers.turned(run_id, at_most=1.0)
+        await self._workers.planned(run_id, at_most=1.0)
         run = await self._store.transact(lambda tx: tx.run(run_id))
         if run is None:
             raise errors.NotFound(f"there is no run {run_id}")

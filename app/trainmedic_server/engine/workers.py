@@ -1,4 +1,7 @@
-"""All the drivers: starting them, telling them of changes, and taking them up again after a restart."""
+"""All the drivers: starting them, touching them when something changes, and taking runs up again after a restart.
+
+Who calls it: ``service``. Not here: carrying one run through (``driver``).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Workers:
         self._launch(Driver(run, book, OutsideState((alert,)), self._services, alert.first_heard_at))
 
     def touch(self, run_ids: Iterable[str]) -> None:
-        """Something about these runs has changed in the store."""
+        """Have the drivers of these runs read what has changed in the store; a closed run gets one again."""
         for run_id in run_ids:
             driver = self._drivers.get(run_id)
             if driver is not None:
@@ -50,17 +53,17 @@ class Workers:
                 self._spawn(run_id, self._revive(run_id))
 
     def touch_all(self) -> None:
-        """A switch that concerns every run has changed."""
+        """Have every driver read a switch that has changed."""
         self.touch(list(self._drivers))
 
-    async def turned(self, run_id: str, at_most: float) -> None:
-        """Return once the run's driver has taken in what it was touched for, or after `at_most` seconds."""
+    async def planned(self, run_id: str, at_most: float) -> None:
+        """Return once the run's driver has planned with all that it was touched for, or after `at_most` seconds."""
         driver = self._drivers.get(run_id)
         if driver is None:
             return
         try:
             async with asyncio.timeout(at_most):
-                await driver.turned()
+                await driver.planned()
         except TimeoutError:
             return
 
@@ -109,11 +112,11 @@ class Workers:
         if run.is_open or run.owes_undo:
             self._launch(Driver(run, book, outside, self._services, None))
 
-    async def _close(self, run: Run, move: RunPlan) -> Run:
-        await self._services.recorder.record(move.run, run, move.events)
-        self._services.count_closed(move.run)
-        self._services.metrics.undos_owed.inc(move.run.owes_undo - run.owes_undo)
-        return move.run
+    async def _close(self, run: Run, closing: RunPlan) -> Run:
+        await self._services.recorder.record(closing.run, run, closing.events)
+        self._services.count_closed(closing.run)
+        self._services.metrics.undos_owed.inc(closing.run.owes_undo - run.owes_undo)
+        return closing.run
 
     def _stale(self, run: Run, outside: OutsideState, down_for: timedelta) -> str | None:
         """Why a run must not act any more after a downtime; None where it goes on.
@@ -146,7 +149,7 @@ class Workers:
         outside = OutsideState(snapshot.alerts, snapshot.orders)
         driver = self._drivers[run_id] = Driver(snapshot.run, None, outside, self._services, None)
         if run_id in self._touched_early:
-            # The snapshot may be older than what this run was touched for.
+            # It was touched while the snapshot was read, which may be older than what it was touched for.
             self._touched_early.discard(run_id)
             driver.touch()
         await self._drive(driver)
@@ -161,7 +164,7 @@ class Workers:
         task.add_done_callback(lambda _: self._ended(run_id))
 
     def _ended(self, run_id: str) -> None:
-        """A touch that came after the driver's last look, and before its task was over, begins another."""
+        """Begin another driver where the run was touched after the last one had read, and before its task ended."""
         del self._tasks[run_id]
         if run_id in self._touched_early and not self._stopped:
             self._touched_early.discard(run_id)
@@ -195,5 +198,5 @@ class Workers:
 
 def _in_flight_since(run: Run) -> datetime | None:
     """When the attempt that a killed server had in flight was begun; None where there was none."""
-    tried = [attempts[-1] for step in run.steps for attempts in (step.attempts, step.undo_attempts) if attempts]
-    return min((attempt.started_at for attempt in tried if attempt.status == "running"), default=None)
+    last = [attempts[-1] for step in run.steps for attempts in (step.attempts, step.undo_attempts) if attempts]
+    return min((attempt.started_at for attempt in last if attempt.status == "running"), default=None)
