@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from trainmedic_server.catalog.problems import Path as Place
 from trainmedic_server.catalog.problems import Problem, did_you_mean
 from trainmedic_server.domain.playbook import APPROVAL
-from trainmedic_server.engine import steps
+from trainmedic_server.engine import step_sequence
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.simulation.suite_format import RunExpected, Suite
@@ -24,7 +24,7 @@ def problems(suite: Suite, books: Sequence[CompiledPlaybook], actions: Actions) 
     if not books:
         return
     playbooks = {book.spec.name for book in books}
-    states = [state for book in books for state in steps.fresh(book, ask_first=False)]
+    states = [state for book in books for state in step_sequence.fresh(book, ask_first=False)]
     step_ids = {state.id for state in states}
     undos = {f"{step_id}.undo" for step_id in step_ids}
     reply_keys = {*step_ids, *undos, *(state.action for state in states if state.action), *actions.names()}
