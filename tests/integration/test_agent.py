@@ -27,7 +27,7 @@ def node(tmp_path: Path, redis_url: str) -> Iterator[Node]:
 
 
 def test_a_command_is_carried_out_and_answered(node: Node) -> None:
-    """First accepted, then its outcome with the hand's output; the stream is left empty."""
+    """First accepted, then its outcome with the executor's output; the stream is left empty."""
     command = node.send(node.command("gpu.power_limit"))
     reply = node.final(command)
     assert (reply.status, reply.output, reply.sender, reply.rank) == (
@@ -87,7 +87,7 @@ def test_a_repeat_is_answered_and_not_done_again(node: Node) -> None:
 
 
 def test_what_was_interrupted_is_resumed(node: Node) -> None:
-    """Killed in the middle of an order, the next process finishes it, knowing that it is the second to try."""
+    """Killed in the middle of a command, the next process finishes it, knowing that it is the second to try."""
     command = node.send(node.command("gpu.power_limit", seconds=0.5))
     node.noted(f"begin {command.id}")
     node.kill()
@@ -162,7 +162,7 @@ def test_the_policy_that_forbids_is_named(tmp_path: Path, redis_url: str) -> Non
 
 
 def test_failures_are_answered_with_what_is_known(node: Node) -> None:
-    """A failure that the hand tells, and one that it did not foresee; the lane goes on."""
+    """A failure that the executor reports, and one that it did not foresee; the worker queue goes on."""
     assert node.do("gpu.power_limit", fail=True) == (envelope.FAILED, {"reason": "as it was told", "watts": 1})
     assert node.do("node.facts", divisor=0) == (envelope.FAILED, {"reason": "ZeroDivisionError: division by zero"})
     assert node.do("node.facts")[0] == envelope.APPLIED
@@ -199,7 +199,7 @@ def test_a_stricter_policy_does_not_bar_an_undo(node: Node) -> None:
 
 
 def test_a_long_cleanup_holds_up_no_cap(node: Node) -> None:
-    """Each lane has a thread of its own."""
+    """Each worker queue has a thread of its own."""
     cleanup = node.send(node.command("disk.clean", seconds=20))
     node.noted(f"begin {cleanup.id}")
     assert node.do("gpu.power_limit")[0] == envelope.APPLIED
@@ -227,7 +227,7 @@ def test_sigterm_leaves_nothing_half_done(node: Node) -> None:
 
 
 def test_a_second_signal_ends_it_at_once(node: Node) -> None:
-    """Even where a hand does not end."""
+    """Even where an executor does not end."""
     command = node.send(node.command("gpu.power_limit", seconds=30))
     node.noted(f"begin {command.id}")
     process = node.agent.process

@@ -1,7 +1,7 @@
 """A node for tests: its agent as a real process that can be killed and started again, and the server's part.
 
 Here: starting and ending the agent, sending it commands over Redis, waiting for its replies. Not here: what
-the agent's hands do (``recording_agent``, or the real ones).
+the agent's executors do (``recording_agent``, or the real ones).
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class Node:
         self.agent.process.wait()
 
     def notes(self) -> list[str]:
-        """What the hands have noted, oldest first."""
+        """What the executors have noted, oldest first."""
         return self.notes_file.read_text().splitlines() if self.notes_file.exists() else []
 
     def noted(self, line: str, within: float = 10.0) -> None:
-        """Wait until the hands have noted `line`."""
+        """Wait until the executors have noted `line`."""
         eventually(lambda: line in self.notes(), within, f"the note {line!r}", every=0.005)
 
     # --- the server's part ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A GPU node for tests: the real agent as a process, with its own hands, on the stand-in for the GPU driver."""
+"""A GPU node for tests: the real agent as a process, with its own executors, on the stand-in for the GPU driver."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ reply that could not be sent waits here.
 Other parts of the agent keep tables of their own in the same file, through `Journal.install` and
 `Journal.write`, so that what belongs together is committed together.
 
-On a full disk it writes into the space that is kept back for it (``reserve``), so that the command that is to
-free the disk can be taken.
+On a full disk it writes into the space that is kept back for it (``reserved_space``), so that the command that is to
+free the disk can be accepted.
 
-Not here: what a command means. Every failure of the file is `JournalUnavailable`: whoever gets that does not
-act, because an agent without its memory could do a thing twice.
+Not here: what a command means. Every failure of the file is `JournalUnavailable`: a caller that gets it does not
+act, because an agent without its journal could carry out a command twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEPT_ENTRIES = 50_000
 """How many outcomes are remembered at most: some 20 MB."""
 
 _LOG_PAGES = 64
-"""Pages of 4 KiB at which the write-ahead log is written back: a quarter of the reserve."""
+"""Pages of 4 KiB at which the write-ahead log is written back: a quarter of the reserved space."""
 
 _NO_SPACE = (
     sqlite3.SQLITE_FULL,
@@ -48,7 +48,7 @@ _NO_SPACE = (
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_CANTOPEN,  # no space for a new file's name
 )
-"""What SQLite says where there is no space, among other things: then a second try costs little."""
+"""Error codes by which SQLite says, among other things, that there is no space; a second try costs little."""
 _TABLES = (
     """CREATE TABLE commands (
         id TEXT PRIMARY KEY,
@@ -66,7 +66,12 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One command: ``accepted`` while its outcome is open, else how it ended. ``at`` is when that came about."""
+    """What the journal knows of one command.
+
+    ``status``: ``accepted`` while its outcome is open, else how it ended.
+    ``at``: when it was accepted, or ended.
+    ``output``: that of its final reply.
+    """
 
     id: str
     status: str
@@ -82,17 +87,17 @@ class Journal:
     """The open file. Every method may be called from any thread."""
 
     def __init__(
-        self, connection: sqlite3.Connection, lock_file: IO[bytes], path: Path, reserve: ReservedSpace
+        self, connection: sqlite3.Connection, lock_file: IO[bytes], path: Path, reserved: ReservedSpace
     ) -> None:
         self._connection = connection
         self._lock_file = lock_file
         self._path = path
-        self._reserve = reserve
-        self._lock = threading.RLock()
+        self._reserved = reserved
+        self._lock = threading.RLock()  # a transaction may look up what it is about to change
 
     @classmethod
     def open(cls, directory: Path) -> Journal:
-        """The journal in `directory`, which is made where it is missing.
+        """Open the journal in `directory`, which is made where it is missing.
 
         Raises ConfigurationError where another agent uses it, JournalUnavailable where it cannot be written.
         """
@@ -105,13 +110,13 @@ class Journal:
                 f"the state directory {directory} cannot be used: {error.strerror}; make it writable for the agent's "
                 "user, or name another with --state-dir"
             ) from error
-        reserve = ReservedSpace(directory / "agent.reserve")
+        reserved = ReservedSpace(directory / "agent.reserve")
         try:
-            connection = _with(reserve, lambda: _connect(path))
+            connection = _with_reserved(reserved, lambda: _connect(path))
         except BaseException:
             lock_file.close()
             raise
-        journal = cls(connection, lock_file, path, reserve)
+        journal = cls(connection, lock_file, path, reserved)
         try:
             journal.install("commands", [_TABLES])
         except BaseException:
@@ -143,9 +148,9 @@ class Journal:
                 raise
 
     def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
-        """`change` in one transaction, which on a full disk is tried again in the space of the reserve.
+        """Make `change` in one transaction, and on a full disk again in the reserved space; return what it returns.
 
-        Raises JournalUnavailable; then nothing of it is written.
+        Raises JournalUnavailable; then nothing of the change is written.
         """
 
         def attempt() -> T:
@@ -153,8 +158,8 @@ class Journal:
                 return change(connection)
 
         with self._lock:
-            result = _with(self._reserve, attempt)
-            self._reserve.fill_up()
+            result = _with_reserved(self._reserved, attempt)
+            self._reserved.fill_up()
         return result
 
     def install(self, part: str, versions: Sequence[Sequence[str]]) -> None:
@@ -168,8 +173,8 @@ class Journal:
 
         def bring_up_to_date(connection: sqlite3.Connection) -> None:
             connection.execute("CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
-            found = connection.execute("SELECT version FROM parts WHERE name = ?", (part,)).fetchone()
-            version = found[0] if found else 0
+            row = connection.execute("SELECT version FROM parts WHERE name = ?", (part,)).fetchone()
+            version = row[0] if row else 0
             if version > len(versions):
                 raise ConfigurationError(
                     f"{self._path} was written by a newer agent ({part}: version {version}, this one knows "
@@ -186,8 +191,8 @@ class Journal:
         with self._lock, _translated(self._path):
             if not self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'parts'").fetchone():
                 return False
-            found = self._connection.execute("SELECT version FROM parts WHERE name = ?", (part,)).fetchone()
-        return found is not None and found[0] == version
+            row = self._connection.execute("SELECT version FROM parts WHERE name = ?", (part,)).fetchone()
+        return row is not None and row[0] == version
 
     # --- commands -------------------------------------------------------------------------------------
 
@@ -199,15 +204,15 @@ class Journal:
         return _entry(row) if row else None
 
     def take(self, command: envelope.Command, now: datetime) -> JournalEntry | None:
-        """Enter a command that is going to be carried out; None where that was done, else what it already is.
+        """Enter a command that is going to be carried out; return None, or the entry that it already has.
 
-        One that expired was never applied, so it may be taken again when it is sent with more time.
+        A command that expired was never applied, so it is entered again when it is sent with more time.
         """
 
         def enter(connection: sqlite3.Connection) -> JournalEntry | None:
-            known = self.look_up(command.id)
-            if known is not None and known.status != envelope.EXPIRED:
-                return known
+            entry = self.look_up(command.id)
+            if entry is not None and entry.status != envelope.EXPIRED:
+                return entry
             values = (command.id, envelope.ACCEPTED, now.timestamp(), "{}", command.encode(), 1)
             connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
             return None
@@ -219,14 +224,14 @@ class Journal:
         self._put(entry, is_sent=False)
 
     def revoke(self, command_id: str, now: datetime) -> None:
-        """An undo came for a command that was never applied: from now on it never will be."""
+        """Enter a command that was never applied as rejected, so that it never will be: its undo came first."""
         self._put(
             JournalEntry(command_id, envelope.REJECTED, now, {"reason": "it was taken back before it was applied"}),
             True,
         )
 
     def open_commands(self) -> list[envelope.Command]:
-        """What an earlier process took and did not finish, in the order in which it was taken."""
+        """Return what an earlier process accepted and did not finish, in the order in which it accepted them."""
         with self._lock, _translated(self._path):
             rows = self._connection.execute(
                 "SELECT envelope FROM commands WHERE status = 'accepted' ORDER BY at, id"
@@ -234,7 +239,7 @@ class Journal:
         return [envelope.Command.decode(raw) for (raw,) in rows]
 
     def unsent(self, most: int) -> list[JournalEntry]:
-        """The oldest outcomes whose reply has not been sent."""
+        """Return the oldest outcomes whose reply has not been sent, `most` of them at most."""
         with self._lock, _translated(self._path):
             rows = self._connection.execute(
                 "SELECT id, status, at, output FROM commands WHERE is_sent = 0 ORDER BY at, id LIMIT ?", (most,)
@@ -242,20 +247,23 @@ class Journal:
         return [_entry(row) for row in rows]
 
     def sent(self, command_ids: Sequence[str]) -> None:
-        """Their replies are in Redis. Where this is lost they are sent again, which does no harm."""
-        ids = [(one,) for one in command_ids]
+        """Note that these replies are in Redis. Where the note is lost they are sent again, which does no harm."""
+        ids = [(command_id,) for command_id in command_ids]
         self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 
     def prune(self, now: datetime) -> int:
-        """Forget what is older than anything can ask for; how many that were. Open ones and unsent ones stay."""
-        settled = "status != 'accepted' AND is_sent = 1"
+        """Forget commands that are older than any repeat or undo of them; return how many.
+
+        Open commands and unsent replies stay.
+        """
+        is_done = "status != 'accepted' AND is_sent = 1"
         with self.transaction() as connection:
             old = connection.execute(
-                f"DELETE FROM commands WHERE at < ? AND {settled}",  # noqa: S608 - a constant of this function
+                f"DELETE FROM commands WHERE at < ? AND {is_done}",  # noqa: S608 - a constant of this function
                 (now.timestamp() - KEPT_SECONDS,),
             ).rowcount
             beyond = connection.execute(
-                f"DELETE FROM commands WHERE {settled} AND id IN "  # noqa: S608
+                f"DELETE FROM commands WHERE {is_done} AND id IN "  # noqa: S608
                 "(SELECT id FROM commands ORDER BY at DESC LIMIT -1 OFFSET ?)",
                 (KEPT_ENTRIES,),
             ).rowcount
@@ -274,8 +282,10 @@ def _entry(row: Sequence[Any]) -> JournalEntry:
 
 
 def _lock(directory: Path) -> IO[bytes]:
-    """Held for as long as the process lives, so that two agents never work from one memory. Nobody else may open it:
-    who can could hold it too, and so keep the agent from starting."""
+    """Lock a file for as long as the process lives, so that two agents never work from one journal.
+
+    No other user may open the file: whoever can open it can lock it too, and so keep the agent from starting.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.fdopen(os.open(directory / "agent.lock", flags, 0o600), "r+b")
     try:
@@ -295,7 +305,7 @@ def _lock(directory: Path) -> IO[bytes]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """In autocommit mode, so that transactions are begun where the code says so. Raises JournalUnavailable."""
+    """Open SQLite in autocommit mode, so that transactions begin where the code says so. Raises JournalUnavailable."""
     with _translated(path):
         return _opened(path)
 
@@ -307,8 +317,8 @@ def _opened(path: Path) -> sqlite3.Connection:
             path.chmod(0o600)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # WAL alone would sync at checkpoints only
-        # Written back early, so that the log is used again from its beginning instead of growing: on a full disk
-        # all that it may grow by is the reserve.
+        # The log is written back early, so that it is used again from its beginning instead of growing: on a full disk
+        # all that it may grow by is the reserved space.
         connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         connection.execute("PRAGMA cache_size = -256")
     except BaseException:
@@ -317,8 +327,9 @@ def _opened(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _with(reserve: ReservedSpace, attempt: Callable[[], T]) -> T:
-    """What `attempt` gives. Where it finds no space it is made again with a piece of the reserve, and another."""
+def _with_reserved(reserved: ReservedSpace, attempt: Callable[[], T]) -> T:
+    """Return what `attempt` does. Where it finds no space it is made again with a piece of the reserved space, and
+    another."""
     while True:
         try:
             return attempt()
@@ -326,7 +337,7 @@ def _with(reserve: ReservedSpace, attempt: Callable[[], T]) -> T:
             cause = error.__cause__
             if not isinstance(cause, sqlite3.Error) or getattr(cause, "sqlite_errorcode", None) not in _NO_SPACE:
                 raise
-            if not reserve.give_up():
+            if not reserved.give_up():
                 raise
 
 

@@ -1,6 +1,7 @@
-"""The agent's log: one JSON object a line on standard error, as the server's, from the standard library alone.
+"""The agent's log: one JSON object a line on standard error, like the server's, from the standard library alone.
 
-What the agent's modules give with ``extra`` stands beside the text. The SDK's lines come the same way.
+The text of an event is constant; its values are given with ``extra``, and stand beside the text. The SDK's lines come
+the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 class JsonLines(logging.Formatter):
-    """``event``, ``level``, ``logger``, ``timestamp``, what was given beside, and ``exception`` where there is one."""
+    """``event``, ``level``, ``logger``, ``timestamp``, the extra values, and ``exception`` where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {name: value for name, value in vars(record).items() if name not in _OWN}

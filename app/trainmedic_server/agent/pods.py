@@ -1,4 +1,4 @@
-"""Which pods processes belong to, by their control groups. Reads only, and only what the kernel shows to everybody.
+"""Finds the pods that processes belong to, by their control groups. It only reads what the kernel shows to everybody.
 
 An agent in a container sees the node's processes where it shares their namespace (``hostPID``); elsewhere it
 finds none of these ids, and names no pod. Who calls it: ``facts.gpu``, for the presence.
@@ -20,29 +20,31 @@ from pathlib import Path
 
 PROC = Path("/proc")
 MOST_PROCESSES = 256
-"""Of one GPU; more than that are left out."""
+"""Of one GPU are looked at; more than that are left out."""
 MOST_PODS = 32
-"""Of one GPU: seven instances of MIG, or as many shares as anybody makes. The presence must stay small."""
+"""Of one GPU are named. Seven instances of MIG, or the shares of one card, are fewer; the presence must stay small."""
 _LONGEST = 16 * 1024
 # A static pod's uid in its group is a hash, without dashes.
 _POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:\n]|$)")
 
 
 def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
-    """The uids of the pods that these processes belong to, in order; of processes of no pod, nothing."""
-    found: set[str] = set()
+    """Return the uids of the pods that these processes belong to, sorted; processes of no pod are left out."""
+    uids: set[str] = set()
     for pid, _ in zip(pids, range(MOST_PROCESSES), strict=False):
         uid = _pod_of(pid, proc or PROC)
         if uid is not None:
-            found.add(uid)
-    return tuple(sorted(found)[:MOST_PODS])
+            uids.add(uid)
+    return tuple(sorted(uids)[:MOST_PODS])
 
 
 def pod_in(groups: bytes) -> str | None:
-    """The uid in the text of a ``/proc/<pid>/cgroup``, of version 1 or 2. The outermost pod is the cluster's:
-    one inside it belongs to a cluster that runs in a pod."""
-    found = _POD.search(groups)
-    return found[1].decode().replace("_", "-") if found is not None else None
+    """Return the uid in the text of a ``/proc/<pid>/cgroup``, of version 1 or 2.
+
+    The outermost pod is the cluster's: one inside it belongs to a cluster that runs in a pod.
+    """
+    match = _POD.search(groups)
+    return match[1].decode().replace("_", "-") if match is not None else None
 
 
 def _pod_of(pid: int, proc: Path) -> str | None:

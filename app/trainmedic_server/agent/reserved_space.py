@@ -1,13 +1,13 @@
 """Space that is kept back for the agent's journal: one file of random bytes beside it.
 
-A node whose disk is completely full is just the one that ``disk.clean`` is for, and an agent that cannot write
-down what it does does nothing. So where the journal finds no space, the reserve gives up a piece and the
-journal tries again: a piece at a time, for whatever filled the disk may take what is freed first. Once there is
-room again the reserve is filled up.
+A node whose disk is completely full is just the one that ``disk.clean`` is for, and an agent that cannot write down
+what it does does nothing. So where the journal finds no space, a piece of the reserved space is given up and the
+journal tries again: a piece at a time, because whatever filled the disk may take what is freed first. Once there is
+room again the file is filled up.
 
-Random bytes, because a file system that compresses or leaves out zeros would keep nothing back for them.
+The bytes are random, because a file system that compresses or leaves out zeros would keep nothing back for them.
 
-Who calls it: ``journal``, within its lock. Nothing here raises: a node without a reserve is worse off, not broken.
+Who calls it: ``journal``, within its lock. Nothing here raises: a node without reserved space is worse off, not broken.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 PIECE = 128 * 1024
 """Bytes that are given up at once: some ten transactions."""
 PIECES = 8
-_AGAIN = 30.0
-"""Seconds after which filling up is tried again where it failed."""
+_RETRY_SECONDS = 30.0
+"""After which filling up is tried again where it failed."""
 _ROOM = 8
-"""The reserve is filled up only where this many times its size is available beside it."""
+"""The file is filled up only where this many times its size is available beside it."""
 
 
 class ReservedSpace:
-    """The file."""
+    """The file that keeps the space."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,11 +39,11 @@ class ReservedSpace:
 
     @property
     def is_short(self) -> bool:
-        """Whether some of it has been given up."""
+        """Whether some of the space has been given up."""
         return self._size < PIECES * PIECE
 
     def give_up(self) -> bool:
-        """Free a piece; whether there was one."""
+        """Free a piece; return whether there was one."""
         if self._size <= 0:
             return False
         left = max(self._size - PIECE, 0) // PIECE * PIECE
@@ -53,16 +53,16 @@ class ReservedSpace:
             else:
                 self._path.unlink()
         except OSError as error:
-            log.error("the reserve %s cannot be given up: %s", self._path, error.strerror)
+            log.error("reserved space cannot be given up", extra={"file": str(self._path), "reason": error.strerror})
             self._size = self._measured()  # somebody may have deleted it: then it is made anew once there is room
             return False
         if not self.is_short:
-            log.warning("the disk of %s is full; the agent works from its reserve there", self._path.parent)
+            log.warning("the disk is full; the agent works from its reserved space", extra={"file": str(self._path)})
         self._size = left
         return True
 
     def fill_up(self) -> None:
-        """Make it whole again where there is room for it."""
+        """Reserve the whole space again where there is room for it."""
         if not self.is_short or time.monotonic() < self._not_before or not self._has_room():
             return
         try:
@@ -75,8 +75,9 @@ class ReservedSpace:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            log.warning("the reserve %s cannot be filled up, and is tried again: %s", self._path, error.strerror)
-            self._not_before = time.monotonic() + _AGAIN
+            fields = {"file": str(self._path), "reason": error.strerror}
+            log.warning("reserved space cannot be filled up, and is tried again", extra=fields)
+            self._not_before = time.monotonic() + _RETRY_SECONDS
         self._size = self._measured()
 
     def _measured(self) -> int:
@@ -87,10 +88,10 @@ class ReservedSpace:
 
     def _has_room(self) -> bool:
         try:
-            told = os.statvfs(self._path.parent)
+            filesystem = os.statvfs(self._path.parent)
         except OSError:
             return False
-        return told.f_bavail * told.f_frsize >= _ROOM * PIECES * PIECE
+        return filesystem.f_bavail * filesystem.f_frsize >= _ROOM * PIECES * PIECE
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -173,8 +173,10 @@ def _shown(values: Mapping[str, Any]) -> Iterator[str]:
     yield f"Capabilities  {', '.join(values['capabilities']) or 'none'}"
     yield f"State         {values['state_dir']}"
     running = redis["agent"]
-    seen = f"an agent runs here: process {running['pid']}, {running['version']}" if running else "no agent runs here"
-    yield f"Redis         {'reachable; ' + seen if redis['is_reachable'] else 'not reachable'}"
+    agent_text = (
+        f"an agent runs here: process {running['pid']}, {running['version']}" if running else "no agent runs here"
+    )
+    yield f"Redis         {'reachable; ' + agent_text if redis['is_reachable'] else 'not reachable'}"
     yield f"Signing key   {'set' if values['signing_key'] else 'none'}"
     yield f"Driver        {values['driver'] or 'none'}"
     for gpu in values["gpus"]:

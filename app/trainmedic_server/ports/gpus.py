@@ -1,8 +1,8 @@
-"""The GPUs of this node, as the agent sees them: who they are, what they report, and their power limits.
+"""The GPUs of this node, as the agent sees them: which there are, what they report, and their power limits.
 
 Power is in milliwatts, as drivers count it, so that a limit that was read is exactly the one that is set
-again. Implemented by ``adapters/nvml_gpus``. Every method may be called from any thread, does not wait for
-calls in other threads, and raises the errors of `trainmedic_server.errors.GpuError` only.
+again. Implemented by ``adapters/nvml_gpus``, and around it by ``adapters/time_limited_gpus``. Every method may be
+called from any thread, does not wait for calls in other threads, and raises only `trainmedic_server.errors.GpuError`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import Protocol, overload
 
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
-    """Who a GPU is. ``uuid`` is the driver's, ``GPU-…``; ``index`` may be another after the driver was loaded anew."""
+    """What identifies a GPU.
+
+    ``index``: its number on the node, from 0; it may change when the driver is loaded anew.
+    ``uuid``: the driver's, ``GPU-…``; it never changes.
+    ``name``: the model, such as ``NVIDIA H100 80GB HBM3``.
+    ``pci_address``: as ``0000:18:00.0``.
+    """
 
     index: int
     uuid: str
@@ -24,7 +30,12 @@ class GpuInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The GPUs that answer, by index, and one sentence for each that does not, or for the driver."""
+    """Which GPUs there are.
+
+    ``gpus``: those that answer, by index.
+    ``problems``: a sentence for each that does not answer, or for the driver.
+    ``driver``: the driver's version; None where there is no driver.
+    """
 
     gpus: tuple[GpuInfo, ...] = ()
     problems: tuple[str, ...] = ()
@@ -33,10 +44,14 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class PowerLimits:
-    """``limit_mw`` was set, ``enforced_mw`` is what holds; the lower of several limiters. None: not told.
+    """A GPU's power limits in milliwatts. None is what the card does not report.
 
-    ``session`` is another one when the driver may have forgotten what was set: it was loaded anew, the GPU was
+    ``limit_mw``: the limit that was set.
+    ``enforced_mw``: the limit in force, the lowest of several limiters.
+    ``session``: a name that changes when the driver may have forgotten what was set: it was loaded anew, the GPU was
     away, or this process has started since.
+    ``default_mw``, ``min_mw``, ``max_mw``: the card's default limit, and the lowest and highest that it takes.
+    ``draw_mw``: what it draws now.
     """
 
     limit_mw: int
@@ -60,8 +75,12 @@ class EccErrors:
 
 @dataclass(frozen=True, slots=True)
 class RemappedRows:
-    """Rows of memory that were replaced by spare ones. ``is_pending``: some will be at the next reset;
-    ``has_failed``: there was none to spare, and the card wants to be replaced."""
+    """Rows of memory that were replaced by spare ones.
+
+    ``corrected``, ``uncorrected``: how many, by the kind of error that made them unusable.
+    ``is_pending``: the next reset will replace some.
+    ``has_failed``: there was no spare row left, so the card has to be replaced.
+    """
 
     corrected: int
     uncorrected: int
@@ -71,10 +90,15 @@ class RemappedRows:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What a GPU reports at one moment. None is what it does not offer; ``unread`` says what it offers and
-    failed to tell, by the name of the field, and why.
+    """What a GPU reports at one moment; None is what it does not offer. The names of fields end with their unit.
 
-    ``xids`` counts the driver's XID errors by code since this process began to listen, ``last_xid`` is the last.
+    ``utilization_percent``: the time in which a kernel ran; that of the memory, in which it was read or written.
+    ``slowdown_celsius``: the temperature at which the chip slows itself down.
+    ``power_enforced_mw``: the limit in force; ``power_limit_mw`` is the one that was set.
+    ``throttle_reasons``: why clocks are held down now, of `THROTTLE_REASONS`.
+    ``is_mig``: whether the card is divided by MIG.
+    ``xids``: the driver's XID errors since this process began to listen, counted by code; ``last_xid`` is the last.
+    ``unread``: what it offers and failed to report: the reason by the name of the reading.
     """
 
     utilization_percent: float | None = None
@@ -112,7 +136,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clocks_setting",
 }
-"""Why clocks are below their most, by NVML's bit (nvml.h, nvmlClocksEventReason…)."""
+"""Why clocks are held down, by NVML's bit (nvml.h, nvmlClocksEventReason…)."""
 
 
 @overload
@@ -120,7 +144,7 @@ def in_watts(milliwatts: int) -> float: ...
 @overload
 def in_watts(milliwatts: int | None) -> float | None: ...
 def in_watts(milliwatts: int | None) -> float | None:
-    """560, or 560.5, as people are told."""
+    """Convert to watts for people: 560, or 560.5."""
     if milliwatts is None:
         return None
     return milliwatts // 1000 if milliwatts % 1000 == 0 else milliwatts / 1000
@@ -130,29 +154,31 @@ class Gpus(Protocol):
     """The GPUs of this node."""
 
     def inventory(self) -> Inventory:
-        """Who is there now. Never raises: what is wrong is in ``problems``."""
+        """Return which GPUs there are now. Never raises: what is wrong is in ``problems``."""
         ...
 
     def find(self, name: str) -> GpuInfo:
-        """The GPU of this UUID (any case, with ``GPU-`` or without), PCI address (any case, a domain of four or
-        eight digits) or index. Raises GpuAbsent naming those that are there; NotSupported for a MIG instance."""
+        """Return the GPU of this UUID (any case, with ``GPU-`` or without), PCI address (any case, a domain of four or
+        eight digits) or index.
+
+        Raises GpuAbsent, which names those that are there; NotSupported for a MIG instance.
+        """
         ...
 
     def power(self, uuid: str) -> PowerLimits: ...
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
-        """Set it once. Whether it had an effect is not known after GpuLost, DriverAbsent and GpuFailure."""
+        """Set the limit once. After GpuLost, DriverAbsent and GpuFailure it is unknown whether that had an effect."""
         ...
 
     def processes(self, uuid: str) -> tuple[int, ...]:
-        """The ids of the processes that compute on it, as the node counts them: of use only to who shares the
-        node's process namespace."""
+        """Return the ids of the processes that compute on it, in the node's process namespace."""
         ...
 
     def read(self, uuid: str) -> GpuReading:
-        """Everything that it reports. Raises GpuLost, GpuAbsent or DriverAbsent where it reports nothing at all."""
+        """Return everything that it reports. Raises GpuLost, GpuAbsent or DriverAbsent where it reports nothing."""
         ...
 
     def close(self) -> None:
-        """Let the driver go. Whoever calls afterwards opens it again."""
+        """Let the driver go. A call afterwards opens it again."""
         ...

@@ -3,7 +3,7 @@
 Every field says its unit, its default and the reason for it; ``docs/reference/settings.md`` lists the same,
 and a test keeps the two together. Variables that the server has too mean the same here.
 
-Who calls it: ``cli.agent`` makes its flags from `OPTIONS` and reads the settings with `load`; ``wiring.agent``
+Who calls it: ``cli.agent`` makes its flags from `SPECS` and reads the settings with `load`; ``wiring.agent``
 is handed the result.
 """
 

@@ -1,4 +1,4 @@
-"""A GPU's reading as plain values, for the output of ``node.facts``; and the GPUs as the presence tells them."""
+"""Readings of GPUs as plain values: for the output of ``node.facts``, and for the agent's presence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Gpus, in_watts
 
 
 def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
-    """What the GPU reports; what it does not report is not there."""
-    told: dict[str, Any] = {
+    """Return what a GPU reports; what it does not report is left out."""
+    values: dict[str, Any] = {
         "index": info.index,
         "uuid": info.uuid,
         "name": info.name,
@@ -32,30 +32,32 @@ def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
         "xid": reading.last_xid,
         "unread": dict(reading.unread) or None,
     }
-    return _present(told)
+    return _present(values)
 
 
 def all_facts(gpus: Gpus) -> dict[str, Any]:
-    """``gpus``, by index, and ``gpu_problems``, one sentence for each that does not answer; neither where there
-    is nothing to say."""
+    """Return ``gpus``, by index, and ``gpu_problems``, a sentence for each that does not answer; an empty one of the
+    two is left out."""
     inventory = gpus.inventory()
     problems = list(inventory.problems)
-    told = []
+    cards = []
     for info in inventory.gpus:
         try:
-            told.append(facts(info, gpus.read(info.uuid)))
+            cards.append(facts(info, gpus.read(info.uuid)))
         except GpuError as error:
             problems.append(str(error))
-    return _present({"gpus": told or None, "gpu_problems": problems or None, "driver": inventory.driver})
+    return _present({"gpus": cards or None, "gpu_problems": problems or None, "driver": inventory.driver})
 
 
 def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lambda pids: ()) -> dict[str, Any]:
-    """``gpus`` and ``driver``, as an agent's presence has them; `pods_of` says which pods processes belong to.
-    Never raises."""
+    """Return ``gpus`` and ``driver``, as an agent's presence has them; `pods_of` finds the pods of processes.
+
+    Never raises.
+    """
     inventory = gpus.inventory()
-    told = []
+    cards = []
     for info in inventory.gpus:
-        one: dict[str, Any] = {
+        card: dict[str, Any] = {
             "index": info.index,
             "uuid": info.uuid,
             "name": info.name,
@@ -64,9 +66,9 @@ def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lam
         try:
             limits = gpus.power(info.uuid)
         except GpuError as error:
-            one["problem"] = str(error)
+            card["problem"] = str(error)
         else:
-            one |= _present(
+            card |= _present(
                 {
                     "power_limit_watts": in_watts(limits.enforced_mw),
                     "default_limit_watts": in_watts(limits.default_mw),
@@ -74,10 +76,10 @@ def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lam
                     "max_limit_watts": in_watts(limits.max_mw),
                 }
             )
-            with contextlib.suppress(GpuError):  # not offered here; the GPU is none the worse for that
-                one |= _present({"pods": list(pods_of(gpus.processes(info.uuid))) or None})
-        told.append(one)
-    return {"gpus": told, **_present({"driver": inventory.driver, "gpu_problems": list(inventory.problems) or None})}
+            with contextlib.suppress(GpuError):  # some drivers do not list processes; the GPU is fine
+                card |= _present({"pods": list(pods_of(gpus.processes(info.uuid))) or None})
+        cards.append(card)
+    return {"gpus": cards, **_present({"driver": inventory.driver, "gpu_problems": list(inventory.problems) or None})}
 
 
 def _memory(reading: GpuReading) -> dict[str, Any] | None:

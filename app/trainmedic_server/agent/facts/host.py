@@ -1,6 +1,6 @@
 """Processors, memory and disks of this machine, from ``/proc`` and ``statvfs``.
 
-Network file systems are left out: asking one whose server is gone takes for ever. What a machine does not tell
+Network file systems are left out: asking one whose server is gone takes for ever. What a machine does not report
 (swap, pressure) is left out too.
 """
 
@@ -20,7 +20,7 @@ _ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bc
 _NETWORK = re.compile(r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
-"""Whatever they are made of: a container's root is an overlay, and data loaders hand batches over in shared memory."""
+"""These count whatever their kind: a container's root is an overlay, and data loaders pass batches in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class CpuTimes:
 
 
 def cpu_times(proc: Path = PROC) -> CpuTimes:
-    """The first line of ``/proc/stat``: user nice system idle iowait irq softirq steal, then guests, which are
+    """Read the first line of ``/proc/stat``: user nice system idle iowait irq softirq steal, then guests, which are
     counted in user already (proc_stat(5))."""
     ticks = [int(text) for text in proc.joinpath("stat").read_text().split("\n", 1)[0].split()[1:9]]
     return CpuTimes(ticks[3], ticks[4], sum(ticks))
 
 
 def cpu(before: CpuTimes, after: CpuTimes, proc: Path = PROC) -> dict[str, Any]:
-    """How busy the processors were between two moments; waiting for a disk counts as idle."""
+    """Return how busy the processors were between two moments; waiting for a disk counts as idle."""
     passed = max(after.total - before.total, 1)
     waiting = max(after.waiting - before.waiting, 0)
     idle = max(after.idle - before.idle, 0) + waiting
@@ -55,9 +55,9 @@ def cpu(before: CpuTimes, after: CpuTimes, proc: Path = PROC) -> dict[str, Any]:
 
 
 def memory(proc: Path = PROC) -> dict[str, dict[str, Any]]:
-    """``memory`` and, where there is any, ``swap``. What the kernel can take back counts as available."""
-    told = dict(line.split(":", 1) for line in _lines(proc / "meminfo"))
-    kib = {name: int(text.split()[0]) for name, text in told.items()}
+    """Return ``memory`` and, where there is any, ``swap``. What the kernel can take back counts as available."""
+    texts = dict(line.split(":", 1) for line in _lines(proc / "meminfo"))
+    kib = {name: int(text.split()[0]) for name, text in texts.items()}
     total, available = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
     facts = {
         "memory": {
@@ -78,74 +78,75 @@ def memory(proc: Path = PROC) -> dict[str, dict[str, Any]]:
 def disks(
     places: Iterable[str] = (), proc: Path = PROC, ask: Callable[[str], os.statvfs_result] = os.statvfs
 ) -> dict[str, dict[str, Any]]:
-    """By mount point: every local disk, the root, shared memory, and the mounts that hold `places`."""
+    """Return by mount point every local disk, the root, shared memory, and the mounts that hold `places`."""
     mounts = _mounts(proc)
-    wanted = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in _ON_DISK)}
-    wanted |= {mount for mount in (_mount_of(place, mounts) for place in places) if not _NETWORK.match(mounts[mount])}
-    found: dict[str, dict[str, Any]] = {}
-    seen: set[int] = set()
-    for mount in sorted(wanted & mounts.keys(), key=lambda one: (one != "/", one)):
+    listed = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in _ON_DISK)}
+    listed |= {mount for mount in (_mount_of(place, mounts) for place in places) if not _NETWORK.match(mounts[mount])}
+    facts: dict[str, dict[str, Any]] = {}
+    devices: set[int] = set()
+    for mount in sorted(listed & mounts.keys(), key=lambda mount: (mount != "/", mount)):
         try:
             device = _device(mount)
-            if device in seen:  # the same file system, mounted again
+            if device in devices:  # the same file system, mounted again
                 continue
-            told = ask(mount)
+            filesystem = ask(mount)
         except OSError:
             continue
-        seen.add(device)
-        if told.f_blocks:
-            found[mount] = _disk(told, mounts[mount])
-    return found
+        devices.add(device)
+        if filesystem.f_blocks:
+            facts[mount] = _disk(filesystem, mounts[mount])
+    return facts
 
 
 def uptime(proc: Path = PROC) -> float:
-    """Seconds since the machine was started."""
+    """Return the seconds since the machine was started."""
     return float(proc.joinpath("uptime").read_text().split()[0])
 
 
-def _disk(told: os.statvfs_result, kind: str) -> dict[str, Any]:
-    """Used is as ``df`` has it: what root keeps for itself is neither used nor available."""
-    size, used, available = told.f_blocks, told.f_blocks - told.f_bfree, told.f_bavail
+def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
+    """``used`` is as ``df`` has it: what is reserved for root is neither used nor available."""
+    size, used, available = filesystem.f_blocks, filesystem.f_blocks - filesystem.f_bfree, filesystem.f_bavail
     facts = {
-        "total_bytes": size * told.f_frsize,
-        "available_bytes": available * told.f_frsize,
-        "used_bytes": used * told.f_frsize,
+        "total_bytes": size * filesystem.f_frsize,
+        "available_bytes": available * filesystem.f_frsize,
+        "used_bytes": used * filesystem.f_frsize,
         "percent": _share(used, used + available),
         "available_percent": _share(available, size),
         "type": kind,
-        "is_read_only": bool(told.f_flag & os.ST_RDONLY),
+        "is_read_only": bool(filesystem.f_flag & os.ST_RDONLY),
     }
-    if told.f_files:
-        facts["inodes_percent"] = _share(told.f_files - told.f_ffree, told.f_files)
+    if filesystem.f_files:
+        facts["inodes_percent"] = _share(filesystem.f_files - filesystem.f_ffree, filesystem.f_files)
     return facts
 
 
 def _mounts(proc: Path) -> dict[str, str]:
-    """The kind of file system by mount point (proc_pid_mountinfo(5)); of several on one, the last hides the others."""
-    found: dict[str, str] = {}
+    """The kind of file system by mount point (proc_pid_mountinfo(5)); where several are mounted on one, the last hides
+    the others."""
+    kinds: dict[str, str] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         fields, _, rest = line.partition(" - ")
         point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
-        found[point] = rest.split(" ")[0]
-    return found
+        kinds[point] = rest.split(" ")[0]
+    return kinds
 
 
 def _mount_of(place: str, mounts: Mapping[str, str]) -> str:
     path = Path(place)
-    return next((str(one) for one in (path, *path.parents) if str(one) in mounts), next(iter(mounts)))
+    return next((str(parent) for parent in (path, *path.parents) if str(parent) in mounts), next(iter(mounts)))
 
 
 def _device(mount: str) -> int:
-    told = Path(mount).stat()
-    if not stat.S_ISDIR(told.st_mode):  # a file that a container has mounted
+    status = Path(mount).stat()
+    if not stat.S_ISDIR(status.st_mode):  # a file that a container has mounted
         raise NotADirectoryError(mount)
-    return told.st_dev
+    return status.st_dev
 
 
-def _pressure(proc: Path, what: str) -> dict[str, float]:
-    """The share of the last 10 seconds in which some task waited for it (PSI, Linux 4.20)."""
+def _pressure(proc: Path, resource: str) -> dict[str, float]:
+    """The share of the last 10 seconds in which some task waited for the resource (PSI, Linux 4.20)."""
     try:
-        first = _lines(proc / "pressure" / what)[0]
+        first = _lines(proc / "pressure" / resource)[0]
         return {"pressure_percent": float(first.split("avg10=")[1].split()[0])}
     except (OSError, IndexError, ValueError):
         return {}

@@ -79,7 +79,7 @@ def test_a_renewal_that_makes_no_sense_is_rejected(node: Node, params: dict[str,
 
 
 def test_a_lease_that_ran_out_while_the_agent_was_away_ends_at_once(node: Node) -> None:
-    """Before any command is taken, because the keeper is due when it starts."""
+    """Before any command is taken, because the end of leases is due when it starts."""
     node.cap("a", percent=80)
     node.close()
     node.clock += timedelta(hours=1)
@@ -146,7 +146,7 @@ def test_a_lease_that_ends_on_one_gpu_is_not_held_up_by_another(node: Node) -> N
     assert node.watts(0) == 700
 
 
-def test_an_idle_keeper_is_never_due(node: Node) -> None:
+def test_without_a_cap_nothing_is_ever_due(node: Node) -> None:
     """Without a cap it costs nothing."""
     assert node.expiry.due() is None
     node.cap("a", percent=80)
