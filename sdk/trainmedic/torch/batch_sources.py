@@ -126,7 +126,34 @@ class SequenceSource(BatchSource):
         return batch
 
 
-class StatefulSource(BatchSource):
+class _IteratedSource(BatchSource):
+    """Batches of an iterator for each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._iterator: Iterator[Any] | None = None
+
+    def fetch(self) -> Any:
+        if self._iterator is None:
+            self._iterator = self._begin()
+        try:
+            batch = fetch(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            raise
+        self.place += 1
+        return batch
+
+    def stop_loading(self) -> None:
+        shut_down_workers(self._iterator)
+        self._iterator = None
+
+    def _begin(self) -> Iterator[Any]:
+        """The iterator of the present epoch."""
+        raise NotImplementedError
+
+
+class StatefulSource(_IteratedSource):
     """Batches of a loader that keeps its own place, or one whose data set does (``keeper``)."""
 
     kind = "Stateful"
@@ -137,25 +164,9 @@ class StatefulSource(BatchSource):
         self._keeper = keeper
         # A data set that keeps its place may be at its end, between two epochs, and would stay there.
         self._fresh = keeper.state_dict() if keeper is not loader else None
-        self._iterator: Iterator[Any] | None = None
         # Whether the place that was restored lies behind the beginning of an iterator: a loader draws random numbers
         # when it begins to iterate, and the generators of that checkpoint have given these already.
         self._was_begun = False
-
-    def fetch(self) -> Any:
-        if self._iterator is None:
-            if hasattr(self._keeper, "set_epoch"):
-                self._keeper.set_epoch(self.epoch)
-            with randomness.preserved() if self._was_begun else contextlib.nullcontext():
-                self._iterator = iter(self._loader)
-            self._was_begun = False
-        try:
-            batch = fetch(self._iterator)
-        except StopIteration:
-            self._iterator = None
-            raise
-        self.place += 1
-        return batch
 
     def state(self) -> dict[str, Any]:
         before = torch.get_rng_state()
@@ -168,18 +179,20 @@ class StatefulSource(BatchSource):
         super().restore(state)
         self.stop_loading()
         self._was_begun = state.get("begun", False)
-        if hasattr(self._keeper, "set_epoch"):
-            self._keeper.set_epoch(self.epoch)
+        _set_epoch(self._keeper, self.epoch)
         fresh = self._fresh is not None and self.place == 0
         self._keeper.load_state_dict(self._fresh if fresh else state["loader"])
         return REPLAYED
 
-    def stop_loading(self) -> None:
-        shut_down_workers(self._iterator)
-        self._iterator = None
+    def _begin(self) -> Iterator[Any]:
+        _set_epoch(self._keeper, self.epoch)
+        with randomness.preserved() if self._was_begun else contextlib.nullcontext():
+            iterator: Iterator[Any] = iter(self._loader)
+        self._was_begun = False
+        return iterator
 
 
-class RereadSource(BatchSource):
+class RereadSource(_IteratedSource):
     """Batches of what can be iterated over anew. It comes to a place by reading the epoch up to there.
 
     ``most`` is how many batches may be read again for that.
@@ -191,19 +204,7 @@ class RereadSource(BatchSource):
         super().__init__()
         self._source = source
         self._most = most
-        self._iterator: Iterator[Any] | None = None
         self._at_start: dict[str, Any] | None = None
-
-    def fetch(self) -> Any:
-        if self._iterator is None:
-            self._begin()
-        try:
-            batch = fetch(self._iterator)  # type: ignore[arg-type]
-        except StopIteration:
-            self._iterator = None
-            raise
-        self.place += 1
-        return batch
 
     def state(self) -> dict[str, Any]:
         if self._iterator is not None:
@@ -226,26 +227,20 @@ class RereadSource(BatchSource):
             return REPLAYED
         randomness.restore(at_start["random"])
         self._set_generator(at_start["generator"])
-        self._begin()
+        self._iterator = self._begin()
         for read in range(place):
             try:
-                next(self._iterator)  # type: ignore[arg-type]
+                next(self._iterator)
             except StopIteration:
                 self._iterator = None
                 return f"{NOT_REPLAYED}: the source has only {read} batches this time"
         return f"{REPLAYED}, if the source repeats itself: {place} were read again"
 
-    def stop_loading(self) -> None:
-        shut_down_workers(self._iterator)
-        self._iterator = None
-
-    def _begin(self) -> None:
+    def _begin(self) -> Iterator[Any]:
         self._at_start = {"random": randomness.capture(), "generator": self._generator_state()}
         for part in (self._source, getattr(self._source, "dataset", None)):
-            set_epoch = getattr(part, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(self.epoch)
-        self._iterator = iter(self._source)
+            _set_epoch(part, self.epoch)
+        return iter(self._source)
 
     def _generator_state(self) -> Any:
         """The state of the generator that the source has of its own, as a loader may."""
@@ -282,6 +277,12 @@ class IteratorSource(BatchSource):
         """Count from where `restore` should have gone: what is past since then is left out already."""
         super().leave_out(max(batches - self._passed, 0))
         self._passed = max(self._passed - batches, 0)
+
+
+def _set_epoch(part: Any, epoch: int) -> None:
+    """Tell a loader, sampler or data set which epoch begins, where it asks for that."""
+    if hasattr(part, "set_epoch"):
+        part.set_epoch(epoch)
 
 
 def shut_down_workers(iterator: Any) -> None:

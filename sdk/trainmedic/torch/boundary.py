@@ -28,19 +28,6 @@ class StepBoundary:
     ``begin`` and ``end`` enclose what may be interrupted when it hangs: a step, or the loading of a batch.
     """
 
-    __slots__ = (
-        "_every",
-        "_interrupter",
-        "_medic",
-        "_pause",
-        "_progress",
-        "_restore",
-        "_writer",
-        "begin",
-        "end",
-        "training",
-    )
-
     def __init__(
         self,
         training: TrainingState,

@@ -12,7 +12,6 @@ user's own way of keeping checkpoints (``own_checkpoints``).
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import re
@@ -30,8 +29,6 @@ from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
-
-log = logging.getLogger("trainmedic")
 
 TRAINING, RUN = "training.pt", "run.pt"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
@@ -112,23 +109,11 @@ class CheckpointDirectory:
         unfinished = self._unfinished(path)
         try:
             unfinished.mkdir()
-            files = {}
-            for name, content in ((TRAINING, parts.capture()), (RUN, run)):
-                files[name] = write_file(unfinished / name, content)
-            if path.exists():  # half-written, or of the same step and so of the same worth
-                shutil.rmtree(path)
-            unfinished.rename(path)
+            contents = {TRAINING: parts.capture(), RUN: run}
+            sizes = {name: write_file(unfinished / name, content) for name, content in contents.items()}
+            at = self._publish(unfinished, path, step, sizes)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-        checkpoints.flush_directory(self._root)
-        at = datetime.now(timezone.utc)
-        checked = torch.serialization.get_crc32_options()
-        facts = {"step": step, "at": envelope.write_time(at), "files": files, "checksums": checked}
-        try:
-            checkpoints.mark_complete(path, facts)
-        except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
             raise
         return SavedCheckpoint(step, at, path)
 
@@ -188,6 +173,22 @@ class CheckpointDirectory:
         unfinished = self._root / f"unfinished-{os.getpid()}-{path.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished
+
+    def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
+        """Give a checkpoint whose files are on the disk its name, and mark it complete. The time in the mark."""
+        if path.exists():  # half-written, or of the same step and so of the same worth
+            shutil.rmtree(path)
+        unfinished.rename(path)
+        checkpoints.flush_directory(self._root)
+        at = datetime.now(timezone.utc)
+        checked = torch.serialization.get_crc32_options()
+        facts = {"step": step, "at": envelope.write_time(at), "files": sizes, "checksums": checked, **more}
+        try:
+            checkpoints.mark_complete(path, facts)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return at
 
     def _look_at(self, path: Path) -> SavedCheckpoint:
         step = int(path.name.partition("-")[2])

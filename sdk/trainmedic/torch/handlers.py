@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+from dataclasses import dataclass
 from typing import Any, Mapping
 
 import torch
@@ -37,22 +38,15 @@ NO_ACCELERATOR = "there is no accelerator whose memory is cached"
 NOT_WHOLE = "the step hung and was interrupted; its state is not whole"
 
 
+@dataclass(frozen=True)
 class CommandHandlers:
-    """Carries out the commands of one training. ``accumulates`` says that the loop heeds ``Step.is_update``."""
+    """Carries out the commands of one training. ``_accumulates`` says that the loop heeds ``Step.is_update``."""
 
-    def __init__(
-        self,
-        training: TrainingState,
-        writer: CheckpointWriter,
-        restore: CheckpointRestore,
-        pause: LoopPause,
-        accumulates: bool,
-    ) -> None:
-        self._training = training
-        self._writer = writer
-        self._restore = restore
-        self._pause = pause
-        self._accumulates = accumulates
+    _training: TrainingState
+    _writer: CheckpointWriter
+    _restore: CheckpointRestore
+    _pause: LoopPause
+    _accumulates: bool
 
     def register(self) -> None:
         """Register with the medic what this training can carry out; of the rest, say why not."""

@@ -11,13 +11,9 @@ the directory itself (``checkpoint_storage``), which checkpoint (``restore``).
 
 from __future__ import annotations
 
-import logging
 import shutil
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol, Sequence
-
-import torch
 
 from trainmedic.errors import NotAgreed, TrainmedicError
 from trainmedic.job.group import Group
@@ -37,8 +33,6 @@ from trainmedic.torch.rank_agreement import FailedOnSomeRanks, on_all_ranks
 from trainmedic.torch.sample_order import for_other_rank_count
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
-
-log = logging.getLogger("trainmedic")
 
 NewGroup = Callable[[str], Group]
 """Gives the ranks together, by a name; each rank asks for it alike."""
@@ -161,15 +155,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         sizes = {name: file.stat().st_size for name, file in files.items()}
         for directory in {file.parent for file in files.values()}:
             checkpoints.flush_directory(directory)
-        if path.exists():  # half-written, or of the same step and so of the same worth
-            shutil.rmtree(path)
-        unfinished.rename(path)
-        checkpoints.flush_directory(self._root)
-        at = envelope.write_time(datetime.now(timezone.utc))
-        checked = torch.serialization.get_crc32_options()
-        facts = {"step": step, "at": at, "files": sizes, "checksums": checked, "ranks": self._world_size}
-        checkpoints.mark_complete(path, facts)
-        return at
+        return envelope.write_time(self._publish(unfinished, path, step, sizes, ranks=self._world_size))
 
     # --- loading ----------------------------------------------------------------------------------------
 

@@ -366,6 +366,21 @@ def test_the_best_batch_source_that_a_loader_allows_serves_it(loader: Any, kind:
     assert type(batch_source_for(loader, 0, 0)) is kind
 
 
+@pytest.mark.parametrize(
+    ("loader", "name"),
+    [
+        (numbers(), "Indexed"),
+        (DataLoader(Counting()), "Reread"),
+        (KeepsPlace(), "Stateful"),
+        ([1, 2], "Numbered"),
+        (iter([1, 2]), "Stream"),
+    ],
+)
+def test_the_kind_that_a_checkpoint_names_stays_as_it_is(loader: Any, name: str) -> None:
+    """Else the place in the data of a checkpoint that an earlier release wrote would be lost."""
+    assert batch_source_for(loader, 0, 0).state()["kind"] == name
+
+
 def test_what_gives_no_batches_is_an_error_at_once() -> None:
     """Not at the first rollback, at night."""
     with pytest.raises(ConfigurationError, match="no batches can be read from a int"):
