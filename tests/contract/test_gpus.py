@@ -20,11 +20,11 @@ from trainmedic_server.ports.gpus import EccErrors, GpuReading, Gpus
 FIRST, SECOND = (card.uuid for card in cards(2))
 
 
-@pytest.fixture(params=["waiting", "patient"])
+@pytest.fixture(params=["direct", "time-limited"])
 def gpus(driver: Driver, request: pytest.FixtureRequest) -> Iterator[Gpus]:
     """By themselves, and as the agent uses them: with every call in a thread that can be spared."""
     calls = TimeLimitedCalls()
-    opened = NvmlGpus() if request.param == "waiting" else TimeLimitedGpus(NvmlGpus(calls=calls), calls)
+    opened = NvmlGpus() if request.param == "direct" else TimeLimitedGpus(NvmlGpus(calls=calls), calls)
     yield opened
     opened.close()
 

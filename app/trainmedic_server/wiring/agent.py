@@ -46,7 +46,7 @@ def run(settings: AgentSettings, wait: Callable[[], object]) -> None:
         log.warning("the signing key is short enough to be guessed; use 16 random characters or more")
     if settings.signing_key is None:
         log.warning("no signing key is set: whoever can write to Redis can command this agent, within its policy")
-    with contextlib.closing(Journal.open(settings.state_dir)) as journal:
+    with contextlib.closing(Journal(settings.state_dir)) as journal:
         context = AgentContext(
             settings.node, settings.find_redis, settings.signing_key, policy, journal, AgentCounters()
         )

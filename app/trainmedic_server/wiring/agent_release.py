@@ -23,7 +23,7 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
 
     Raises ConfigurationError where the agent is running, JournalUnavailable.
     """
-    with contextlib.closing(Journal.open(settings.state_dir)) as journal, contextlib.closing(node_gpus()) as gpus:
+    with contextlib.closing(Journal(settings.state_dir)) as journal, contextlib.closing(node_gpus()) as gpus:
         ledger = PowerLedger(journal)
         control = PowerControl(gpus, ledger, PowerBounds())
         owed = [uuid for uuid, state in ledger.all().items() if state.baseline is not None]

@@ -34,14 +34,14 @@ def cap_command(command_id: str) -> envelope.Command:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    opened = Journal.open(tmp_path)
+    opened = Journal(tmp_path)
     yield opened
     opened.close()
 
 
 def reopened(journal: Journal, directory: Path) -> Journal:
     journal.close()
-    return Journal.open(directory)
+    return Journal(directory)
 
 
 def test_a_command_is_taken_once(journal: Journal) -> None:
@@ -154,14 +154,14 @@ def test_opening_a_journal_again_writes_nothing(journal: Journal, tmp_path: Path
 def test_two_agents_never_share_a_memory(journal: Journal, tmp_path: Path) -> None:
     """The second one is told which directory, and what to do."""
     with pytest.raises(ConfigurationError, match=r"another agent.*--state-dir"):
-        Journal.open(tmp_path)
+        Journal(tmp_path)
 
 
 def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
     """The error says which file it is about."""
     (tmp_path / "agent.db").write_text("not a database, " * 100)
     with pytest.raises(JournalUnavailable, match=r"agent\.db"):
-        Journal.open(tmp_path)
+        Journal(tmp_path)
 
 
 def test_a_journal_that_cannot_be_written_says_so(journal: Journal) -> None:
@@ -176,7 +176,7 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     """The error names the directory, and the setting that names another."""
     (tmp_path / "file").touch()
     with pytest.raises(JournalUnavailable, match=r"file.*--state-dir"):
-        Journal.open(tmp_path / "file")
+        Journal(tmp_path / "file")
 
 
 def test_only_its_owner_reads_it(journal: Journal, tmp_path: Path) -> None:
@@ -187,5 +187,5 @@ def test_only_its_owner_reads_it(journal: Journal, tmp_path: Path) -> None:
 def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
     """Also a lock file that an earlier agent has left open to all: who can open it could keep the agent out."""
     (tmp_path / "agent.lock").touch(0o644)
-    Journal.open(tmp_path).close()
+    Journal(tmp_path).close()
     assert (tmp_path / "agent.lock").stat().st_mode & 0o777 == 0o600

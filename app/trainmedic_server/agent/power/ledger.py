@@ -32,8 +32,7 @@ class PowerLedger:
         self._journal = journal
         self._lock = threading.Lock()
         self._unwritten: set[str] = set()
-        with journal.transaction() as connection:
-            rows = connection.execute("SELECT gpu, state FROM power").fetchall()
+        rows = journal.rows("SELECT gpu, state FROM power")
         self._states = {gpu: GpuPowerState.of_json(json.loads(state)) for gpu, state in rows}
 
     def all(self) -> dict[str, GpuPowerState]:

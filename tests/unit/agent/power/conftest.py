@@ -36,7 +36,7 @@ class Node:
         self._open()
 
     def _open(self) -> None:
-        self.journal = Journal.open(self.directory)
+        self.journal = Journal(self.directory)
         self.gpus = NvmlGpus(lambda: self.boottime)
         self.control = PowerControl(
             self.gpus, PowerLedger(self.journal), self.bounds, lambda: self.clock, lambda: self.boottime
