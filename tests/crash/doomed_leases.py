@@ -46,7 +46,7 @@ class Ordered:
 if __name__ == "__main__":
     GpuPowerLimit.lease = LEASE
     leases.LOOK_EVERY = LEASE / 15
-    expired_leases.HEARD_OUT = LEASE / 100
+    expired_leases.RESENT_AFTER = LEASE / 100
     doom = Ordered(Path(sys.argv[1]))
     watch_commits(doom)  # type: ignore[arg-type]
     watch_sends(doom)  # type: ignore[arg-type]

@@ -17,5 +17,5 @@ LEASE = timedelta(seconds=2)
 if __name__ == "__main__":
     GpuPowerLimit.lease = LEASE
     leases.LOOK_EVERY = LEASE / 15
-    expired_leases.HEARD_OUT = LEASE / 4
+    expired_leases.RESENT_AFTER = LEASE / 4
     main(sys.argv[1:], prog_name="trainmedic")

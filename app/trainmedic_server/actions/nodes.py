@@ -127,7 +127,7 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
         node,
         "lost",
         f"the agent on {node} holds it no more: {why or 'no such cap stands there'}",
-        has_lapsed=isinstance(lapsed, list) and command_id in lapsed,
+        has_expired=isinstance(lapsed, list) and command_id in lapsed,
     )
 
 

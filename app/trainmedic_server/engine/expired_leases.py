@@ -1,23 +1,24 @@
-"""What becomes of an effect whose lease ran out while it was still wanted: it is told, and brought about again.
+"""What becomes of an effect whose lease ran out while it was still needed: that is recorded, and it is set again.
 
-That happens where a server, Redis or the network was away for longer than the lease. Who holds the effect
-then ended it by itself, rightly; what it was for may still be there. So it is brought about once more, as
-the same command with the same undo, where nothing but its lease has ended it (`Renewal.has_lapsed`).
+A lease runs out where the server, Redis or the network was away for longer than the lease. Whoever holds the effect
+has then ended it by itself, rightly; but what it was for may still be there. So it is brought about once more, as
+the same command with the same undo, where nothing but its lease has ended it (`Renewal.has_expired`).
 
-It is new harm, unlike a renewal. So it waits, with the reason in the run's story (``set_again_held``), while
+Unlike a renewal this is new harm. So it waits, with the reason in the run's story (``set_again_held``), while
 
 - the server is paused, or the breaker is open;
-- it is not known that an alert of the run still fires. The Alertmanager is asked where there is one; else
-  an alert counts that was heard of since this server began, and after `HEARD_OUT` every one that has not
-  resolved, because by then a resolved that nobody was there to take has been sent again;
+- it is not known that an alert of the run still fires. The Alertmanager is asked where there is one. Elsewhere
+  an alert counts as firing if it was heard of since this server began; and after `RESENT_AFTER` every alert counts
+  that has not resolved, because by then a resolved that found no server has been sent again;
 - the playbook's guards bar it: ``cooldown`` runs from when the effect was last brought about, and
-  ``max_runs`` bounds how often a run may do it;
+  ``max_runs`` bounds how often a run may do it.
 
-and it never comes about where an undo has begun or was ordered, where the run was cancelled or rejected,
-where a person had approved it (once), or where the mode is not ``enforce`` any more.
+It is never set again where an undo has begun or was ordered, where the run was cancelled or rejected, where a
+person had approved it (once), or where the mode is not ``enforce`` any more.
 
-``set_again_started`` is on record before anybody is asked, ``set_again_done`` after. A server that is killed
-in between finds the first without the second, and asks again; who holds the effect knows its id.
+``set_again_started`` is on record before anybody is asked, ``set_again_done`` after. A server that is killed in
+between finds the first without the second, and asks again; whoever holds the effect knows its id, so that nothing
+is applied twice.
 
 Who calls it: ``leases``, with what became of each renewal.
 """
@@ -25,8 +26,9 @@ Who calls it: ``leases``, with what became of each renewal.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeAlias
@@ -45,11 +47,12 @@ from trainmedic_server.ports.outside import AlertSource, Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
-HEARD_OUT = timedelta(minutes=5)
+RESENT_AFTER = timedelta(minutes=5)
 """Alertmanager's group_interval: after so long it has sent again what it could not deliver."""
 
 _BATCH = 200
-"""Commands that are looked up at a time: deliveries share the store's one writer, and must not wait for thousands."""
+"""How many commands one transaction looks up: deliveries share the store's one writer, and must not wait for
+thousands."""
 
 LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held", "set_again_done"
 
@@ -63,14 +66,16 @@ log = telemetry.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _RunFacts:
-    """What is known before it is decided. ``fires`` is None where nobody could say."""
+    """What was asked about a run before the transaction that decides."""
 
     fires: bool | None
+    """Whether an alert of the run fires; None where nobody could say."""
     guards: Guards
 
 
 class ExpiredLeases:
-    """One object per server; what it remembers it can do without after a restart."""
+    """Sets expired effects again. One object per server. What it remembers saves look-ups only, so that nothing is
+    lost by a restart."""
 
     def __init__(
         self,
@@ -83,7 +88,6 @@ class ExpiredLeases:
         book_of: BookOf,
         fence: Fence,
     ) -> None:
-        """`fence` does not return where this server is not the one any more that may act."""
         self._store = store
         self._clock = clock
         self._limits = limits
@@ -92,86 +96,95 @@ class ExpiredLeases:
         self._source = source
         self._book_of = book_of
         self._fence = fence
-        self._began = (clock.now(), 0.0)
-        self._told: set[tuple[str, str]] = set()
+        self._began_at = clock.now()
+        self._began_at_loop_time = 0.0
+        self._recorded_losses: set[tuple[str, str]] = set()
+        """Command id and place of each loss that is in the history."""
         self._looked_up: set[str] = set()
-        self._busy: set[str] = set()
-        self._numbers = itertools.count()
+        """Ids of commands that are known not to be begun without being done."""
+        self._busy_runs: set[str] = set()
+        self._attempt_numbers = itertools.count()
 
     def begin(self) -> None:
-        """The server begins to listen now."""
-        self._began = (self._clock.now(), asyncio.get_running_loop().time())
+        """Note that the server begins to listen now."""
+        self._began_at = self._clock.now()
+        self._began_at_loop_time = asyncio.get_running_loop().time()
 
     async def take_in(self, action: LeasedAction, renewals: Sequence[Renewal]) -> None:
-        """Tell what is lost, bring about again what may be, and note what has been. Raises StoreUnavailable."""
-        lost = [one for one in renewals if one.outcome == "lost" and (one.effect.is_certain or one.has_lapsed)]
-        news = [one for one in lost if (one.effect.command_id, one.place) not in self._told]
+        """Record what is lost, set again what may be, and record what has been. Raises StoreUnavailable."""
+        lost = [
+            renewal
+            for renewal in renewals
+            if renewal.outcome == "lost" and (renewal.effect.is_certain or renewal.has_expired)
+        ]
+        news = [renewal for renewal in lost if (renewal.effect.command_id, renewal.place) not in self._recorded_losses]
         if news:
-            recorded = await self._store.transact(lambda tx: self._tell_lost(tx, news))
-            self._told |= {(one.effect.command_id, one.place) for one in news}
+            recorded = await self._store.transact(lambda tx: self._record_losses(tx, news))
+            self._recorded_losses |= {(renewal.effect.command_id, renewal.place) for renewal in news}
             self._metrics.leases_lost.inc(recorded)
-        lapsed = {one.effect.command_id: one.effect for one in renewals if one.has_lapsed}
-        # One that a server before this one had begun to bring about again may stand by now.
-        await self._conclude([one for one in renewals if one.effect.command_id not in self._looked_up])
+        expired = {renewal.effect.command_id: renewal.effect for renewal in renewals if renewal.has_expired}
+        # An earlier server may have been killed between the begin and the end of setting an effect again, which
+        # may stand by now. So each command is looked up once.
+        await self._conclude([renewal for renewal in renewals if renewal.effect.command_id not in self._looked_up])
         by_run: dict[str, list[LeasedEffect]] = {}
-        for hold in lapsed.values():
-            by_run.setdefault(hold.run_id, []).append(hold)
-        await asyncio.gather(*(self._set_again(action, holds) for holds in by_run.values()))
+        for effect in expired.values():
+            by_run.setdefault(effect.run_id, []).append(effect)
+        await asyncio.gather(*(self._set_again(action, effects) for effects in by_run.values()))
 
     def keep_only(self, command_ids: Collection[str]) -> None:
-        """Nothing else is held any more, so nothing else need be remembered."""
-        self._told = {pair for pair in self._told if pair[0] in command_ids}
+        """Forget all commands but these, because no others have effects any more."""
+        self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
 
-    def _tell_lost(self, tx: Transaction, lost: Sequence[Renewal]) -> int:
-        """Put into the history, once for each loss, that a lease has run out which was still wanted."""
+    def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:
+        """Put into the history, once for each loss, that a lease has run out while the effect was needed."""
         recorded = 0
         for renewal in lost:
-            hold = renewal.effect
-            run = tx.run(hold.run_id)
-            if run is None or not _is_held(run, hold.command_id):
+            effect = renewal.effect
+            run = tx.run(effect.run_id)
+            if run is None or not _is_needed(run, effect.command_id):
                 continue  # its undo has begun since it was asked about
-            since = _last(tx, run.id, DONE, hold.command_id)
-            told = [event for event in tx.events_of(run.id, LOST) if event.data["place"] == renewal.place]
-            if any(event.data["command_id"] == hold.command_id and _seq(event) > since for event in told):
+            since = _last(tx, run.id, DONE, effect.command_id)
+            losses = [event for event in tx.events_of(run.id, LOST) if event.data["place"] == renewal.place]
+            if any(event.data["command_id"] == effect.command_id and _seq(event) > since for event in losses):
                 continue
-            data = {"step": hold.step_id, "command_id": hold.command_id, "place": renewal.place, "why": renewal.why}
+            data = {"step": effect.step_id, "command_id": effect.command_id, "place": renewal.place, "why": renewal.why}
             tx.append([Event(LOST, self._clock.now(), run.id, data=data)])
             recorded += 1
         return recorded
 
-    # --- again ----------------------------------------------------------------------------------------
-
-    async def _set_again(self, action: LeasedAction, holds: Sequence[LeasedEffect]) -> None:
-        """What one run has lost: intent, command, outcome. Between other attempts on the same places."""
-        run_id = holds[0].run_id
-        if run_id in self._busy:
-            return  # it waits for another attempt's end
-        self._busy.add(run_id)
+    async def _set_again(self, action: LeasedAction, effects: Sequence[LeasedEffect]) -> None:
+        """Set again what one run has lost."""
+        run_id = effects[0].run_id
+        if run_id in self._busy_runs:
+            return  # an earlier round still waits for the end of another attempt on the same places
+        self._busy_runs.add(run_id)
         try:
-            known = await self._known(run_id)
-            if known is not None:
-                await self._ask(action, run_id, holds, known)
+            facts = await self._facts(run_id)
+            if facts is not None:
+                await self._ask(action, run_id, effects, facts)
         finally:
-            self._busy.discard(run_id)
+            self._busy_runs.discard(run_id)
 
-    async def _ask(self, action: LeasedAction, run_id: str, holds: Sequence[LeasedEffect], known: _RunFacts) -> None:
-        places = {place for hold in holds for place in _places(action, hold)}
-        async with self._locks.acting(f"{run_id}/again/{next(self._numbers)}", *places):
-            begun = await self._store.transact(lambda tx: self._begin(tx, run_id, holds, known))
+    async def _ask(self, action: LeasedAction, run_id: str, effects: Sequence[LeasedEffect], facts: _RunFacts) -> None:
+        """Intent on record, command, outcome on record; while no attempt is in flight on the same places."""
+        places = {place for effect in effects for place in _places(action, effect)}
+        async with self._locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *places):
+            begun = await self._store.transact(lambda tx: self._begin(tx, run_id, effects, facts))
             if not begun:
                 return
-            self._looked_up -= {hold.command_id for hold in begun}
+            self._looked_up -= {effect.command_id for effect in begun}
             self._fence()
             until = self._clock.now() + action.lease / 3
-            renewals = await action.renew([replace(hold, again=True) for hold in begun], until)
+            renewals = await action.renew([replace(effect, again=True) for effect in begun], until)
         await self._conclude(renewals)
-        failed = [one for one in renewals if one.outcome != "renewed"]
+        failed = [renewal for renewal in renewals if not _is_in_effect(renewal)]
         if failed:
             log.warning("what had lapsed could not be set again", run_id=run_id, why=failed[0].why)
             await self._store.transact(lambda tx: self._hold_back(tx, run_id, failed[0].why, asked=True))
 
-    async def _known(self, run_id: str) -> _RunFacts | None:
+    async def _facts(self, run_id: str) -> _RunFacts | None:
+        """What has to be asked of others than the store; None where nothing may be set again."""
         run = await self._store.transact(lambda tx: tx.run(run_id))
         if run is None:
             return None
@@ -180,8 +193,8 @@ class ExpiredLeases:
         except errors.StoreUnavailable:
             raise
         except errors.TrainmedicError as error:
-            why = f"the playbook's guards are not known: {error}"
-            await self._store.transact(lambda tx: self._hold_back(tx, run_id, why))
+            reason = f"the playbook's guards are not known: {error}"
+            await self._store.transact(lambda tx: self._hold_back(tx, run_id, reason))
             return None
         return _RunFacts(await self._fires(run_id), guards)
 
@@ -189,54 +202,57 @@ class ExpiredLeases:
         """Whether it is known that an alert of the run fires now."""
         alerts = await self._store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, []))
         silent_since = self._clock.now() - self._limits.assume_resolved_after
-        firing = [one for one in alerts if not one.is_resolved and one.last_heard_at >= silent_since]
+        firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
         if self._source is not None:
             try:
-                for one in firing:
-                    if await self._source.is_firing(one.identity):
+                for alert in firing:
+                    if await self._source.is_firing(alert.identity):
                         return True
                 return False
             except errors.TemporaryFailure as error:
                 log.warning("the Alertmanager did not say whether an alert still fires", error=str(error))
         if not firing:
             return False
-        began, at = self._began
-        has_listened = asyncio.get_running_loop().time() - at >= HEARD_OUT.total_seconds()
-        return True if has_listened or any(one.last_heard_at >= began for one in firing) else None
+        # By the loop's time, because the time of day may be set.
+        listened_for = asyncio.get_running_loop().time() - self._began_at_loop_time
+        if listened_for >= RESENT_AFTER.total_seconds():
+            return True
+        return True if any(alert.last_heard_at >= self._began_at for alert in firing) else None
 
     def _begin(
-        self, tx: Transaction, run_id: str, holds: Sequence[LeasedEffect], known: _RunFacts
+        self, tx: Transaction, run_id: str, effects: Sequence[LeasedEffect], facts: _RunFacts
     ) -> list[LeasedEffect]:
-        """Those that are to be brought about again, the intent written down; why not, where there are none."""
+        """Put on record which effects are to be set again, or why none is; return them."""
         run = tx.run(run_id)
         if run is None:
             return []
-        wanted = [hold for hold in holds if _is_held(run, hold.command_id)]
-        if not wanted:
+        needed = [effect for effect in effects if _is_needed(run, effect.command_id)]
+        if not needed:
             return []
-        why = self._obstacle(tx, run, known)
+        obstacle = self._obstacle(tx, run, facts)
         begun: list[LeasedEffect] = []
-        for hold in wanted if why is None else ():
-            if _last(tx, run.id, STARTED, hold.command_id) > _last(tx, run.id, DONE, hold.command_id):
-                begun.append(hold)  # by a server that was killed, or it did not succeed the last time
+        for effect in needed if obstacle is None else ():
+            if _last(tx, run.id, STARTED, effect.command_id) > _last(tx, run.id, DONE, effect.command_id):
+                begun.append(effect)  # by a server that was killed, or it did not succeed the last time
                 continue
-            barred = self._barred(tx, run, hold, known.guards)
+            barred = self._barred(tx, run, effect, facts.guards)
             if barred is not None:
-                why = barred
+                obstacle = barred
                 continue
-            begun.append(hold)
-            data = {"step": hold.step_id, "command_id": hold.command_id}
+            begun.append(effect)
+            data = {"step": effect.step_id, "command_id": effect.command_id}
             tx.append([Event(STARTED, self._clock.now(), run.id, data=data)])
-        if why is not None:
-            self._hold_back(tx, run.id, why)
+        if obstacle is not None:
+            self._hold_back(tx, run.id, obstacle)
         return begun
 
-    def _obstacle(self, tx: Transaction, run: Run, known: _RunFacts) -> str | None:
-        """Why nothing of the run may be brought about again; None where it may."""
+    def _obstacle(self, tx: Transaction, run: Run, facts: _RunFacts) -> str | None:
+        """Why nothing of the run may be set again; None where it may."""
         controls = tx.controls()
-        ordered = next((one for one in tx.orders_of([run.id]).get(run.id, ()) if one.kind in _ENDED_BY_PERSON), None)
-        if ordered is not None:
-            return f"{ordered.actor} has ended the run or ordered its undo"
+        orders = tx.orders_of([run.id]).get(run.id, ())
+        order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)
+        if order is not None:
+            return f"{order.actor} has ended the run or ordered its undo"
         if run.status in (Status.CANCELLED, Status.REJECTED):
             return f"the run was {run.status}"
         if not run.mode == self._limits.mode == Mode.ENFORCE:
@@ -247,21 +263,21 @@ class ExpiredLeases:
             return f"the server is paused by {controls.paused_by}"
         if controls.breaker_open:
             return controls.breaker_reason or "the breaker is open"
-        if known.fires is None:
+        if facts.fires is None:
             return "nobody has said yet that its alert still fires"
-        # Asked for before it had its turn, so looked at once more.
-        is_over = all(one.is_resolved for one in tx.alerts_of([run.id]).get(run.id, []))
-        return "none of its alerts fires" if is_over or not known.fires else None
+        # `fires` was asked before the places were free, which may have taken long: so the store is asked once more.
+        is_over = all(alert.is_resolved for alert in tx.alerts_of([run.id]).get(run.id, []))
+        return "none of its alerts fires" if is_over or not facts.fires else None
 
-    def _barred(self, tx: Transaction, run: Run, hold: LeasedEffect, guards: Guards) -> str | None:
-        """What the playbook's guards have against it; None for nothing."""
-        now = self._clock.now()
-        started = [event.at for event in tx.events_of(run.id, STARTED) if event.data["command_id"] == hold.command_id]
+    def _barred(self, tx: Transaction, run: Run, effect: LeasedEffect, guards: Guards) -> str | None:
+        """Why the playbook's guards bar setting the effect again; None where they do not."""
+        now, command_id = self._clock.now(), effect.command_id
+        started = [event.at for event in tx.events_of(run.id, STARTED) if event.data["command_id"] == command_id]
         made = [
-            one.ended_at or one.started_at
+            attempt.ended_at or attempt.started_at
             for step in run.steps
-            for one in step.attempts
-            if one.command_id == hold.command_id
+            for attempt in step.attempts
+            if attempt.command_id == command_id
         ]
         if guards.cooldown and now < max([*started, *made]) + guards.cooldown:
             return f"cooldown: it was last brought about less than {duration.write(guards.cooldown)} ago"
@@ -271,53 +287,55 @@ class ExpiredLeases:
                 return f"rate_limited: {len(lately)} times in the last {duration.write(guards.max_runs.per)}"
         return None
 
-    def _hold_back(self, tx: Transaction, run_id: str, why: str, *, asked: bool = False) -> None:
-        """Put into the history why not, once for each reason and loss; of what was `asked` for, and did not come
-        about, the first reason only, for it may be worded anew each time."""
+    def _hold_back(self, tx: Transaction, run_id: str, reason: str, *, asked: bool = False) -> None:
+        """Put into the history why nothing is set again, once for each reason and loss. Where it was `asked` for and
+        failed, only the first reason is recorded, because its wording may differ each time."""
         since = max(map(_seq, tx.events_of(run_id, LOST)), default=0)
         held = [event.data for event in tx.events_of(run_id, HELD) if _seq(event) > since]
-        told = any(data["asked"] for data in held) if asked else bool(held) and held[-1]["why"] == why
-        if not told:
-            tx.append([Event(HELD, self._clock.now(), run_id, data={"why": why, "asked": asked})])
+        is_recorded = any(data["asked"] for data in held) if asked else bool(held) and held[-1]["why"] == reason
+        if not is_recorded:
+            tx.append([Event(HELD, self._clock.now(), run_id, data={"why": reason, "asked": asked})])
 
     async def _conclude(self, renewals: Sequence[Renewal]) -> None:
-        """Note what stands again in all its places."""
+        """Record which effects are in effect again in all their places."""
         by_command: dict[str, list[Renewal]] = {}
-        for one in renewals:
-            by_command.setdefault(one.effect.command_id, []).append(one)
-        whole = [places for places in by_command.values() if all(map(_stands, places))]
-        for start in range(0, len(whole), _BATCH):
-            await self._note_whole(whole[start : start + _BATCH])
+        for renewal in renewals:
+            by_command.setdefault(renewal.effect.command_id, []).append(renewal)
+        complete = [of_command for of_command in by_command.values() if all(map(_is_in_effect, of_command))]
+        for start in range(0, len(complete), _BATCH):
+            batch = complete[start : start + _BATCH]
+            done = await self._store.transact(functools.partial(self._record_done, batch))
+            self._looked_up |= {of_command[0].effect.command_id for of_command in batch}
+            self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] not in done}
+            self._metrics.leases_set_again.inc(len(done))
 
-    async def _note_whole(self, whole: Sequence[Sequence[Renewal]]) -> None:
-        done = await self._store.transact(
-            lambda tx: [places[0].effect.command_id for places in whole if self._note_done(tx, places)]
-        )
-        self._looked_up |= {places[0].effect.command_id for places in whole}
-        self._told = {pair for pair in self._told if pair[0] not in done}
-        self._metrics.leases_set_again.inc(len(done))
-
-    def _note_done(self, tx: Transaction, renewals: Sequence[Renewal]) -> bool:
-        hold = renewals[0].effect
-        if _last(tx, hold.run_id, STARTED, hold.command_id) <= _last(tx, hold.run_id, DONE, hold.command_id):
-            return False
-        output: Mapping[str, object] = {one.place: dict(one.output) for one in renewals if one.output}
-        data = {"step": hold.step_id, "command_id": hold.command_id, "output": output}
-        tx.append([Event(DONE, self._clock.now(), hold.run_id, data=data)])
-        return True
+    def _record_done(self, complete: Iterable[Sequence[Renewal]], tx: Transaction) -> list[str]:
+        """The ids of the commands of which it is new that they were set again."""
+        done = []
+        for renewals in complete:
+            effect = renewals[0].effect
+            run_id, command_id = effect.run_id, effect.command_id
+            if _last(tx, run_id, STARTED, command_id) <= _last(tx, run_id, DONE, command_id):
+                continue
+            output = {renewal.place: dict(renewal.output) for renewal in renewals if renewal.output}
+            data = {"step": effect.step_id, "command_id": command_id, "output": output}
+            tx.append([Event(DONE, self._clock.now(), run_id, data=data)])
+            done.append(command_id)
+        return done
 
 
-def _stands(renewal: Renewal) -> bool:
+def _is_in_effect(renewal: Renewal) -> bool:
     return renewal.outcome == "renewed"
 
 
-def _places(action: LeasedAction, hold: LeasedEffect) -> Iterable[Target]:
+def _places(action: LeasedAction, effect: LeasedEffect) -> Iterable[Target]:
     if not isinstance(action, HasPlaces):
-        return (hold.target,)
-    return (hold.target, *action.places(hold.params))
+        return (effect.target,)
+    return (effect.target, *action.places(effect.params))
 
 
-def _is_held(run: Run, command_id: str) -> bool:
+def _is_needed(run: Run, command_id: str) -> bool:
+    """Whether the effect of the command is not being taken back."""
     return any(
         step.undo is None or step.undo.status in _NOT_BEGUN
         for step in run.steps
@@ -326,7 +344,7 @@ def _is_held(run: Run, command_id: str) -> bool:
 
 
 def _last(tx: Transaction, run_id: str, kind: str, command_id: str) -> int:
-    """The place in the history of the last such event about a command; 0 where there is none."""
+    """The place (`Event.seq`) of the last such event about a command; 0 where there is none."""
     return max(
         (_seq(event) for event in tx.events_of(run_id, kind) if event.data["command_id"] == command_id), default=0
     )

@@ -161,7 +161,7 @@ class Renewal:
     outcome: str
     """``renewed``; ``lost``, where there is no such effect at that place; ``refused``; or ``unanswered``."""
     why: str = ""
-    has_lapsed: bool = False
+    has_expired: bool = False
     """For one that is lost: nothing but its lease has ended it, so it can be brought about again."""
     output: Mapping[str, Any] = field(default_factory=dict)
     """The output of an effect that was brought about again."""

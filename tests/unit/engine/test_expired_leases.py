@@ -28,7 +28,7 @@ steps:
 """
 THIRD = 120
 """Seconds after which each hold has been asked about again: a third of five minutes, and a look."""
-HEARD_OUT = 300
+RESENT_AFTER = 300
 AGAIN = ["set_again_started", "set_again_done"]
 
 
@@ -72,7 +72,7 @@ class Held(Cap):
         if pair not in self.lapsed:
             return Renewal(hold, place, "renewed")
         if not hold.again:
-            return Renewal(hold, place, "lost", "its lease had run out", has_lapsed=True)
+            return Renewal(hold, place, "lost", "its lease had run out", has_expired=True)
         self.lapsed.discard(pair)
         self.again.append(hold.command_id)
         return Renewal(hold, place, "renewed", output={"gpus": [{"limit_watts": 560}]})
@@ -84,7 +84,7 @@ async def begun(world: MakeWorld, playbook: str = HOLD, **settings: Any) -> tupl
     held = w.actions["hold"]
     assert isinstance(held, Held)
     await w.engine.start()
-    await w.pass_time(HEARD_OUT)
+    await w.pass_time(RESENT_AFTER)
     alert = w.alert(node="n1")
     await w.post(alert)
     return w, held, alert
@@ -157,8 +157,8 @@ async def test_a_server_that_is_killed_in_between_is_followed_by_one_that_ends_i
     while await told(w) != ["lease_lost", "set_again_started"]:
         await w.pass_time(15)
     held.hangs = ""
-    await w.restart(after=HEARD_OUT)
-    await w.pass_time(HEARD_OUT + THIRD)
+    await w.restart(after=RESENT_AFTER)
+    await w.pass_time(RESENT_AFTER + THIRD)
     assert len(held.again) == 1
     assert [kind for kind in await told(w) if kind != "set_again_held"] == ["lease_lost", *AGAIN]
 
@@ -172,7 +172,7 @@ async def test_an_intent_that_was_begun_waits_for_pause_as_well(world: MakeWorld
     await w.engine.pause("alice")
     held.hangs = ""
     await w.restart(after=1)
-    await w.pass_time(2 * HEARD_OUT)
+    await w.pass_time(2 * RESENT_AFTER)
     assert held.again == []
     await w.engine.resume("alice")
     await w.pass_time(THIRD)
@@ -239,7 +239,7 @@ async def test_what_a_person_approved_once_is_not_done_twice(world: MakeWorld) -
     await w.engine.start()
     await w.post(w.alert(node="n1"))
     await w.engine.order((await w.run()).id, OrderKind.APPROVE, "alice")
-    await w.pass_time(HEARD_OUT)
+    await w.pass_time(RESENT_AFTER)
     held.lapse()
     await w.pass_time(1000)
     assert held.again == []
@@ -261,7 +261,7 @@ async def test_a_server_that_comes_back_waits_for_the_resolved_that_it_may_have_
     w, held, alert = await begun(world)
     held.lapse()
     await w.restart(after=400)
-    await w.pass_time(HEARD_OUT - 60)
+    await w.pass_time(RESENT_AFTER - 60)
     assert held.again == []
     assert await held_because(w) == ["nobody has said yet that its alert still fires"]
     await w.pass_time(60 + THIRD)
@@ -347,7 +347,7 @@ async def test_an_effect_that_nobody_was_sure_of_is_made_good_where_it_was_there
     await w.engine.start()
     await w.post(w.alert(node="n1"))
     assert (await w.run()).status is Status.FAILED
-    await w.pass_time(HEARD_OUT)
+    await w.pass_time(RESENT_AFTER)
     held.lapse()
     await w.pass_time(THIRD)
     assert len(held.again) == 1
@@ -368,7 +368,7 @@ steps:
     assert isinstance(held, Held)
     await w.engine.start()
     await w.post(w.alert(node="n1"))
-    await w.pass_time(HEARD_OUT)
+    await w.pass_time(RESENT_AFTER)
     w.actions["other"].outcomes.append(timedelta(seconds=900))
     await w.post(w.alert("Other", node="n1"))
     held.lapse()
@@ -382,9 +382,9 @@ async def test_a_playbook_that_nobody_can_read_any_more_brings_nothing_about(wor
     """Its guards are not known."""
     w, held, _ = await begun(world)
     lose(w)
-    await w.restart(after=HEARD_OUT)
+    await w.restart(after=RESENT_AFTER)
     held.lapse()
-    await w.pass_time(HEARD_OUT + THIRD)
+    await w.pass_time(RESENT_AFTER + THIRD)
     assert held.again == []
     (why,) = await held_because(w)
     assert "guards are not known" in why
