@@ -133,7 +133,7 @@ def test_a_cap_is_refused_as_the_page_on_caps_says(node: GpuNode) -> None:
 def test_the_shipped_playbooks_find_real_facts(node: GpuNode, name: str) -> None:
     """Each condition and message that looks at facts finds them: of a node, and of a job on two."""
     path = ROOT / "playbooks" / f"{name}.yaml"
-    (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).books
+    (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
     told = asked(node, "0")
     of_job = merged_output([Ended(Target(TargetKind.NODE, node=name), told) for name in ("n1", "n2")])
     (facts,) = (step.id for step in book.spec.steps if getattr(step, "action", None) == "node.facts")

@@ -162,7 +162,7 @@ def _cleaning(value: Any, faults: list[FieldFault]) -> CleaningPolicy:
         return CleaningPolicy()
 
 
-def _placed(document: yaml_text.Document, fault: FieldFault) -> str:
+def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
     """Where a key is unknown the line and column are the key's, for every other fault those of its value."""
     is_about_a_key = fault.message.startswith("is not known")
     return str(document.problem(fault.place, str(fault), at_key=is_about_a_key))

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from trainmedic_server.catalog import yaml_text
-from trainmedic_server.catalog.problems import Path as Place
-from trainmedic_server.catalog.problems import Problem
-from trainmedic_server.catalog.yaml_text import Document
+from trainmedic_server.catalog.problems import DocumentPath as Place
+from trainmedic_server.catalog.problems import FileProblem
+from trainmedic_server.catalog.yaml_text import YamlDocument
 
 SUFFIX = "_template"
-"""``<name>_template.yaml`` in a folder of playbooks is no playbook."""
+"""What the name of such a file ends in; ``<name>_template.yaml`` in a folder of playbooks is no playbook."""
 PARAMETER = "template"
 MANIFEST = "manifest"
 """An action with a parameter of this name takes a template; the template's content becomes its value."""
@@ -31,33 +31,32 @@ def is_template(path: Path) -> bool:
     return path.stem.endswith(SUFFIX)
 
 
-def named(document: Document) -> Iterator[tuple[Place, str]]:
+def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
     """The places of ``with.template`` in steps, and what they name."""
     raw = document.value if isinstance(document.value, dict) else {}
     for phase in ("steps", "on_failure"):
         for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ()):
-            given = entry.get("with") if isinstance(entry, dict) else None
-            if isinstance(given, dict) and isinstance(given.get(PARAMETER), str):
-                yield (phase, index, "with", PARAMETER), given[PARAMETER]
+            params = entry.get("with") if isinstance(entry, dict) else None
+            if isinstance(params, dict) and isinstance(params.get(PARAMETER), str):
+                yield (phase, index, "with", PARAMETER), params[PARAMETER]
 
 
-def paths(document: Document) -> list[Path]:
+def paths(document: YamlDocument) -> list[Path]:
     """The files beside the document that its steps name."""
     return [Path(document.source).with_name(name) for _, name in named(document) if _NAME.fullmatch(name)]
 
 
-def attach(document: Document, texts: Mapping[Path, str | Problem]) -> Document | list[Problem]:
+def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
     """The document with the files that it names in it, or what is wrong with them."""
     if isinstance(document.value, dict) and "files" in document.value:
         return document  # it brings its own
     added: dict[str, str] = {}
-    problems: list[Problem] = []
+    problems: list[FileProblem] = []
     for place, name in named(document):
         if name in added:
             continue
         if not _NAME.fullmatch(name):
-            told = f"template: {name!r} is no file name that ends in {SUFFIX}.yaml"
-            problems.append(document.problem(place, told))
+            problems.append(document.problem(place, f"template: {name!r} is no file name that ends in {SUFFIX}.yaml"))
             continue
         text = texts.get(Path(document.source).with_name(name))
         if isinstance(text, str):
@@ -70,7 +69,7 @@ def attach(document: Document, texts: Mapping[Path, str | Problem]) -> Document 
     return replace(document, value={**document.value, "files": added}, text=_written(document.text, added))
 
 
-def manifest(document: Document, place: Place, name: str) -> Mapping[str, Any] | list[Problem]:
+def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:
     """The one YAML mapping that the attached file holds."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
@@ -81,9 +80,9 @@ def manifest(document: Document, place: Place, name: str) -> Mapping[str, Any] |
     if problems:
         return problems
     if len(documents) != 1 or not isinstance(documents[0].value, dict):
-        return [Problem(source, 1, 1, "must hold one YAML mapping: the object to make")]
-    found: Mapping[str, Any] = documents[0].value
-    return found
+        return [FileProblem(source, 1, 1, "must hold one YAML mapping: the object to make")]
+    mapping: Mapping[str, Any] = documents[0].value
+    return mapping
 
 
 def _written(text: str, added: Mapping[str, str]) -> str:

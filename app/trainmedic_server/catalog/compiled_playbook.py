@@ -1,6 +1,6 @@
 """A compiled playbook: answers the engine's questions about it without reading anything again.
 
-Made by ``compiler``, kept by ``library``, used by the engine and the simulation through `ports.Book`.
+Made by ``compiler``, kept by ``library``, used by the engine and the simulation through `ports.CompiledPlaybook`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainmedic_server import errors
 from trainmedic_server.catalog import model_errors
-from trainmedic_server.catalog.expressions import Expression, Rendering, Text
-from trainmedic_server.catalog.matchers import Matcher, TooLong
-from trainmedic_server.catalog.problems import Path, where
+from trainmedic_server.catalog.expressions import Expression, TextTemplate, ValueTemplate
+from trainmedic_server.catalog.matchers import Matcher, ValueTooLong
+from trainmedic_server.catalog.problems import DocumentPath
 from trainmedic_server.domain import job_names
 from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert
@@ -27,7 +27,7 @@ from trainmedic_server.ports.playbooks import Match, Scope
 _BUILT_IN_CHAIN = IdentityLabels()
 
 
-class Unchecked(BaseModel):
+class UncheckedParams(BaseModel):
     """Parameters of an action that this server does not have."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -35,19 +35,22 @@ class Unchecked(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CompiledStep:
-    """What of a step depends on the scope. ``fixed`` are its parameters where no template is among them."""
+    """The parts of a step that depend on the scope."""
 
     name: str
     when: Expression | None = None
-    rendering: Rendering | None = None
-    model: type[BaseModel] = Unchecked
+    params: ValueTemplate | None = None
+    """The parameters of an action step, as written."""
+    model: type[BaseModel] = UncheckedParams
     fixed: BaseModel | None = None
-    message: Expression | Text | str = ""
+    """The checked parameters where no template is among them."""
+    message: Expression | TextTemplate | str = ""
+    """What an approve step asks."""
 
 
 @dataclass(frozen=True)
 class YamlPlaybook:
-    """A playbook that is checked and compiled; implements `ports.Book`."""
+    """A playbook that is checked and compiled; implements `ports.CompiledPlaybook`."""
 
     spec: Playbook
     version: str
@@ -57,7 +60,7 @@ class YamlPlaybook:
     """Where the document begins in its file."""
     matchers: tuple[Matcher, ...] = ()
     condition: Expression | None = None
-    parts: Mapping[str, Expression | Text | str] = field(default_factory=dict)
+    parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
     identity: IdentityLabels = _BUILT_IN_CHAIN
 
@@ -70,7 +73,7 @@ class YamlPlaybook:
                 if not matcher.matches(alert.labels):
                     value = alert.labels.get(matcher.label, "")
                     return Match(False, f"{matcher} does not hold: {matcher.label} is {value!r}")
-            except TooLong as error:
+            except ValueTooLong as error:
                 return Match(False, str(error), failed=True)
         if self.condition is not None:
             try:
@@ -82,8 +85,8 @@ class YamlPlaybook:
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         """The target that the alert names; refused, never guessed, where it names none."""
-        found = self._target_of(alert, topology)
-        return found if isinstance(found, Unresolved) else targets.bounded(found)
+        target = self._target_of(alert, topology)
+        return target if isinstance(target, Unresolved) else targets.bounded(target)
 
     def _target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         if isinstance(self.spec.target, TargetKind):
@@ -116,14 +119,14 @@ class YamlPlaybook:
         step = self.steps[phase, index]
         if step.fixed is not None:
             return step.fixed
-        assert step.rendering is not None
-        rendered = step.rendering.render(scope)
+        assert step.params is not None
+        rendered = step.params.render(scope)
         try:
             return _validated(step.model, rendered)
         except ValidationError as error:
-            found = model_errors.faults(error, step.model, rendered)
+            faults = model_errors.faults(error, step.model, rendered)
             wrong = "; ".join(
-                f"{where(fault.path)}: {fault.message}" if fault.path else fault.message for fault in found
+                f"{path_text(fault.path)}: {fault.message}" if fault.path else fault.message for fault in faults
             )
             raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
 
@@ -131,7 +134,7 @@ class YamlPlaybook:
         """What an approve step asks. Raises ExpressionError."""
         return _text(self.steps[phase, index].message, scope)
 
-    def _part(self, name: str, template: Expression | Text | str, alert: Alert) -> str | Unresolved:
+    def _part(self, name: str, template: Expression | TextTemplate | str, alert: Alert) -> str | Unresolved:
         try:
             value = _text(template, self._scope_of(alert)).strip()
         except errors.ExpressionError as error:
@@ -160,7 +163,7 @@ def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
         return model.model_validate(rendered)
 
 
-def _write_out(rendered: Any, path: Path) -> bool:
+def _write_out(rendered: Any, path: DocumentPath) -> bool:
     """Make the number at `path` text; whether there was one."""
     for part in path[:-1]:
         rendered = rendered[part]
@@ -171,7 +174,7 @@ def _write_out(rendered: Any, path: Path) -> bool:
     return True
 
 
-def _text(template: Expression | Text | str, scope: Mapping[str, Any]) -> str:
+def _text(template: Expression | TextTemplate | str, scope: Mapping[str, Any]) -> str:
     if isinstance(template, str):
         return template
     value = template.evaluate(scope)

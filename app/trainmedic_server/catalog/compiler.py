@@ -1,7 +1,7 @@
 """From one YAML document to a compiled playbook, or to everything that is wrong with it.
 
 The checks look at the raw document part by part, so that a mistake in one place does not hide
-those in others; a book is made only where there is none.
+those in others; a playbook is made only where there is none.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 
 from trainmedic_server.catalog import attachments, expressions, matchers, model_errors, scope_check
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
-from trainmedic_server.catalog.expressions import Expression, Malformed, Rendering, Text
-from trainmedic_server.catalog.problems import Path, Problem, did_you_mean
-from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, Names
-from trainmedic_server.catalog.yaml_text import Document
+from trainmedic_server.catalog.expressions import Expression, Malformed, TextTemplate, ValueTemplate
+from trainmedic_server.catalog.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
+from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.playbook import APPROVAL, Playbook, TargetParts, UndoTrigger
 from trainmedic_server.domain.target import IdentityLabels, TargetKind
 from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
@@ -31,20 +31,20 @@ _PHASES = ("steps", "on_failure")
 
 
 def compile_document(
-    document: Document, actions: Actions, identity: IdentityLabels = IdentityLabels()
-) -> YamlPlaybook | list[Problem]:
-    """The book of one document, or everything that is wrong with it, in the order of the file."""
+    document: YamlDocument, actions: Actions, identity: IdentityLabels = IdentityLabels()
+) -> YamlPlaybook | list[FileProblem]:
+    """The playbook of one document, or everything that is wrong with it, in the order of the file."""
     return _Compilation(document, actions, identity).run()
 
 
 @dataclass
 class _Compilation:
-    document: Document
+    document: YamlDocument
     actions: Actions
     identity: IdentityLabels
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
 
-    def run(self) -> YamlPlaybook | list[Problem]:
+    def run(self) -> YamlPlaybook | list[FileProblem]:
         spec = model_errors.validate(Playbook, self.document)
         if isinstance(spec, list):
             self.problems.extend(spec)
@@ -55,8 +55,8 @@ class _Compilation:
         self._kind = _kind_of(raw.get("target"))
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
-        before_run = Names(ALERT_NAMES, self._vars)
-        found = self._matchers(trigger.get("matchers"))
+        before_run = VisibleNames(ALERT_NAMES, self._vars)
+        label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
         steps = dict(self._steps(raw))
@@ -72,7 +72,7 @@ class _Compilation:
             text=text,
             source=self.document.source,
             line=self.document.marks[()].line,
-            matchers=found,
+            matchers=label_matchers,
             condition=condition,
             parts=parts,
             steps=steps,
@@ -82,16 +82,16 @@ class _Compilation:
     # --- what it reacts to ----------------------------------------------------------------------
 
     def _matchers(self, written: Any) -> tuple[matchers.Matcher, ...]:
-        found: list[matchers.Matcher] = []
+        parsed: list[matchers.Matcher] = []
         for index, text in enumerate(written if isinstance(written, list) else ()):
             if isinstance(text, str):
                 try:
-                    found.extend(matchers.parse(text))
+                    parsed.extend(matchers.parse(text))
                 except ValueError as error:
                     self._problem(("on", "matchers", index), f"on.matchers[{index}]: {error}")
-        return tuple(found)
+        return tuple(parsed)
 
-    def _parts(self, written: Any, names: Names) -> dict[str, Expression | Text | str]:
+    def _parts(self, written: Any, names: VisibleNames) -> dict[str, Expression | TextTemplate | str]:
         if not isinstance(written, dict):
             return {}
         return {
@@ -100,7 +100,7 @@ class _Compilation:
             if name in TargetParts.model_fields and isinstance(text, str)
         }
 
-    def _constants(self, value: Any, path: Path) -> None:
+    def _constants(self, value: Any, path: DocumentPath) -> None:
         """Variables are constants: a template in one would not be rendered, which nobody expects."""
         if isinstance(value, dict):
             for key, each in value.items():
@@ -113,7 +113,7 @@ class _Compilation:
 
     def _durations(self, spec: Playbook) -> None:
         """No wait is shorter than nothing, and a window of no length limits nothing."""
-        limits: list[tuple[Path, timedelta | None]] = []
+        limits: list[tuple[DocumentPath, timedelta | None]] = []
         if spec.guards.max_runs is not None:
             limits.append((("guards", "max_runs", "per"), spec.guards.max_runs.per))
         for phase in _PHASES:
@@ -141,86 +141,87 @@ class _Compilation:
                 )
             if step_id in ids[:position]:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
-            names = Names(STEP_NAMES, self._vars, self._kind, ids[:position], ids[position + 1 :])
+            names = VisibleNames(STEP_NAMES, self._vars, self._kind, ids[:position], ids[position + 1 :])
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
 
-    def _step(self, entry: Mapping[str, Any], path: Path, step_id: str, names: Names) -> CompiledStep:
+    def _step(self, entry: Mapping[str, Any], path: DocumentPath, step_id: str, names: VisibleNames) -> CompiledStep:
         when = self._expression(entry.get("when"), (*path, "when"), names)
         if isinstance(entry.get("action"), str):
             return self._action_step(entry, path, step_id, names, when)
-        asked = entry.get("approve")
+        question = entry.get("approve")
         place = (*path, "approve")
-        if isinstance(asked, dict):
-            asked, place = asked.get("message"), (*place, "message")
-        message = self._text(asked, place, names) if isinstance(asked, str) else ""
+        if isinstance(question, dict):
+            question, place = question.get("message"), (*place, "message")
+        message = self._text(question, place, names) if isinstance(question, str) else ""
         return CompiledStep(step_id, when, message=message)
 
     def _action_step(
-        self, entry: Mapping[str, Any], path: Path, step_id: str, names: Names, when: Expression | None
+        self, entry: Mapping[str, Any], path: DocumentPath, step_id: str, names: VisibleNames, when: Expression | None
     ) -> CompiledStep:
-        given = entry.get("with")
+        written = entry.get("with")
         action = self.actions.spec(entry["action"])
-        given = self._with_manifest(action, given if isinstance(given, dict) else {}, path)
-        rendering = self._rendering(given, (*path, "with"), names, f"with of step {step_id}")
+        raw = self._with_manifest(action, written if isinstance(written, dict) else {}, path)
+        template = self._template(raw, (*path, "with"), names, f"with of step {step_id}")
         if action is None:
-            told = did_you_mean(entry["action"], self.actions.names())
-            self._problem((*path, "action"), f"there is no action {entry['action']!r}{told}")
-            return CompiledStep(step_id, when, rendering)
+            hint = did_you_mean(entry["action"], self.actions.names())
+            self._problem((*path, "action"), f"there is no action {entry['action']!r}{hint}")
+            return CompiledStep(step_id, when, template)
         self._suits(action, entry, path)
-        fixed = self._params(action, given, path)
-        return CompiledStep(step_id, when, rendering, action.Params, fixed)
+        fixed = self._params(action, raw, path)
+        return CompiledStep(step_id, when, template, action.Params, fixed)
 
-    def _with_manifest(self, action: type[Action] | None, given: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    def _with_manifest(
+        self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath
+    ) -> Mapping[str, Any]:
         """The parameters with what a ``template`` holds in the place of its name, for an action that takes one."""
-        name = given.get(attachments.PARAMETER)
+        name = raw.get(attachments.PARAMETER)
         if not isinstance(name, str) or action is None or attachments.MANIFEST not in action.Params.model_fields:
-            return given
-        found = attachments.manifest(self.document, (*path, "with", attachments.PARAMETER), name)
-        if isinstance(found, list):
-            self.problems.extend(found)
-            found = {}
-        rest = {key: value for key, value in given.items() if key != attachments.PARAMETER}
-        return {**rest, attachments.MANIFEST: found}
+            return raw
+        manifest = attachments.manifest(self.document, (*path, "with", attachments.PARAMETER), name)
+        if isinstance(manifest, list):
+            self.problems.extend(manifest)
+            manifest = {}
+        rest = {key: value for key, value in raw.items() if key != attachments.PARAMETER}
+        return {**rest, attachments.MANIFEST: manifest}
 
-    def _suits(self, action: type[Action], entry: Mapping[str, Any], path: Path) -> None:
-        """Whether the action can do what is asked of it here."""
+    def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
+        """Check that the action can do what is asked of it here."""
         if self._kind is not None and self._kind not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {self._kind}")
         if entry.get("undo") not in (None, UndoTrigger.NEVER) and not can_be_undone(action):
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 
-    def _params(self, action: type[Action], given: Mapping[str, Any], path: Path) -> BaseModel | None:
+    def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
         """The parameters where they are all constants; what is wrong with those that are, otherwise.
 
         A templated value is known only when it is rendered; that it has a place is checked here.
         """
         place = (*path, "with")
-        templates = [inner for inner, text in _texts(given, ()) if expressions.is_template(text)]
-        found: list[model_errors.Fault] = []
+        templates = [inner for inner, text in _texts(raw, ()) if expressions.is_template(text)]
+        faults: list[model_errors.ValidationFault] = []
         params: BaseModel | None = None
         try:
-            params = action.Params.model_validate(given)
+            params = action.Params.model_validate(raw)
         except ValidationError as error:
-            faults = model_errors.faults(error, action.Params, given)
-            found = [fault for fault in faults if _is_known(fault, templates)]
-            self.problems.extend(model_errors.problems(self.document, place, found))
-        if isinstance(action, TemplateChecked) and (templates or not found):
+            faults = [fault for fault in model_errors.faults(error, action.Params, raw) if _is_sure(fault, templates)]
+            self.problems.extend(model_errors.problems(self.document, place, faults))
+        if isinstance(action, TemplateChecked) and (templates or not faults):
             try:
-                action.check_template(given)
+                action.check_template(raw)
             except ValueError as error:
                 self._problem(place, f"with: {error}")
         return None if templates else params
 
     # --- the small languages --------------------------------------------------------------------
 
-    def _expression(self, text: Any, path: Path, names: Names) -> Expression | None:
+    def _expression(self, text: Any, path: DocumentPath, names: VisibleNames) -> Expression | None:
         if not isinstance(text, str) or not text:
             return None
         name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path[0]}[{path[1]}]"
         return self._compiled(text, path, names, expressions.parse_expression, lambda: Expression(text, name))
 
-    def _text(self, text: str, path: Path, names: Names) -> Expression | Text | str:
+    def _text(self, text: str, path: DocumentPath, names: VisibleNames) -> Expression | TextTemplate | str:
         if not expressions.is_template(text):
             return text
         name = ".".join(map(str, path))
@@ -229,23 +230,30 @@ class _Compilation:
         )
         return made if made is not None else text
 
-    def _rendering(self, given: Mapping[str, Any], path: Path, names: Names, name: str) -> Rendering | None:
+    def _template(
+        self, raw: Mapping[str, Any], path: DocumentPath, names: VisibleNames, name: str
+    ) -> ValueTemplate | None:
         """The parameters, compiled; None where a template among them is wrong."""
         fine = [
             self._compiled(text, inner, names, expressions.parse_template, lambda: True)
-            for inner, text in _texts(given, path)
+            for inner, text in _texts(raw, path)
             if expressions.is_template(text)
         ]
         if not all(fine):
             return None
         try:
-            return Rendering(given, name)
+            return ValueTemplate(raw, name)
         except Malformed as error:
             self._problem(path, str(error))
             return None
 
     def _compiled(
-        self, text: str, path: Path, names: Names, parse: Callable[[str], nodes.Template], make: Callable[[], T]
+        self,
+        text: str,
+        path: DocumentPath,
+        names: VisibleNames,
+        parse: Callable[[str], nodes.Template],
+        make: Callable[[], T],
     ) -> T | None:
         """What `make` makes of a text whose syntax and names are right; None where they are not."""
         try:
@@ -258,7 +266,7 @@ class _Compilation:
             self._problem(path, f"{path[-1]}: {each}")
         return None if wrong else made
 
-    def _problem(self, path: Path, message: str) -> None:
+    def _problem(self, path: DocumentPath, message: str) -> None:
         self.problems.append(self.document.problem(path, message))
 
 
@@ -290,7 +298,7 @@ def _id_of(entry: Any, index: int, phase: str) -> str:
     return f"{'step' if phase == 'steps' else 'failure'}-{index + 1}"
 
 
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _texts(each, (*path, key))
@@ -301,7 +309,7 @@ def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
         yield path, value
 
 
-def _is_known(fault: model_errors.Fault, templates: list[tuple[str | int, ...]]) -> bool:
+def _is_sure(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
     """Whether a fault of the raw parameters will still be one when the templates are rendered."""
     if fault.type in ("missing", "extra_forbidden"):
         return True

@@ -91,8 +91,8 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, (str, bytes)):
             raise jinja2.TemplateRuntimeError("text is not formatted with %; use ~ to join")
         if operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, (str, list, tuple)) and len(one) * other > _LONGEST_SEQUENCE:
+            for sequence, count in ((left, right), (right, left)):
+                if isinstance(sequence, (str, list, tuple)) and len(sequence) * count > _LONGEST_SEQUENCE:
                     raise jinja2.TemplateRuntimeError("the repeated text or list is too long")
         return super().call_binop(context, operator, left, right)
 
@@ -159,14 +159,14 @@ def parse_template(text: str) -> nodes.Template:
 
 
 def _refuse_unknown(tree: nodes.Template, text: str) -> None:
-    """Filters, tests and statements that there are not; Jinja itself finds some of them only when run."""
+    """Refuse filters, tests and statements that there are not; Jinja itself finds some of them only when it runs."""
     for node in tree.find_all((nodes.Filter, nodes.Test, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
         if not isinstance(node, (nodes.Filter, nodes.Test)):
             raise Malformed(f"{shown(text)}: {type(node).__name__.lower()} is not possible in a playbook")
         kind = "filter" if isinstance(node, nodes.Filter) else "test"
-        known = ENVIRONMENT.filters if kind == "filter" else ENVIRONMENT.tests
-        if node.name not in known:
-            raise Malformed(f"{shown(text)}: there is no {kind} {node.name!r}{did_you_mean(node.name, known)}")
+        available = ENVIRONMENT.filters if kind == "filter" else ENVIRONMENT.tests
+        if node.name not in available:
+            raise Malformed(f"{shown(text)}: there is no {kind} {node.name!r}{did_you_mean(node.name, available)}")
 
 
 def is_template(value: Any) -> bool:
@@ -201,7 +201,7 @@ class Expression:
         return _guarded(self._name, self.text, lambda: bool(self._compiled(scope)))
 
 
-class Text:
+class TextTemplate:
     """One compiled template that makes text."""
 
     def __init__(self, text: str, name: str) -> None:
@@ -228,12 +228,12 @@ class Text:
         return _guarded(self._name, self.text, work)
 
 
-def compile_text(text: str, name: str) -> Expression | Text:
+def compile_text(text: str, name: str) -> Expression | TextTemplate:
     """A template. One that is exactly one ``{{ expression }}`` keeps the type of its value. Raises Malformed."""
     body = parse_template(text).body
     inner = _between_braces(text)
-    one = len(body) == 1 and isinstance(body[0], nodes.Output) and len(body[0].nodes) == 1
-    return Expression(inner, name) if one and inner is not None else Text(text, name)
+    is_single = len(body) == 1 and isinstance(body[0], nodes.Output) and len(body[0].nodes) == 1
+    return Expression(inner, name) if is_single and inner is not None else TextTemplate(text, name)
 
 
 def _between_braces(text: str) -> str | None:
@@ -242,7 +242,7 @@ def _between_braces(text: str) -> str | None:
     return text[2:-2].removeprefix("-").removeprefix("+").removesuffix("-").removesuffix("+").strip()
 
 
-class Rendering:
+class ValueTemplate:
     """Any value in which strings may be templates, at any depth; keys are never templates."""
 
     def __init__(self, value: Any, name: str) -> None:
@@ -266,7 +266,7 @@ def _render(made: Any, scope: Scope) -> Any:
         return {key: _render(each, scope) for key, each in made.items()}
     if isinstance(made, list):
         return [_render(each, scope) for each in made]
-    return made.evaluate(scope) if isinstance(made, (Expression, Text)) else made
+    return made.evaluate(scope) if isinstance(made, (Expression, TextTemplate)) else made
 
 
 def _guarded(name: str, text: str, work: Callable[[], T]) -> T:

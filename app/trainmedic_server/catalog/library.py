@@ -19,44 +19,47 @@ from trainmedic_server import telemetry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.loader import LoadedFile
-from trainmedic_server.catalog.problems import Problem
+from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 
 RESCAN = 30.0
-"""Seconds between looks at the directories where nothing was notified: some file systems do not."""
+"""Seconds between looks at the directories without a notification: some file systems, such as NFS, send none."""
 _RETRY = 1.0
 _VERSIONS_KEPT = 256
+"""Compiled texts of earlier versions; runs that are open seldom need more than a few."""
 
 log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True)
 class _Snapshot:
-    books: Mapping[str, YamlPlaybook] = field(default_factory=dict)
+    playbooks: Mapping[str, YamlPlaybook] = field(default_factory=dict)
     by_alert: Mapping[str, tuple[YamlPlaybook, ...]] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FileProblem, ...] = ()
 
 
 class StaticCatalog:
     """A catalog of playbooks that do not change: `ports.Catalog` for simulations and tests."""
 
     def __init__(
-        self, books: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
+        self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
     ) -> None:
         self._actions = actions
         self._identity = identity
-        self._books = {book.spec.name: book for book in sorted(books, key=lambda book: book.spec.name)}
-        self._by_alert = _index(self._books.values())
+        self._playbooks = {
+            playbook.spec.name: playbook for playbook in sorted(playbooks, key=lambda playbook: playbook.spec.name)
+        }
+        self._by_alert = _index(self._playbooks.values())
 
     def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
         return self._by_alert.get(alertname, ())
 
     def get(self, name: str) -> YamlPlaybook | None:
-        return self._books.get(name)
+        return self._playbooks.get(name)
 
     def all(self) -> Sequence[YamlPlaybook]:
-        return tuple(self._books.values())
+        return tuple(self._playbooks.values())
 
     def compile(self, text: str, source: str) -> YamlPlaybook:
         """Compile the text of another version. Raises PlaybookError."""
@@ -87,14 +90,14 @@ class Library:
         return self._snapshot.by_alert.get(alertname, ())
 
     def get(self, name: str) -> YamlPlaybook | None:
-        return self._snapshot.books.get(name)
+        return self._snapshot.playbooks.get(name)
 
     def all(self) -> Sequence[YamlPlaybook]:
         """In the order of their names."""
-        return tuple(self._snapshot.books.values())
+        return tuple(self._snapshot.playbooks.values())
 
     @property
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[FileProblem]:
         """What is wrong with the files as they are now, in the order of files and lines."""
         return self._snapshot.problems
 
@@ -112,17 +115,17 @@ class Library:
         """Take in what has changed on disk; whether anything had. Never raises for a file's sake."""
         with self._reloading:
             files: dict[Path, LoadedFile] = {}
-            absent: list[Problem] = []
+            absent: list[FileProblem] = []
             for root in self._roots:
                 if not root.exists():
-                    absent.append(Problem(str(root), None, None, "there is no such file or directory"))
+                    absent.append(FileProblem(str(root), None, None, "there is no such file or directory"))
                     continue
                 for path in loader.playbook_files(root):
                     files.setdefault(path, self._load(path))
             snapshot = _assemble(files.values(), absent, self._snapshot)
             changed = files != self._files or snapshot.problems != self._snapshot.problems
             if changed:
-                self._tell(snapshot)
+                self._report(snapshot)
             self._files, self._snapshot = files, snapshot
             return changed
 
@@ -156,45 +159,44 @@ class Library:
         now = loader.load_file(path, self._actions, self._identity, before)
         if before is None or now is before or not now.problems:
             return now
-        fresh = {book.spec.name for book in now.books}
-        kept = tuple(book for book in before.books if book.spec.name not in fresh)
-        return LoadedFile(path, now.digest, (*now.books, *kept), now.problems)
+        fresh = {playbook.spec.name for playbook in now.playbooks}
+        kept = tuple(playbook for playbook in before.playbooks if playbook.spec.name not in fresh)
+        return LoadedFile(path, now.digest, (*now.playbooks, *kept), now.problems)
 
-    def _tell(self, snapshot: _Snapshot) -> None:
-        log.info("playbooks loaded", playbooks=len(snapshot.books), problems=len(snapshot.problems))
+    def _report(self, snapshot: _Snapshot) -> None:
+        log.info("playbooks loaded", playbooks=len(snapshot.playbooks), problems=len(snapshot.problems))
         for problem in snapshot.problems:
             if problem not in self._snapshot.problems:
                 log.warning("a playbook cannot be loaded", problem=str(problem))
         if self._metrics is not None:
-            self._metrics.playbooks_loaded.set(len(snapshot.books))
+            self._metrics.playbooks_loaded.set(len(snapshot.playbooks))
             self._metrics.playbook_errors.set(len({problem.file for problem in snapshot.problems}))
 
 
-def _assemble(files: Iterable[LoadedFile], absent: Iterable[Problem], before: _Snapshot) -> _Snapshot:
+def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
     """One catalog of all files. Of two playbooks with one name the one that is loaded already stays."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]
-    books = [book for file in files for book in file.books]
-    for book in sorted(books, key=lambda book: not _was_chosen(book, before)):
-        first = chosen.setdefault(book.spec.name, book)
-        if first is not book:
-            place = f"{first.source}:{first.line}"
-            told = f"playbook {book.spec.name!r} is also in {place}; that one is used"
-            problems.append(Problem(book.source, book.line, 1, told))
+    playbooks = [playbook for file in files for playbook in file.playbooks]
+    for playbook in sorted(playbooks, key=lambda playbook: not _was_chosen(playbook, before)):
+        first = chosen.setdefault(playbook.spec.name, playbook)
+        if first is not playbook:
+            message = f"playbook {playbook.spec.name!r} is also in {first.source}:{first.line}; that one is used"
+            problems.append(FileProblem(playbook.source, playbook.line, 1, message))
     ordered = {name: chosen[name] for name in sorted(chosen)}
     return _Snapshot(ordered, _index(ordered.values()), tuple(sorted(problems)))
 
 
-def _was_chosen(book: YamlPlaybook, before: _Snapshot) -> bool:
-    chosen = before.books.get(book.spec.name)
-    return chosen is not None and (chosen.source, chosen.line) == (book.source, book.line)
+def _was_chosen(playbook: YamlPlaybook, before: _Snapshot) -> bool:
+    chosen = before.playbooks.get(playbook.spec.name)
+    return chosen is not None and (chosen.source, chosen.line) == (playbook.source, playbook.line)
 
 
-def _index(books: Iterable[YamlPlaybook]) -> dict[str, tuple[YamlPlaybook, ...]]:
-    """The books by the alertnames that they react to, in the order given."""
-    found: dict[str, tuple[YamlPlaybook, ...]] = {}
-    for book in books:
-        for name in dict.fromkeys(book.spec.on.alertnames):
-            found[name] = (*found.get(name, ()), book)
-    return found
+def _index(playbooks: Iterable[YamlPlaybook]) -> dict[str, tuple[YamlPlaybook, ...]]:
+    """The playbooks by the alertnames that they react to, in the order given."""
+    by_alert: dict[str, tuple[YamlPlaybook, ...]] = {}
+    for playbook in playbooks:
+        for name in dict.fromkeys(playbook.spec.on.alertnames):
+            by_alert[name] = (*by_alert.get(name, ()), playbook)
+    return by_alert

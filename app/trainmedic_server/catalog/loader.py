@@ -1,4 +1,4 @@
-"""One playbook file: its books, and everything that is wrong with it.
+"""One file of playbooks: what it holds, and everything that is wrong with it.
 
 Callers: ``library``, and ``check`` of the simulation.
 """
@@ -14,7 +14,7 @@ from trainmedic_server import errors
 from trainmedic_server.catalog import attachments, yaml_text
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.compiler import compile_document
-from trainmedic_server.catalog.problems import Problem
+from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 
@@ -22,70 +22,69 @@ TEST_SUFFIX = "_test"
 """``<name>_test.yaml`` beside a playbook holds its tests."""
 _ENDINGS = (".yaml", ".yml")
 
-
-Attached = Mapping[Path, str | Problem]
+Attached = Mapping[Path, str | FileProblem]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedFile:
-    """What a file held: ``digest`` is of its bytes and of those of the files that it names, empty where
-    they could not be read."""
+    """What a file held."""
 
     path: Path
     digest: str
-    books: tuple[YamlPlaybook, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    """SHA-256 of its bytes and those of the files that it names; empty where they could not be read."""
+    playbooks: tuple[YamlPlaybook, ...] = ()
+    problems: tuple[FileProblem, ...] = ()
 
 
 def load(
     text: str, source: str, actions: Actions, identity: IdentityLabels, attached: Attached | None = None
-) -> tuple[list[YamlPlaybook], list[Problem]]:
+) -> tuple[list[YamlPlaybook], list[FileProblem]]:
     """The playbooks that `text` holds, and the problems of all its documents.
 
     `attached` are the texts of the files that they name; None where the text is complete.
     """
     documents, problems = yaml_text.read(text, source)
-    books: list[YamlPlaybook] = []
+    playbooks: list[YamlPlaybook] = []
     if problems:
-        # A document whose YAML is in doubt may not mean what it says; the others' problems are told too.
-        found = [compile_document(document, actions, identity) for document in documents]
-        problems.extend(problem for each in found if isinstance(each, list) for problem in each)
+        # A document whose YAML is in doubt may not mean what it says; the others' problems are reported too.
+        results = [compile_document(document, actions, identity) for document in documents]
+        problems.extend(problem for result in results if isinstance(result, list) for problem in result)
         return [], sorted(set(problems))
     for document in documents:
         whole = document if attached is None else attachments.attach(document, attached)
         made = whole if isinstance(whole, list) else compile_document(whole, actions, identity)
         if isinstance(made, YamlPlaybook):
-            books.append(made)
+            playbooks.append(made)
         else:
             problems.extend(made)
-    return books, problems
+    return playbooks, problems
 
 
 def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> YamlPlaybook:
     """The one playbook that `text` holds. Raises PlaybookError with everything that is wrong."""
-    books, problems = load(text, source, actions, identity)
-    if problems or len(books) != 1:
-        raise errors.PlaybookError("\n".join(map(str, problems)) or f"{source}: not one playbook, but {len(books)}")
-    return books[0]
+    playbooks, problems = load(text, source, actions, identity)
+    if problems or len(playbooks) != 1:
+        raise errors.PlaybookError("\n".join(map(str, problems)) or f"{source}: not one playbook, but {len(playbooks)}")
+    return playbooks[0]
 
 
 def load_file(
-    path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels(), known: LoadedFile | None = None
+    path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels(), before: LoadedFile | None = None
 ) -> LoadedFile:
-    """The file's content; `known` itself where that has not changed."""
+    """The file's content; `before` itself where that has not changed."""
     raw = _read(path)
-    if isinstance(raw, Problem):
+    if isinstance(raw, FileProblem):
         return LoadedFile(path, "", (), (raw,))
     text = yaml_text.decode(raw, str(path))
-    if isinstance(text, Problem):
+    if isinstance(text, FileProblem):
         return LoadedFile(path, hashlib.sha256(raw).hexdigest(), (), (text,))
     attached = _attached(text, str(path))
-    seen = [raw, *(str(each).encode() for each in attached.values())]
-    digest = hashlib.sha256(b"\0".join(seen)).hexdigest()
-    if known is not None and known.digest == digest:
-        return known
-    books, problems = load(text, str(path), actions, identity, attached)
-    return LoadedFile(path, digest, tuple(books), tuple(problems))
+    contents = [raw, *(str(text).encode() for text in attached.values())]
+    digest = hashlib.sha256(b"\0".join(contents)).hexdigest()
+    if before is not None and before.digest == digest:
+        return before
+    playbooks, problems = load(text, str(path), actions, identity, attached)
+    return LoadedFile(path, digest, tuple(playbooks), tuple(problems))
 
 
 def _attached(text: str, source: str) -> Attached:
@@ -96,21 +95,23 @@ def _attached(text: str, source: str) -> Attached:
     return {path: read_text(path) for document in documents for path in attachments.paths(document)}
 
 
-def read_text(path: Path) -> str | Problem:
+def read_text(path: Path) -> str | FileProblem:
     """The text of a file, or why it cannot be read."""
     raw = _read(path)
-    return raw if isinstance(raw, Problem) else yaml_text.decode(raw, str(path))
+    return raw if isinstance(raw, FileProblem) else yaml_text.decode(raw, str(path))
 
 
-def _read(path: Path) -> bytes | Problem:
+def _read(path: Path) -> bytes | FileProblem:
     try:
         if not path.is_file():
-            return Problem(str(path), None, None, "not a regular file" if path.exists() else "there is no such file")
+            return FileProblem(
+                str(path), None, None, "not a regular file" if path.exists() else "there is no such file"
+            )
         with path.open("rb") as file:
-            # One byte more than is allowed tells that there is more, however large the file is.
+            # One byte more than is allowed shows that there is more, however large the file is.
             return file.read(yaml_text.MAX_BYTES + 1)
     except OSError as error:
-        return Problem(str(path), None, None, f"cannot be read: {error.strerror or type(error).__name__}")
+        return FileProblem(str(path), None, None, f"cannot be read: {error.strerror or type(error).__name__}")
 
 
 def playbook_files(root: Path) -> Iterator[Path]:

@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 
-class TooLong(Exception):
+class ValueTooLong(Exception):
     """A value is too long to try a regular expression on."""
 
 
@@ -45,7 +45,7 @@ class Matcher:
         if self.pattern is None:
             return (value == self.value) is (self.operator == "=")
         if len(value) > regexes.LONGEST_VALUE:
-            raise TooLong(f"label {self.label} has {len(value)} characters, too many for a regular expression")
+            raise ValueTooLong(f"label {self.label} has {len(value)} characters, too many for a regular expression")
         return (self.pattern.fullmatch(value) is not None) is (self.operator == "=~")
 
     def __str__(self) -> str:
@@ -60,21 +60,21 @@ def parse(text: str) -> tuple[Matcher, ...]:
         if tokens[-1] != ("mark", "}"):
             raise ValueError("the '{' is not closed")
         tokens = tokens[1:-1]
-    found: list[Matcher] = []
+    matchers: list[Matcher] = []
     while tokens:
         if len(tokens) < 3 or tokens[1][0] != "operator" or "mark" in (tokens[0][0], tokens[2][0]):
             raise ValueError(_malformed(tokens))
         (_, label), (_, operator), (kind, value) = tokens[:3]
         if kind == "operator" or tokens[0][0] == "operator" or not label:
             raise ValueError(_malformed(tokens))
-        found.append(_matcher(label, operator, value))
+        matchers.append(_matcher(label, operator, value))
         tokens = tokens[3:]
         if tokens and tokens[0] != ("mark", ","):
             raise ValueError(f"expected ',' or the end, not {shown(tokens[0][1])}")
         tokens = tokens[1:]
-    if not found:
+    if not matchers:
         raise ValueError('a matcher is a label, an operator (=, !=, =~, !~) and a value: severity="critical"')
-    return tuple(found)
+    return tuple(matchers)
 
 
 def _matcher(label: str, operator: str, value: str) -> Matcher:
@@ -88,20 +88,20 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     at = 0
     tokens: list[tuple[str, str]] = []
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
+        match = _TOKEN.match(text, at)
+        if match is None:
             raise ValueError(f"{shown(text[at:].lstrip()[:1])} is not allowed outside double quotes")
-        kind = found.lastgroup or ""
-        token = found[kind]
+        kind = match.lastgroup or ""
+        token = match[kind]
         tokens.append((kind, _unquoted(token) if kind == "quoted" else token))
-        at = found.end()
+        at = match.end()
     return tokens
 
 
 def _unquoted(token: str) -> str:
     # An unknown escape stays as it is, so that "\d" reaches the regular expression (as in Alertmanager's
     # classic mode).
-    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), token[1:-1])
+    return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), token[1:-1])
 
 
 def _malformed(tokens: list[tuple[str, str]]) -> str:

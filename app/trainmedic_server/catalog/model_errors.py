@@ -1,4 +1,4 @@
-"""Validating a document against a pydantic model, and telling the errors in plain words at their place.
+"""Validating a document against a pydantic model, and saying in plain words what is wrong at which place.
 
 Callers: the compiler (playbooks, actions' parameters) and the reader of playbook tests.
 """
@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainmedic_server.catalog.problems import Path, Problem, did_you_mean, shown, where
-from trainmedic_server.catalog.yaml_text import Document
+from trainmedic_server.catalog.problems import DocumentPath, FileProblem, did_you_mean, path_text, shown
+from trainmedic_server.catalog.yaml_text import YamlDocument
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -42,10 +42,10 @@ _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ValidationFault:
     """One validation error: where in the document, of which pydantic type, and in which words."""
 
-    path: Path
+    path: DocumentPath
     type: str
     message: str
 
@@ -54,7 +54,7 @@ class Fault:
         return self.type == "extra_forbidden"
 
 
-def validate(model: type[M], document: Document) -> M | list[Problem]:
+def validate(model: type[M], document: YamlDocument) -> M | list[FileProblem]:
     """The document as a `model`, or everything that is wrong with it."""
     try:
         return model.model_validate(document.value)
@@ -62,29 +62,29 @@ def validate(model: type[M], document: Document) -> M | list[Problem]:
         return problems(document, (), faults(error, model, document.value))
 
 
-def problems(document: Document, prefix: Path, found: Iterable[Fault]) -> list[Problem]:
-    """The faults of the value at `prefix`, each with its place in the file."""
-    told: dict[Problem, None] = {}
-    for fault in found:
+def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[ValidationFault]) -> list[FileProblem]:
+    """The faults of the value at `prefix`, each with its place in the file; what reads alike stands once."""
+    distinct: dict[FileProblem, None] = {}
+    for fault in faults:
         path = (*prefix, *fault.path)
-        name = where(path)
+        name = path_text(path)
         message = fault.message if fault.is_about_a_key or not name else f"{name}: {fault.message}"
-        told.setdefault(document.problem(path, message, at_key=fault.is_about_a_key))
-    return list(told)
+        distinct.setdefault(document.problem(path, message, at_key=fault.is_about_a_key))
+    return list(distinct)
 
 
-def faults(error: ValidationError, model: type[BaseModel], value: Any) -> list[Fault]:
+def faults(error: ValidationError, model: type[BaseModel], value: Any) -> list[ValidationFault]:
     """The errors of validating `value`, with the branches of unions that it does not take left out."""
     details = error.errors(include_url=False)
     followed = [_follow(detail, value) for detail in details]
-    kept: list[Fault] = []
+    kept: list[ValidationFault] = []
     for detail, place in zip(details, followed, strict=True):
         rivals = [other for other in followed if other.labels and other.path[: len(place.path)] == place.path]
         if place.labels and not _is_meant(place, rivals):
             continue
         if detail["type"] in ("too_short", "string_too_short") and place.value:
-            continue  # pydantic counts what was valid; the faults of what was not are told
-        kept.append(Fault(place.path, detail["type"], _words(detail, model)))
+            continue  # pydantic counts only what was valid; the faults of the rest are reported themselves
+        kept.append(ValidationFault(place.path, detail["type"], _words(detail, model)))
     return kept
 
 
@@ -92,7 +92,7 @@ def faults(error: ValidationError, model: type[BaseModel], value: Any) -> list[F
 class _Place:
     """Where an error is: the path, the union branches that were tried on the way, and what stands there."""
 
-    path: Path
+    path: DocumentPath
     labels: tuple[str, ...]
     value: Any
 
@@ -103,7 +103,7 @@ def _follow(detail: ErrorDetails, value: Any) -> _Place:
     labels: list[str] = []
     tagged = -1
     for part in loc:
-        # The tag of a step's kind may read like one of its keys, so it is told by its place.
+        # The tag of a step's kind may read like one of its keys, so it is recognised by its place.
         is_step = len(path) >= 2 and isinstance(path[-1], int) and path[-2] in _TAGGED
         if is_step and tagged != len(path):
             tagged = len(path)
@@ -145,7 +145,7 @@ def _shape_of_branch(label: str) -> str:
 
 
 def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
-    kind, loc, given = detail["type"], detail["loc"], detail.get("input")
+    kind, loc, value = detail["type"], detail["loc"], detail.get("input")
     context = detail.get("ctx", {})
     is_of_step = len(loc) == 4 and loc[0] in _TAGGED and loc[-1] in _STEP_KINDS
     if is_of_step and kind in ("missing", "extra_forbidden"):
@@ -156,15 +156,15 @@ def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"unknown key {loc[-1]!r}{did_you_mean(str(loc[-1]), allowed_keys(model, loc[:-1]))}"
     if kind in ("enum", "literal_error"):
         right = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        hint = did_you_mean(given, right) if isinstance(given, str) else ""
+        hint = did_you_mean(value, right) if isinstance(value, str) else ""
         if len(right) == 1:
-            return f"must be {right[0]!r}, not {shown(given)}"
-        return f"{shown(given)} is not one of {', '.join(right)}{hint}"
+            return f"must be {right[0]!r}, not {shown(value)}"
+        return f"{shown(value)} is not one of {', '.join(right)}{hint}"
     if kind in ("value_error", "assertion_error"):
         return str(context.get("error", detail["msg"]))
     if kind == "string_pattern_mismatch":
         described = "{0,126}" in str(context.get("pattern", ""))
-        return f"{shown(given)} {_IDENTIFIER if described else 'does not match ' + str(context.get('pattern'))}"
+        return f"{shown(value)} {_IDENTIFIER if described else 'does not match ' + str(context.get('pattern'))}"
     if kind in ("too_short", "string_too_short"):
         return "must not be empty"
     return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")

@@ -9,12 +9,12 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-Path = tuple[str | int, ...]
+DocumentPath = tuple[str | int, ...]
 """The way from a document's top to a value: keys and indexes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FileProblem:
     """One mistake. ``line`` and ``column`` count from 1; None where the file as a whole is meant."""
 
     file: str
@@ -27,7 +27,7 @@ class Problem:
             return f"{self.file}: {self.message}"
         return f"{self.file}:{self.line}:{self.column}: {self.message}"
 
-    def __lt__(self, other: Problem) -> bool:
+    def __lt__(self, other: FileProblem) -> bool:
         return self._place() < other._place()
 
     def _place(self) -> tuple[str, int, int, str]:
@@ -47,7 +47,7 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def where(path: Path) -> str:
+def path_text(path: DocumentPath) -> str:
     """A path as people write it: ``steps[0].with.percent``."""
     text = ""
     for part in path:

@@ -79,14 +79,14 @@ class _Translation:
         self._out.append(text)
         self._at += len(text)
 
-    def _repeat(self, found: re.Match[str]) -> None:
-        text = found[0]
-        most = found["most"] if found["comma"] else found["least"]
-        if found["least"] and max(int(found["least"]), int(most or 0)) > 1000:
+    def _repeat(self, repeat: re.Match[str]) -> None:
+        text = repeat[0]
+        most = repeat["most"] if repeat["comma"] else repeat["least"]
+        if repeat["least"] and max(int(repeat["least"]), int(most or 0)) > 1000:
             raise ValueError(f"{text}: a repetition counts to 1000 at most")
-        if self._pattern[found.end() : found.end() + 1] in ("*", "+"):
-            raise ValueError(f"{self._pattern[found.start() : found.end() + 1]}: a repetition of a repetition")
-        endless = text[0] in "*+" or (found["comma"] is not None and most == "")
+        if self._pattern[repeat.end() : repeat.end() + 1] in ("*", "+"):
+            raise ValueError(f"{self._pattern[repeat.start() : repeat.end() + 1]}: a repetition of a repetition")
+        endless = text[0] in "*+" or (repeat["comma"] is not None and most == "")
         if self._last_endless and (endless or (most or "0") > "1"):
             raise ValueError(f"a repetition without end inside another one (before {text!r}) could take for ever")
         self._endless[-1] |= endless
@@ -95,19 +95,19 @@ class _Translation:
 
     def _open(self) -> None:
         self._last_endless = False
-        found = _GROUP.match(self._pattern, self._at)
-        if self._pattern.startswith("(?", self._at) and found is None:
+        group = _GROUP.match(self._pattern, self._at)
+        if self._pattern.startswith("(?", self._at) and group is None:
             raise ValueError(f"{self._pattern[self._at : self._at + 4]!r}: look-around and the like are not in RE2")
-        if found is None:
+        if group is None:
             self._take("(")
         else:
-            if "U" in (found["flags"] or ""):
+            if "U" in (group["flags"] or ""):
                 raise ValueError("the flag U is not supported")
-            self._out.append(f"(?P<{found['name']}>" if found["name"] else found[0])
-            self._at = found.end()
-            if found["colon"] == ")":
-                if found.start() > 0:
-                    raise ValueError(f"{found[0]}: flags stand at the beginning, or in a group: (?i:…)")
+            self._out.append(f"(?P<{group['name']}>" if group["name"] else group[0])
+            self._at = group.end()
+            if group["colon"] == ")":
+                if group.start() > 0:
+                    raise ValueError(f"{group[0]}: flags stand at the beginning, or in a group: (?i:…)")
                 return
         self._endless.append(False)
 

@@ -46,13 +46,13 @@ def json_schema(actions: Actions) -> dict[str, Any]:
     return {"$schema": DIALECT, **definitions.pop("Playbook"), "title": "Trainmedic playbook", "$defs": definitions}
 
 
-def _reachable(definitions: Mapping[str, Any], name: str, seen: frozenset[str] = frozenset()) -> set[str]:
+def _reachable(definitions: Mapping[str, Any], name: str, before: frozenset[str] = frozenset()) -> set[str]:
     """The definitions that the one of this name uses, itself included."""
-    found = {name}
+    reached = {name}
     for ref in _refs(definitions[name]):
-        if ref not in seen | found:
-            found |= _reachable(definitions, ref, seen | found)
-    return found
+        if ref not in before | reached:
+            reached |= _reachable(definitions, ref, before | reached)
+    return reached
 
 
 def _refs(schema: Any) -> list[str]:

@@ -33,7 +33,7 @@ _TARGET = {
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class VisibleNames:
     """What is in scope at one place of a playbook.
 
     ``steps`` are the ids of the steps that are over by then, ``later`` those of the others.
@@ -46,24 +46,24 @@ class Names:
     later: Collection[str] = ()
 
 
-def check(tree: nodes.Template, scope: Names, text: str) -> list[str]:
+def check(tree: nodes.Template, scope: VisibleNames, text: str) -> list[str]:
     """What is wrong with the names in `tree`; `text` is what was written."""
     try:
         unknown = meta.find_undeclared_variables(tree) - set(scope.names)
     except (jinja2.TemplateError, RecursionError):
-        return []  # compiling tells what it is
+        return []  # compiling it says what is wrong
     wrong = [_unknown_name(name, scope, text) for name in sorted(unknown)]
     assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     for parts in _chains(tree):
         if parts[0] not in assigned:
-            told = _unknown_member(parts, scope)
-            if told is not None and told not in wrong:
-                wrong.append(told)
+            mistake = _unknown_member(parts, scope)
+            if mistake is not None and mistake not in wrong:
+                wrong.append(mistake)
     wrong.extend(_unknown_statuses(tree))
     return wrong
 
 
-def _unknown_name(name: str, scope: Names, text: str) -> str:
+def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
     dashed = next((step for step in (*scope.steps, *scope.vars) if f"-{name}" in step and step in text), None)
     if dashed is not None:
         owner = "steps" if dashed in scope.steps else "vars"
@@ -93,7 +93,7 @@ def _chain(node: nodes.Node) -> tuple[str, ...] | None:
     return None
 
 
-def _unknown_member(parts: tuple[str, ...], scope: Names) -> str | None:
+def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
     """What is wrong with the last member of a chain; the chains that lead to it are looked at themselves."""
     owner, member = parts[:-1], parts[-1]
     match owner:
@@ -116,11 +116,11 @@ def _unknown_member(parts: tuple[str, ...], scope: Names) -> str | None:
             return None
 
 
-def _missing(what: str, member: str, known: Collection[str] | None) -> str | None:
-    if known is None or member in known or member in ("get", "items", "keys", "values"):
+def _missing(prefix: str, member: str, members: Collection[str] | None) -> str | None:
+    if members is None or member in members or member in ("get", "items", "keys", "values"):
         return None
-    hint = did_you_mean(member, known) or (f"; there are {', '.join(known)}" if known else "")
-    return f"{what} {member!r}{hint}"
+    hint = did_you_mean(member, members) or (f"; there are {', '.join(members)}" if members else "")
+    return f"{prefix} {member!r}{hint}"
 
 
 def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
@@ -132,7 +132,7 @@ def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _unknown_step(member: str, scope: Names) -> str | None:
+def _unknown_step(member: str, scope: VisibleNames) -> str | None:
     if member in scope.steps:
         return None
     dashed = next((step for step in scope.steps if step.startswith(f"{member}-")), None)

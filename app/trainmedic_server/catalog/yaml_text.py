@@ -30,12 +30,13 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from trainmedic_server.catalog.problems import Path, Problem, shown
+from trainmedic_server.catalog.problems import DocumentPath, FileProblem, shown
 
 MAX_BYTES = 1 << 20
 """Kubernetes keeps a ConfigMap under 1 MiB, and a playbook is a few kB."""
 MAX_VALUES = 50_000
 MAX_DEPTH = 60
+"""Well within the recursion limit of Python, for whatever walks through the value."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -48,7 +49,7 @@ _NAN = frozenset({".nan", ".NaN", ".NAN"})
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TextPosition:
     """A place in a file; line and column count from 1."""
 
     line: int
@@ -56,21 +57,21 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """One document: its plain value, its own text, and where everything in it is written."""
 
     source: str
     value: Any
     text: str
-    marks: Mapping[Path, Mark]
-    keys: Mapping[Path, Mark]
+    marks: Mapping[DocumentPath, TextPosition]
+    keys: Mapping[DocumentPath, TextPosition]
 
-    def problem(self, path: Path, message: str, *, at_key: bool = False) -> Problem:
+    def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
         """A problem with what stands at `path`, or as near above it as anything stands."""
         mark = (self.keys if at_key else self.marks).get(path) or self._nearest(path)
-        return Problem(self.source, mark.line, mark.column, message)
+        return FileProblem(self.source, mark.line, mark.column, message)
 
-    def _nearest(self, path: Path) -> Mark:
+    def _nearest(self, path: DocumentPath) -> TextPosition:
         while path not in self.marks:
             path = path[:-1]
         return self.marks[path]
@@ -84,43 +85,45 @@ class _Refused(Exception):
         self.event = event
 
 
-def decode(raw: bytes, source: str) -> str | Problem:
+def decode(raw: bytes, source: str) -> str | FileProblem:
     """The text of a file, or why it is none."""
     if len(raw) > MAX_BYTES:
-        return Problem(source, None, None, f"the file has over {MAX_BYTES} bytes")
+        return FileProblem(source, None, None, f"the file has over {MAX_BYTES} bytes")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return Problem(source, 1, 1, "the file is UTF-16; save it as UTF-8")
+        return FileProblem(source, 1, 1, "the file is UTF-16; save it as UTF-8")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = raw[: error.start].decode("utf-8", "replace")
         line, column = _line_column(before, len(before))
-        return Problem(source, line, column, f"the file is not UTF-8: byte 0x{raw[error.start]:02x}")
+        return FileProblem(source, line, column, f"the file is not UTF-8: byte 0x{raw[error.start]:02x}")
 
 
-def read(text: str, source: str) -> tuple[list[Document], list[Problem]]:
+def read(text: str, source: str) -> tuple[list[YamlDocument], list[FileProblem]]:
     """The documents of `text` in order, empty ones left out, and everything that is wrong with its YAML.
 
     After a syntax error nothing of the file is returned, because nobody can say what it meant.
     """
     if len(text) > MAX_BYTES:
-        return [], [Problem(source, None, None, f"the file has over {MAX_BYTES} characters")]
+        return [], [FileProblem(source, None, None, f"the file has over {MAX_BYTES} characters")]
     reader = _Reader(source, text)
     try:
         documents = list(reader.documents())
     except _Refused as refused:
         mark = refused.event.start_mark if refused.event else None
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        return [], [Problem(source, line, column, str(refused))]
+        return [], [FileProblem(source, line, column, str(refused))]
     except ReaderError as error:
         line, column = _line_column(text, error.position)
-        return [], [Problem(source, line, column, f"character {shown(chr(error.character))} is not allowed in YAML")]
+        return [], [
+            FileProblem(source, line, column, f"character {shown(chr(error.character))} is not allowed in YAML")
+        ]
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        return [], [Problem(source, line, column, _plain(error))]
+        return [], [FileProblem(source, line, column, _plain(error))]
     except (YAMLError, ValueError, RecursionError) as error:
-        return [], [Problem(source, 1, 1, f"not YAML: {type(error).__name__}")]
+        return [], [FileProblem(source, 1, 1, f"not YAML: {type(error).__name__}")]
     return documents, reader.problems
 
 
@@ -129,7 +132,7 @@ class _Frame:
     """A mapping or sequence that is being read."""
 
     value: dict[str, Any] | list[Any]
-    path: Path
+    path: DocumentPath
     anchor: str | None
     values_before: int
     key: str | None = None
@@ -140,9 +143,9 @@ class _Frame:
 class _Reader:
     source: str
     text: str
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[YamlDocument]:
         # Every event is read before any is used, so that a syntax error anywhere is found.
         self._values = 0
         began: int | None = None
@@ -153,7 +156,7 @@ class _Reader:
             elif isinstance(event, DocumentEndEvent):
                 if self._root is not None and began is not None:
                     text = self.text[self.text.rfind("\n", 0, began) + 1 : event.start_mark.index]
-                    yield Document(self.source, self._root, text, self._marks, self._keys)
+                    yield YamlDocument(self.source, self._root, text, self._marks, self._keys)
             elif isinstance(event, NodeEvent):
                 began = event.start_mark.index if began is None else began
                 self._node(event)
@@ -162,8 +165,8 @@ class _Reader:
 
     def _begin(self) -> None:
         self._root: Any = None
-        self._marks: dict[Path, Mark] = {}
-        self._keys: dict[Path, Mark] = {}
+        self._marks: dict[DocumentPath, TextPosition] = {}
+        self._keys: dict[DocumentPath, TextPosition] = {}
         self._stack: list[_Frame] = []
         self._anchors: dict[str, tuple[Any, int]] = {}
 
@@ -179,8 +182,8 @@ class _Reader:
             if len(self._stack) >= MAX_DEPTH:
                 raise _Refused(f"nested over {MAX_DEPTH} deep", event)
             self._count(1, event)
-            made: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
-            self._stack.append(_Frame(made, path, event.anchor, self._values))
+            container: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
+            self._stack.append(_Frame(container, path, event.anchor, self._values))
         elif isinstance(event, AliasEvent):
             self._put(self._alias(event))
         else:
@@ -191,7 +194,7 @@ class _Reader:
                 self._anchors[event.anchor] = (value, 1)
             self._put(value)
 
-    def _path_of_next(self, top: _Frame | None) -> Path:
+    def _path_of_next(self, top: _Frame | None) -> DocumentPath:
         if top is None:
             return ()
         if isinstance(top.value, list):
@@ -236,10 +239,10 @@ class _Reader:
         self._put(done.value)
 
     def _alias(self, event: AliasEvent) -> Any:
-        known = self._anchors.get(event.anchor)
-        if known is None:
+        anchored = self._anchors.get(event.anchor)
+        if anchored is None:
             raise _Refused(f"there is no complete anchor &{event.anchor} before this alias", event)
-        value, size = known
+        value, size = anchored
         self._count(size, event)
         return value
 
@@ -262,7 +265,7 @@ class _Reader:
 
     def _problem(self, event: Event, message: str) -> None:
         mark = _mark(event)
-        self.problems.append(Problem(self.source, mark.line, mark.column, message))
+        self.problems.append(FileProblem(self.source, mark.line, mark.column, message))
 
 
 def resolve(text: str) -> Any:
@@ -284,8 +287,8 @@ def resolve(text: str) -> Any:
     return float("nan") if text in _NAN else text
 
 
-def _mark(event: Event) -> Mark:
-    return Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+def _mark(event: Event) -> TextPosition:
+    return TextPosition(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 def _line_column(text: str, index: int) -> tuple[int, int]:

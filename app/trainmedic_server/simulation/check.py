@@ -9,7 +9,7 @@ from pathlib import Path
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.catalog.problems import Problem
+from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.simulation import suite_format
@@ -20,7 +20,7 @@ class CheckResult:
     """The playbooks that can be loaded, and every problem in the order of files and lines."""
 
     books: tuple[YamlPlaybook, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[FileProblem, ...]
 
 
 def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = IdentityLabels()) -> CheckResult:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from trainmedic_server.catalog.problems import Path
+from trainmedic_server.catalog.problems import DocumentPath
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.run import Controls, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
@@ -37,7 +37,7 @@ class Observations:
 class Difference:
     """One expectation that was not met. ``path`` is within the check."""
 
-    path: Path
+    path: DocumentPath
     expected: str
     got: str
 
@@ -48,7 +48,7 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
         made = [f"{decision.playbook} {decision.target or '-'}: {decision.decision}" for decision in observed.decisions]
         yield from _count(("decisions",), len(check.decisions), made, observed.unmatched)
         for index, (expected, got) in enumerate(zip(check.decisions, observed.decisions, strict=False)):
-            path: Path = ("decisions", index)
+            path: DocumentPath = ("decisions", index)
             yield from _equal((*path, "playbook"), expected.playbook, got.playbook)
             yield from _equal((*path, "target"), expected.target, got.target)
             yield from _equal((*path, "decision"), expected.decision, got.decision)
@@ -72,7 +72,7 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
     yield from _equal(("breaker_open",), check.breaker_open, observed.controls.breaker_open)
 
 
-def _run(path: Path, expected: RunExpected, record: RunRecord) -> Iterator[Difference]:
+def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterator[Difference]:
     run = record.run
     reason = f" ({run.message})" if run.message else ""
     yield from _equal((*path, "playbook"), expected.playbook, run.playbook)
@@ -93,7 +93,7 @@ def _run(path: Path, expected: RunExpected, record: RunRecord) -> Iterator[Diffe
         yield from _in_order((*path, "events"), expected.events, [event.kind for event in record.events])
 
 
-def _step(path: Path, expected: StepExpected, state: StepState) -> Iterator[Difference]:
+def _step(path: DocumentPath, expected: StepExpected, state: StepState) -> Iterator[Difference]:
     reason = state.error or state.message
     yield from _equal((*path, "status"), expected.status, state.status, f" ({reason})" if reason else "")
     yield from _contains((*path, "params"), expected.params, state.params)
@@ -105,7 +105,7 @@ def _step(path: Path, expected: StepExpected, state: StepState) -> Iterator[Diff
         yield from _undo((*path, "undo"), expected.undo, state.undo)
 
 
-def _undo(path: Path, expected: UndoExpected, undo: Undo | None) -> Iterator[Difference]:
+def _undo(path: DocumentPath, expected: UndoExpected, undo: Undo | None) -> Iterator[Difference]:
     if undo is None:
         yield Difference(path, "an undo", "none: the action has not begun, or cannot be undone")
         return
@@ -114,29 +114,31 @@ def _undo(path: Path, expected: UndoExpected, undo: Undo | None) -> Iterator[Dif
     yield from _contains((*path, "params"), expected.params, undo.params)
 
 
-def _equal(path: Path, expected: object, got: object, reason: str = "") -> Iterator[Difference]:
+def _equal(path: DocumentPath, expected: object, got: object, reason: str = "") -> Iterator[Difference]:
     if expected is not None and expected != got:
         yield Difference(path, _shown(expected), _shown(got) + reason)
 
 
-def _says(path: Path, expected: str | None, got: str | None) -> Iterator[Difference]:
+def _says(path: DocumentPath, expected: str | None, got: str | None) -> Iterator[Difference]:
     if expected is not None and expected not in (got or ""):
         yield Difference(path, f"a text with {_shown(expected)}", _shown(got) if got else "none")
 
 
-def _count(path: Path, expected: int, got: Sequence[str], unmatched: Sequence[str] = ()) -> Iterator[Difference]:
+def _count(
+    path: DocumentPath, expected: int, got: Sequence[str], unmatched: Sequence[str] = ()
+) -> Iterator[Difference]:
     if expected != len(got):
         lines = [*got, *(unmatched if expected > len(got) else ())]
         listed = "".join(f"\n      {line}" for line in lines)
         yield Difference(path, f"{expected}", f"{len(got)}{':' if lines else ''}{listed}")
 
 
-def _contains(path: Path, expected: object, got: object) -> Iterator[Difference]:
+def _contains(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
     if expected is not None:
         yield from _at_least(path, expected, got)
 
 
-def _at_least(path: Path, expected: object, got: object) -> Iterator[Difference]:
+def _at_least(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
     """Where both are mappings, `got` has at least the expected members; anything else is equal."""
     if not isinstance(expected, Mapping) or not isinstance(got, Mapping):
         if expected != got:
@@ -150,7 +152,7 @@ def _at_least(path: Path, expected: object, got: object) -> Iterator[Difference]
             yield Difference((*path, key), _shown(value), f"nothing; there are {others}")
 
 
-def _in_order(path: Path, expected: Sequence[str], got: Sequence[str]) -> Iterator[Difference]:
+def _in_order(path: DocumentPath, expected: Sequence[str], got: Sequence[str]) -> Iterator[Difference]:
     left = iter(got)
     for index, kind in enumerate(expected):
         if kind not in left:  # takes from the iterator up to the kind

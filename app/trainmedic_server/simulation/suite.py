@@ -17,8 +17,8 @@ from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
-from trainmedic_server.catalog.problems import Path as Place
-from trainmedic_server.catalog.problems import Problem, where
+from trainmedic_server.catalog.problems import DocumentPath as Place
+from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
@@ -58,7 +58,7 @@ class TestResult:
 
     name: str
     line: int | None
-    failures: tuple[Problem, ...]
+    failures: tuple[FileProblem, ...]
     seconds: float
 
 
@@ -68,7 +68,7 @@ class FileResult:
 
     path: Path
     results: tuple[TestResult, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FileProblem, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -82,7 +82,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
     for suite in suites:
         files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
-        books = [book for file in files for book in file.books]
+        books = [book for file in files for book in file.playbooks]
         problems.extend(unknown_names.problems(suite, books, actions))
         ready.append((suite, books))
     if problems:
@@ -248,7 +248,7 @@ class _Scenario:
         )
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
         for difference in expectations.differences(check, observed):
-            message = f"{when}, {where(difference.path)}: expected {difference.expected}, got {difference.got}"
+            message = f"{when}, {path_text(difference.path)}: expected {difference.expected}, got {difference.got}"
             self.fail((*place, *difference.path), message)
 
     async def _records(self) -> list[RunRecord]:

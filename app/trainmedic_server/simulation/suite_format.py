@@ -17,9 +17,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_server.catalog import loader, model_errors, yaml_text
-from trainmedic_server.catalog.problems import Path as Place
-from trainmedic_server.catalog.problems import Problem
-from trainmedic_server.catalog.yaml_text import Document
+from trainmedic_server.catalog.problems import DocumentPath as Place
+from trainmedic_server.catalog.problems import FileProblem
+from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.fields import Duration
@@ -259,7 +259,7 @@ class Suite:
     """The tests of one document, and where everything in it is written."""
 
     path: Path
-    document: Document
+    document: YamlDocument
     spec: SuiteEntry
 
     @property
@@ -271,7 +271,7 @@ class Suite:
         beside = [self.path.with_name(f"{name}{ending}") for ending in (".yaml", ".yml")]
         return (next((path for path in beside if path.exists()), beside[0]),)
 
-    def problem(self, path: Place, message: str, *, at_key: bool = False) -> Problem:
+    def problem(self, path: Place, message: str, *, at_key: bool = False) -> FileProblem:
         """A problem at the place of `path` in the file, where a list with one entry may be written without the list."""
         value = self.document.value
         written: list[str | int] = []
@@ -284,10 +284,10 @@ class Suite:
         return self.document.problem(tuple(written), message, at_key=at_key)
 
 
-def read(path: Path) -> tuple[list[Suite], list[Problem]]:
+def read(path: Path) -> tuple[list[Suite], list[FileProblem]]:
     """The suites of a test file, and everything that is wrong with it."""
     text = loader.read_text(path)
-    if isinstance(text, Problem):
+    if isinstance(text, FileProblem):
         return [], [text]
     documents, problems = yaml_text.read(text, str(path))
     suites: list[Suite] = []

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from trainmedic_server.catalog.problems import Path as Place
-from trainmedic_server.catalog.problems import Problem, did_you_mean
+from trainmedic_server.catalog.problems import DocumentPath as Place
+from trainmedic_server.catalog.problems import FileProblem, did_you_mean
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.engine import step_sequence
 from trainmedic_server.ports.actions import Actions
@@ -16,7 +16,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.simulation.suite_format import RunExpected, Suite
 
 
-def problems(suite: Suite, books: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[Problem]:
+def problems(suite: Suite, books: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[FileProblem]:
     """A problem for each step, action and playbook that a test names and that does not exist.
 
     A reply or an expectation for it would never be used, so that the test would pass without testing it.
@@ -39,7 +39,9 @@ def problems(suite: Suite, books: Sequence[CompiledPlaybook], actions: Actions) 
                 yield from _in_run(suite, run_place, run, step_ids, playbooks)
 
 
-def _in_run(suite: Suite, place: Place, run: RunExpected, step_ids: set[str], playbooks: set[str]) -> Iterator[Problem]:
+def _in_run(
+    suite: Suite, place: Place, run: RunExpected, step_ids: set[str], playbooks: set[str]
+) -> Iterator[FileProblem]:
     for step_id in run.steps:
         if step_id not in {*step_ids, APPROVAL}:
             yield _no_such(suite, (*place, "steps", step_id), "step", step_id, step_ids)
@@ -47,6 +49,6 @@ def _in_run(suite: Suite, place: Place, run: RunExpected, step_ids: set[str], pl
         yield _no_such(suite, (*place, "playbook"), "playbook", run.playbook, playbooks)
 
 
-def _no_such(suite: Suite, place: Place, kind: str, name: str, existing: Iterable[str]) -> Problem:
+def _no_such(suite: Suite, place: Place, kind: str, name: str, existing: Iterable[str]) -> FileProblem:
     message = f"there is no {kind} {name!r} in the playbooks under test{did_you_mean(name, existing)}"
     return suite.problem(place, message, at_key=kind != "playbook")

@@ -8,7 +8,7 @@ import pytest
 
 from trainmedic_server import errors
 from trainmedic_server.catalog import expressions
-from trainmedic_server.catalog.expressions import Expression, Malformed, Rendering
+from trainmedic_server.catalog.expressions import Expression, Malformed, ValueTemplate
 
 SCOPE: dict[str, Any] = {
     "labels": {"severity": "warning", "items": "label called items", "evil": "{{ vars.n }}"},
@@ -18,7 +18,7 @@ SCOPE: dict[str, Any] = {
 
 
 def render(value: Any) -> Any:
-    return Rendering(value, "with").render(SCOPE)
+    return ValueTemplate(value, "with").render(SCOPE)
 
 
 def test_one_expression_alone_keeps_its_type() -> None:
@@ -128,5 +128,5 @@ def test_what_is_no_expression_is_refused(text: str, told: str) -> None:
 def test_what_is_no_template_is_refused(text: str, told: str) -> None:
     """When the playbook is loaded; unknown filters and tests too."""
     with pytest.raises(Malformed) as caught:
-        Rendering(text, "with")
+        ValueTemplate(text, "with")
     assert told in str(caught.value)

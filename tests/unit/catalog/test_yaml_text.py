@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainmedic_server.catalog import yaml_text
-from trainmedic_server.catalog.problems import Problem
-from trainmedic_server.catalog.yaml_text import Mark
+from trainmedic_server.catalog.problems import FileProblem
+from trainmedic_server.catalog.yaml_text import TextPosition
 
 
 def test_plain_words_that_older_yaml_read_as_something_else_stay_text() -> None:
@@ -30,9 +30,9 @@ def test_plain_scalars_have_the_core_schemas_types(text: str, value: object) -> 
 def test_every_key_and_value_knows_its_place() -> None:
     """Lines and columns count from 1."""
     (document,), _ = yaml_text.read("a:\n  - b: 1\n    c: 2\n", "f")
-    assert document.keys["a", 0, "c"] == Mark(3, 5)
-    assert document.marks["a", 0, "c"] == Mark(3, 8)
-    assert document.problem(("a", 0, "nothing"), "m") == Problem("f", 2, 5, "m")
+    assert document.keys["a", 0, "c"] == TextPosition(3, 5)
+    assert document.marks["a", 0, "c"] == TextPosition(3, 8)
+    assert document.problem(("a", 0, "nothing"), "m") == FileProblem("f", 2, 5, "m")
 
 
 def test_documents_of_one_file_keep_their_own_text() -> None:
@@ -89,7 +89,7 @@ def test_a_bomb_of_aliases_is_refused() -> None:
 def test_odd_encodings_and_sizes_are_refused(raw: bytes, told: str) -> None:
     """A file is UTF-8, with or without a byte order mark, and bounded."""
     problem = yaml_text.decode(raw, "f")
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, FileProblem)
     assert told in problem.message
 
 
