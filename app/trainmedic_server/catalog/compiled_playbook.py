@@ -15,7 +15,7 @@ from trainmedic_server import errors
 from trainmedic_server.catalog import model_errors
 from trainmedic_server.catalog.expressions import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.catalog.matchers import Matcher, ValueTooLong
-from trainmedic_server.catalog.problems import DocumentPath
+from trainmedic_server.catalog.problems import DocumentPath, path_text
 from trainmedic_server.domain import job_names
 from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert

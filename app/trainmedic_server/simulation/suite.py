@@ -18,7 +18,7 @@ from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.catalog.problems import DocumentPath as Place
-from trainmedic_server.catalog.problems import FileProblem
+from trainmedic_server.catalog.problems import FileProblem, path_text
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery

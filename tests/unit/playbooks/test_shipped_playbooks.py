@@ -37,5 +37,5 @@ def test_a_shipped_playbook_does_what_its_tests_say(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_shipped_playbook_tells_people_when_it_failed(path):
     """And a server without a notification channel makes that no failure of its own."""
-    (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).books
+    (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
     assert [(step.action, step.on_error) for step in book.spec.on_failure] == [("notify", "continue")]
