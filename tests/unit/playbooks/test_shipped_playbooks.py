@@ -22,7 +22,7 @@ def test_a_shipped_playbook_has_its_name_and_its_tests(path):
     """One playbook a file, of the file's name, with a test file beside it."""
     loaded = loader.load_file(path, registry.specs_only(), IdentityLabels())
     assert loaded.problems == ()
-    assert [book.spec.name for book in loaded.books] == [path.stem]
+    assert [book.spec.name for book in loaded.playbooks] == [path.stem]
     assert path.with_name(f"{path.stem}{loader.TEST_SUFFIX}.yaml") in SUITES
 
 
