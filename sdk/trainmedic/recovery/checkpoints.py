@@ -165,7 +165,7 @@ def write_durably(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except BaseException:
+    except BaseException:  # an interrupt, too, leaves nothing half-written behind
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise

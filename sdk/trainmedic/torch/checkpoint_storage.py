@@ -34,7 +34,6 @@ TRAINING, RUN = "training.pt", "run.pt"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
 _LEFTOVER = re.compile(r"unfinished-\d+-step-\d+\Z|abandoned-\d+-step-\d+\Z")
 
-
 # What torch.load raises for files that are missing, cut off, changed, or of another time.
 _UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError),
@@ -54,7 +53,11 @@ class PartlyLoaded(UnusableCheckpoint):
 
 
 class HalfLoaded(TrainmedicError):
-    """A checkpoint was loaded in part, or on some ranks only. There is nothing left that one could train on."""
+    """A checkpoint was loaded in part, or on some ranks only, which ends the training.
+
+    Weights of one step beside moments of another, or other weights than on other ranks, raise no error: training
+    would go on and be worth nothing.
+    """
 
 
 class CheckpointStorage(Protocol):
@@ -112,7 +115,7 @@ class CheckpointDirectory:
             contents = {TRAINING: parts.capture(), RUN: run}
             sizes = {name: write_file(unfinished / name, content) for name, content in contents.items()}
             at = self._publish(unfinished, path, step, sizes)
-        except BaseException:
+        except BaseException:  # an interrupt, too, leaves nothing half-written behind
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
         return SavedCheckpoint(step, at, path)
@@ -185,7 +188,7 @@ class CheckpointDirectory:
         facts = {"step": step, "at": envelope.write_time(at), "files": sizes, "checksums": checked, **more}
         try:
             checkpoints.mark_complete(path, facts)
-        except BaseException:
+        except BaseException:  # an interrupt, too, leaves nothing half-written behind
             shutil.rmtree(path, ignore_errors=True)
             raise
         return at

@@ -21,7 +21,7 @@ from trainmedic.torch import randomness
 from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource, shut_down_workers
 from trainmedic.torch.sample_order import Place, SampleOrder
 
-_MOST_EPOCHS = 10
+_MOST_EPOCHS = 10  # that a rollback may leave out: more is a mistake in the playbook
 
 
 class IndexedSource(BatchSource):

@@ -127,7 +127,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
             content, own = on_all_ranks(group, lambda: self._contents.capture(parts))
             on_all_ranks(group, lambda: self._write(unfinished, content, {"run": run, "own": own}))
             at = group.choose(lambda: self._finish(unfinished, path, step))
-        except BaseException:
+        except BaseException:  # an interrupt, too, leaves nothing half-written behind
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise

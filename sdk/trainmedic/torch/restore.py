@@ -1,10 +1,9 @@
 """Going back to a checkpoint, by a rollback or after a restart: which one, loading it, and going on from there.
 
 In a job of several ranks all go back to the same one, or none does. A state that is half loaded, or loaded on
-some ranks only, ends the training (`HalfLoaded`): the model would go on with weights of two different steps, or
-other weights than its fellow ranks have, which no error would ever tell. Not here: the loading itself
-(``checkpoint_storage``), how often one may go back (``rollback_budget``). Who calls it: `Run.resume`, the handler
-of ``job.rollback``, and the interrupter's thread, which only asks whether a rollback would be carried out.
+some ranks only, ends the training (`HalfLoaded`). Not here: the loading itself (``checkpoint_storage``), how often
+one may go back (``recovery.rollback_budget``). Who calls it: `Run.resume`, the handler of ``job.rollback``, and the
+interrupter's thread, which only asks whether a rollback would be carried out.
 """
 
 from __future__ import annotations
