@@ -19,10 +19,10 @@ for each other: each says which step it is at, and the agreed outcome lets all o
           +------------------ shared store -----------------+
                    keys in the ranks' common store
 
-``share`` is what the training thread calls. ``synchronizer`` is the thread beside it; it works in one of two roles
-(``role``): the ``coordinator`` of rank 0, with ``membership`` for who is there, or the ``participant`` of every other
-rank. They write ``decisions`` (what is carried out at which sync point) and ``rounds`` (every rank says something, all
-read the same conclusion) through ``shared_store``.
+``share`` is what the training thread calls. ``synchronizer`` is the thread beside it. It works in one of two roles: the
+``coordinator`` of rank 0, with ``membership`` for who is there, or the ``participant`` of every other rank. The ranks
+write ``decisions`` (what is carried out at which sync point) and ``rounds`` (every rank says something, all read the
+same conclusion) through ``shared_store``.
 
 Not here: finding a store (``trainmedic.distributed``), commands before and after (``trainmedic.job.queue``), what
 handlers see of it (``trainmedic.job.group``). Needs no PyTorch: a store is anything with four calls.

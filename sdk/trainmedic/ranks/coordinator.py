@@ -20,7 +20,7 @@ from trainmedic.job.group import ranks_named
 from trainmedic.job.queue import CommandQueue
 from trainmedic.ranks.decisions import AgreedOutcome, SyncDecision, SyncInterval, agree
 from trainmedic.ranks.membership import Membership
-from trainmedic.ranks.role import RankLost, RankStatus, TrainingPosition, outcome_key
+from trainmedic.ranks.rank_state import RankLost, RankStatus, TrainingPosition, outcome_key
 from trainmedic.ranks.shared_store import ExpiredKeys, SharedStore
 from trainmedic.wire import envelope
 from trainmedic.wire.backoff import Backoff
@@ -56,9 +56,10 @@ class RunningCommand:
 
 
 class Coordinator:
-    """See `trainmedic.ranks.role.RankRole`."""
+    """Rank 0's role. The synchronizer calls it in its thread; `Participant` has the same methods."""
 
     lead = 0.2
+    """How many seconds before the training thread is expected at a sync point its decision is made."""
 
     def __init__(self, queue: CommandQueue, base: SharedStore, interval: SyncInterval) -> None:
         self._queue = queue
@@ -79,16 +80,19 @@ class Coordinator:
         self._is_leaving = False
 
     def join(self) -> SharedStore | None:
-        """From now on, the keys of this start of the job are the current ones."""
+        """The keys of this start of the job, which from now on are the current ones."""
         self._base.set("current", self._store.token)
         return self._store
 
     def has_to_rejoin(self, position: TrainingPosition) -> bool:
+        """Whether a later start of the job has taken over before this rank's first sync point: never on rank 0,
+        whose part is over then. Raises RankLost."""
         if self._base.get("current") != self._store.token:
             raise RankLost("another start of this job has taken over")
         return False
 
     def work(self, now: float, own: RankStatus) -> float:
+        """Do what is due beside decisions and rounds; seconds until something is due again."""
         self.membership.own = own
         delay = self.membership.work(now)
         if self.membership.hosts:
@@ -101,11 +105,14 @@ class Coordinator:
         return delay
 
     def is_silent(self, rank: int, now: float) -> bool:
+        """Whether a rank that was there does not show itself any more."""
         return self.membership.is_silent(rank, now)
 
     # --- deciding -----------------------------------------------------------------------------------------
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision:
+        """The decision of the next sync point, made now. `waited` is for how many seconds the training thread has
+        waited for it, None where it does not wait yet."""
         number = position.number + 1
         commands = self._next_commands()
         key = f"decision/{number}"
@@ -117,6 +124,7 @@ class Coordinator:
         return decision
 
     def agree(self, decision: SyncDecision, statements: dict[int, Any], missing: list[int]) -> Any:
+        """The agreed outcome as it is written, from what the ranks state that have come to the sync point."""
         now = utc_now()
         in_time = {command.id for command in self._pending if now < command.expires_at}
         expired = {sent.id for sent in decision.commands} - in_time
@@ -124,6 +132,7 @@ class Coordinator:
         return agree(decision, statements, absent, expired, TOO_LATE).fields()
 
     def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
+        """The outcome stands: begin the commands that are carried out, answer those that are not."""
         if outcome.missing:
             self._missed_at = decision.number
             self._missing = outcome.missing
@@ -151,10 +160,9 @@ class Coordinator:
         point: the others have waited for it once.
         """
         self._take_pending()
-        others = self.membership.others
         if not self._pending or self.membership.absent():
             return []
-        if any(state.passed < self._missed_at for state in others.values()):
+        if any(status.passed < self._missed_at for status in self.membership.others.values()):
             return []
         commands: list[JobCommand] = []
         size = 0
@@ -188,6 +196,7 @@ class Coordinator:
     # --- outcomes -----------------------------------------------------------------------------------------
 
     def report(self, place: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
+        """This rank has answered the command at that place: the sync point, and its number among the commands."""
         running = self._running.get(place)
         if running is not None:
             running.command.outcomes[0] = (status, fitting(output))
@@ -234,11 +243,13 @@ class Coordinator:
         return utc_now() > command.expires_at + _OVERDUE or all(self.is_silent(rank, now) for rank in missing)
 
     def end_round(self, number: int, key: str) -> None:
+        """A round is over. Nobody reads it who has passed sync point `number`."""
         self._expired_keys.add_entries(number, key)
 
     # --- the end ------------------------------------------------------------------------------------------
 
     def leave(self, number: int) -> bool:
+        """Say that this rank ends, before sync point `number`; whether all is heard that is to be waited for."""
         if not self._is_leaving:
             self._is_leaving = True
             last = SyncDecision(number, 0, 1, (), "rank 0 has ended").fields()
@@ -247,6 +258,7 @@ class Coordinator:
         return not self._running and self._store.count_entries("left") >= len(self.membership.others)
 
     def abandon(self, reason: str) -> None:
+        """Nothing is carried out any more: answer what waits."""
         for running in list(self._running.values()):
             for rank in range(self._store.world_size):
                 running.command.outcomes.setdefault(rank, (envelope.FAILED, {"reason": reason}))

@@ -6,10 +6,9 @@ Who calls it: ``coordinator``, in rank 0's background thread; `figures` and `pla
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any, Mapping
 
-from trainmedic.ranks.role import RankStatus, TrainingPosition
+from trainmedic.ranks.rank_state import RankStatus
 from trainmedic.ranks.rounds import SILENT_AFTER
 from trainmedic.ranks.shared_store import SharedStore
 from trainmedic.wire.backoff import Backoff
@@ -18,29 +17,17 @@ _REFRESH_EVERY = 2.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 
 
-@dataclass(frozen=True)
-class RankState:
-    """What a rank has shown of itself last."""
-
-    heartbeat: int
-    passed: int
-    """The sync point that its training thread has passed last."""
-    about: Mapping[str, Any]
-    stats: Mapping[str, Any]
-    at: float
-    """When that heartbeat was first seen, by rank 0's monotonic clock."""
-
-
 class Membership:
     """The ranks of the job, as rank 0 knows them. ``base`` has the keys that do not belong to one start of the job."""
 
     def __init__(self, base: SharedStore, store: SharedStore) -> None:
         self._base = base
         self._store = store
-        self.own = RankStatus(0, TrainingPosition(), {}, {})
+        self.own = RankStatus()
         """What rank 0 shows of itself."""
-        self.others: dict[int, RankState] = {}
-        """The other ranks that have been let in."""
+        self.others: dict[int, RankStatus] = {}
+        """What the other ranks that have been let in have shown last."""
+        self._seen_at: dict[int, float] = {}  # when that heartbeat was first seen, by the monotonic clock
         self.hosts: Mapping[int, str] = {}
         """The hosts of the ranks that are known. Replaced whole, because other threads read it."""
         self._nonces: dict[int, str] = {}
@@ -63,27 +50,25 @@ class Membership:
 
     def is_silent(self, rank: int, now: float) -> bool:
         """Whether a rank that was there does not show itself any more."""
-        state = self.others.get(rank)
-        return state is not None and now - state.at > SILENT_AFTER
+        return now - self._seen_at.get(rank, now) > SILENT_AFTER
 
     def passed_by_all(self) -> int:
         """The last sync point that every rank has passed; -1 before all are there."""
         if len(self.others) < self._base.world_size - 1:
             return -1
-        return min([self.own.position.number, *(state.passed for state in self.others.values())])
+        return min([self.own.passed, *(status.passed for status in self.others.values())])
 
     def figures(self) -> Mapping[int, Mapping[str, Any]]:
         """The latest figures of every rank that lives."""
         now = time.monotonic()
-        others = {rank: state.stats for rank, state in list(self.others.items()) if not self.is_silent(rank, now)}
+        others = {rank: status.stats for rank, status in list(self.others.items()) if not self.is_silent(rank, now)}
         return {0: self.own.stats, **others}
 
     def placement(self) -> list[Mapping[str, Any]]:
         """Where each rank runs."""
-        others = sorted((rank, state.about) for rank, state in list(self.others.items()))
+        about = {0: self.own.about, **{rank: status.about for rank, status in list(self.others.items())}}
         return [
-            {"rank": rank, "node": about.get("node"), "gpu": about.get("gpu")}
-            for rank, about in [(0, self.own.about), *others]
+            {"rank": rank, "node": about[rank].get("node"), "gpu": about[rank].get("gpu")} for rank in sorted(about)
         ]
 
     def _let_in(self, now: float) -> float:
@@ -108,16 +93,17 @@ class Membership:
         return delay
 
     def _read_heartbeat(self, rank: int, now: float) -> None:
-        status = self._store.get(f"heartbeat/{rank}")
-        if status is None:
+        fields = self._store.get(f"heartbeat/{rank}")
+        if fields is None:
             return
+        status = RankStatus(**fields)
         before = self.others.get(rank)
         if before is None:
             self._base.delete(f"join/{rank}")
             self._base.delete(f"joined/{self._nonces.get(rank)}")
-        at = before.at if before is not None and before.heartbeat == status["heartbeat"] else now
-        state = RankState(status["heartbeat"], status["passed"], status["about"], status["stats"], at)
-        self.others[rank] = state
-        if before is None or before.about != state.about:
-            hosts = {other: str(state.about.get("host")) for other, state in self.others.items()}
+        if before is None or before.heartbeat != status.heartbeat:
+            self._seen_at[rank] = now
+        self.others[rank] = status
+        if before is None or before.about != status.about:
+            hosts = {other: str(shown.about.get("host")) for other, shown in self.others.items()}
             self.hosts = {**hosts, 0: str(self.own.about.get("host"))}

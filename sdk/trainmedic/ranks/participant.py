@@ -10,7 +10,7 @@ import time
 from typing import Any, Mapping
 
 from trainmedic.ranks.decisions import AgreedOutcome, SyncDecision, SyncInterval
-from trainmedic.ranks.role import (
+from trainmedic.ranks.rank_state import (
     HEARTBEAT_EVERY,
     HEARTBEAT_OF_MANY,
     RankLost,
@@ -30,7 +30,8 @@ _WIDEST = 32
 
 
 class Participant:
-    """See `trainmedic.ranks.role.RankRole`. ``patience`` is how many seconds a late decision is waited for."""
+    """The role of one rank; its methods are those of `Coordinator`. ``patience`` is how many seconds a late decision
+    is waited for."""
 
     lead = 0.1  # after the coordinator, which writes the decision
 
@@ -68,6 +69,7 @@ class Participant:
     # --- decisions ----------------------------------------------------------------------------------------
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision | None:
+        """The decision as it is read, None while there is none; made here where rank 0 is too late. Raises RankLost."""
         decision = self._read(position.number + 1)
         if decision is None and waited is not None and (waited >= self._patience or self._is_known_to_be_late()):
             decision = self._decide_nothing(position)

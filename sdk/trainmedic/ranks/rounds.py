@@ -10,7 +10,7 @@ Who calls it: ``synchronizer`` in the background thread (`Rounds`), handlers in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Protocol, TypeVar
+from typing import Any, Callable, Mapping, TypeVar
 
 from trainmedic.errors import NotAgreed, Refusal, Rejected, Unsupported
 from trainmedic.job.group import PATIENCE
@@ -41,18 +41,12 @@ class Round:
     """Seconds to wait for ranks that live."""
 
 
-class Liveness(Protocol):
-    """Who knows which ranks live."""
-
-    def is_silent(self, rank: int, now: float) -> bool: ...
-
-
 class Rounds:
-    """This rank's part in the rounds, one after the other."""
+    """This rank's part in the rounds, one after the other. ``is_silent`` says at a time whether a rank is gone."""
 
-    def __init__(self, store: SharedStore, liveness: Liveness) -> None:
+    def __init__(self, store: SharedStore, is_silent: Callable[[int, float], bool]) -> None:
         self._store = store
-        self._liveness = liveness
+        self._is_silent = is_silent
         self._entered: str | None = None
         self._looked_at = 0.0
 
@@ -66,7 +60,7 @@ class Rounds:
         if conclusion is not None:
             return conclusion
         if store.rank != 0:
-            if now - since < round_.patience + _GRACE and not self._liveness.is_silent(0, now):
+            if now - since < round_.patience + _GRACE and not self._is_silent(0, now):
                 return None
             return store.set_if_absent(end, {GONE: "rank 0 did not answer"})
         if round_.conclude is None:
@@ -92,7 +86,7 @@ class Rounds:
         return heard if all(self._will_not_come(round_, rank, now) for rank in awaited) else None
 
     def _will_not_come(self, round_: Round, rank: int, now: float) -> bool:
-        if self._liveness.is_silent(rank, now):
+        if self._is_silent(rank, now):
             return True
         return round_.outcomes_key is not None and self._store.get(f"{round_.outcomes_key}/{rank}") is not None
 

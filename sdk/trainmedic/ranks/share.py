@@ -22,10 +22,10 @@ from trainmedic.job.queue import CommandQueue
 from trainmedic.ranks.coordinator import Coordinator
 from trainmedic.ranks.decisions import AgreedOutcome, SyncDecision, SyncInterval
 from trainmedic.ranks.participant import Participant
-from trainmedic.ranks.role import RankLost, RankRole, TrainingPosition, outcome_key
+from trainmedic.ranks.rank_state import RankLost, TrainingPosition, outcome_key
 from trainmedic.ranks.rounds import RankGroup, Round
 from trainmedic.ranks.shared_store import KeyValueStore, SharedStore
-from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Synchronizer
+from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Role, Synchronizer
 from trainmedic.wire import envelope
 
 PATIENCE = 10.0
@@ -74,7 +74,7 @@ class Share:
         self._interval = SyncInterval(options.every)
         self._base = SharedStore(store, "", local.rank, local.world_size)
         self._coordinator = Coordinator(local.queue, self._base, self._interval) if local.queue is not None else None
-        role: RankRole = self._coordinator or Participant(self._base, self._interval, options.patience)
+        role: Role = self._coordinator or Participant(self._base, self._interval, options.patience)
         self._synchronizer = Synchronizer(self._base, role, self._interval, local.stats)
         self._synchronizer.about = local.about()
         self._synchronizer.start()

@@ -17,16 +17,18 @@ import logging
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Mapping
 
+from trainmedic.ranks.coordinator import Coordinator
 from trainmedic.ranks.decisions import AgreedOutcome, SyncDecision, SyncInterval
-from trainmedic.ranks.role import (
+from trainmedic.ranks.participant import Participant
+from trainmedic.ranks.rank_state import (
     HEARTBEAT_EVERY,
     HEARTBEAT_OF_MANY,
     MANY_RANKS,
     RankLost,
-    RankRole,
     RankStatus,
     TrainingPosition,
 )
@@ -44,6 +46,10 @@ _JOIN_EVERY = 0.02
 _LEAVE_EVERY = 0.005
 _IDLE_SECONDS = 2.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.25
+
+
+Role = Coordinator | Participant
+"""What rank 0 and the other ranks do differently."""
 
 
 class Inquiry:
@@ -64,7 +70,7 @@ class Synchronizer:
     """One rank's. The training thread sets ``position``, ``about`` and ``published``, and reads ``next_decision``."""
 
     def __init__(
-        self, base: SharedStore, role: RankRole, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
+        self, base: SharedStore, role: Role, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
     ) -> None:
         self.ended_because: str | None = None
         self.position = TrainingPosition()
@@ -83,7 +89,7 @@ class Synchronizer:
         self._closing_at: float | None = None
         self._store: SharedStore | None = None
         self._rounds: Rounds | None = None
-        self._status = RankStatus(0, self.position, {}, {})
+        self._status = RankStatus()
         self._heartbeat_due = 0.0
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, factor=1.5)
         self._wake = threading.Event()
@@ -114,7 +120,7 @@ class Synchronizer:
         return inquiry.result
 
     def report(self, place: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
-        """This rank's outcome of the command at that place, see `trainmedic.ranks.role.RankRole.report`."""
+        """This rank's outcome of the command at that place, see `Coordinator.report`."""
         self._outcomes.append((place, status, output))
         self._wake.set()
 
@@ -172,14 +178,14 @@ class Synchronizer:
             return 0.0  # it has to join again
         while self._outcomes:
             self._role.report(*self._outcomes.popleft())
-        status = RankStatus(self._status.heartbeat, self.position, self.about, self._status.stats)
-        delay = min(delay, self._role.work(now, status))
+        own = replace(self._status, passed=self.position.number, about=self.about)
+        delay = min(delay, self._role.work(now, own))
         return min(delay, self._look_ahead(now))
 
     def _join(self) -> SharedStore | None:
         self._store = self._role.join()
         if self._store is not None:
-            self._rounds = Rounds(self._store, self._role)
+            self._rounds = Rounds(self._store, self._role.is_silent)
         return self._store
 
     def _attempt_inquiries(self, now: float) -> float:
@@ -211,7 +217,7 @@ class Synchronizer:
         except Exception:
             if count == 1:
                 log.exception("the figures of rank %d cannot be measured", self._rank)
-        self._status = RankStatus(count, self.position, self.about, stats)
+        self._status = RankStatus(count, self.position.number, self.about, stats)
         store.set(f"heartbeat/{self._rank}", self._status.fields())
         return every
 
