@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from tests.support.postgres import PostgresServer
-from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store import schema
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 
 _EMPTY = [f"DELETE FROM {table.name}" for table in reversed(schema.metadata.sorted_tables)]
@@ -26,9 +26,9 @@ def shared_database(shared_postgres: PostgresServer) -> str:
 
 
 @pytest.fixture(params=["memory", "sqlite", "sqlite, as if others wrote too", "postgresql"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MemoryStore | SqlStore]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqlStore]:
     if request.param == "memory":
-        yield MemoryStore()
+        yield InMemoryStore()
         return
     if request.param == "postgresql":
         url: str = request.getfixturevalue("shared_database")
@@ -41,6 +41,6 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         return
     opened = SqlStore.open(f"sqlite:///{tmp_path}/state/trainmedic.db")
     # a writer that is not alone remembers nothing between transactions, and asks the tables each time
-    opened._writer._exclusive = request.param == "sqlite"
+    opened._writer._committer._exclusive = request.param == "sqlite"
     yield opened
     await opened.close()

@@ -8,21 +8,19 @@ import pytest
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run
-from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Decision, OperatorOrder, OrderKind, Run, Status
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 
-Store = MemoryStore | SqlStore
 Filter = HistoryFilter
 
 
-async def add(store: Store, *runs: Run) -> None:
+async def add(store: SqlStore, *runs: Run) -> None:
     await store.transact(lambda tx: tx.add_runs(runs))
 
 
-async def test_a_page_is_newest_first(store: Store) -> None:
+async def test_a_page_is_newest_first(store: SqlStore) -> None:
     """By creation, whatever the order of adding; without a next page there is no cursor."""
     old, middle, new = closed(1), closed(2), closed(3)
     await add(store, middle, new, old)
@@ -30,7 +28,7 @@ async def test_a_page_is_newest_first(store: Store) -> None:
     assert await store.page(Filter(), 3, None) == ([new, middle, old], None)
 
 
-async def test_pages_follow_each_other_without_gap_or_overlap(store: Store) -> None:
+async def test_pages_follow_each_other_without_gap_or_overlap(store: SqlStore) -> None:
     """Also where many runs were created in the same moment."""
     runs = [closed(number // 5, gpu(number)) for number in range(23)]
     await add(store, *runs)
@@ -45,7 +43,7 @@ async def test_pages_follow_each_other_without_gap_or_overlap(store: Store) -> N
     assert seen == sorted(runs, key=lambda one: (one.created_at, one.id), reverse=True)
 
 
-async def test_runs_that_arrive_never_shift_a_page(store: Store) -> None:
+async def test_runs_that_arrive_never_shift_a_page(store: SqlStore) -> None:
     """The next page is the same whether or not runs were added since the last."""
     first = [closed(number) for number in range(6)]
     await add(store, *first)
@@ -58,13 +56,13 @@ async def test_runs_that_arrive_never_shift_a_page(store: Store) -> None:
 @pytest.mark.parametrize(
     "cursor", ["", "nonsense", "bm8gZG90", "MTIzLg", "å", "a" * 5000, "OTk5OTk5OTk5OTk5OTk5OTk5OTkueA"]
 )
-async def test_what_is_not_a_cursor_is_refused(store: Store, cursor: str) -> None:
+async def test_what_is_not_a_cursor_is_refused(store: SqlStore, cursor: str) -> None:
     """With ValueError, for the caller to say so to its own."""
     with pytest.raises(ValueError, match="not a cursor"):
         await store.page(Filter(), 2, cursor)
 
 
-async def test_each_filter_keeps_what_it_says(store: Store) -> None:
+async def test_each_filter_keeps_what_it_says(store: SqlStore) -> None:
     """Equality for names; `since` inclusive and `until` exclusive; filters combine."""
     on_gpu = closed(1, gpu(3, "node-7"))
     on_job = closed(2, Target(TargetKind.JOB, job="llm"), playbook="rollback", alert_name="TrainingLossSpike")
@@ -91,7 +89,7 @@ async def test_each_filter_keeps_what_it_says(store: Store) -> None:
         assert [one async for one in store.stream(wanted)] == found, wanted
 
 
-async def test_a_filter_follows_a_runs_changes(store: Store) -> None:
+async def test_a_filter_follows_a_runs_changes(store: SqlStore) -> None:
     """A run is found under the status and decision that it has now."""
     one = run()
     await add(store, one)
@@ -101,7 +99,7 @@ async def test_a_filter_follows_a_runs_changes(store: Store) -> None:
     assert await store.page(Filter(decision="target_busy"), 10, None) == ([refused], None)
 
 
-async def test_a_stream_yields_everything_once(store: Store) -> None:
+async def test_a_stream_yields_everything_once(store: SqlStore) -> None:
     """However much it is, newest first, runs that arrive meanwhile left out or not at all in the way."""
     runs = [closed(number / 100, gpu(number)) for number in range(1203)]
     await add(store, *runs)
@@ -113,7 +111,7 @@ async def test_a_stream_yields_everything_once(store: Store) -> None:
     assert seen == runs[::-1]
 
 
-async def test_a_record_has_the_whole_story(store: Store) -> None:
+async def test_a_record_has_the_whole_story(store: SqlStore) -> None:
     """The run, its alerts in the order of tying, its events and its orders in the order of writing."""
     one, other = run(), run(target=gpu(1))
     first, second = heard("z"), heard("a", 1)
@@ -136,7 +134,7 @@ async def test_a_record_has_the_whole_story(store: Store) -> None:
     assert await store.record("unknown") is None
 
 
-async def test_events_come_in_the_order_of_their_numbers(store: Store) -> None:
+async def test_events_come_in_the_order_of_their_numbers(store: SqlStore) -> None:
     """Those after a number, at most so many, in the order in which they were written."""
     assert await store.last_seq() == 0
     assert await store.events_after(0, 10) == []
@@ -148,7 +146,7 @@ async def test_events_come_in_the_order_of_their_numbers(store: Store) -> None:
     assert await store.last_seq() == 3
 
 
-async def test_runs_are_counted_by_playbook_and_status(store: Store) -> None:
+async def test_runs_are_counted_by_playbook_and_status(store: SqlStore) -> None:
     """Decisions not to start included."""
     await add(store, run(), closed(1), closed(2), not_started(3), closed(4, playbook="rollback"))
     assert await store.playbook_counts() == {
@@ -157,7 +155,7 @@ async def test_runs_are_counted_by_playbook_and_status(store: Store) -> None:
     }
 
 
-async def test_steps_of_a_listed_run_are_its_own(store: Store) -> None:
+async def test_steps_of_a_listed_run_are_its_own(store: SqlStore) -> None:
     """A page's runs have their steps, in order, ``on_failure`` last."""
     steps = (values.step(0), values.step(1), values.step(0, "on_failure"))
     one, other = closed(1, steps=steps), closed(2, steps=())

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run, step, undo
 from trainmedic_server import errors
-from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import (
@@ -30,7 +29,6 @@ from trainmedic_server.domain.run import (
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import GuardFacts, HistoryFilter, LinkedRun, Transaction
 
-Store = MemoryStore | SqlStore
 Tx = Transaction
 
 COOL = ("cool", gpu().key)
@@ -40,7 +38,7 @@ any_values = settings(
 )
 
 
-async def keep(store: Store, *runs: Run, alerts: list[AlertRecord] | None = None) -> None:
+async def keep(store: SqlStore, *runs: Run, alerts: list[AlertRecord] | None = None) -> None:
     """Have the store keep these alerts (f1 if none are given) and runs, each tied to its alert."""
     records = alerts or [heard()]
 
@@ -55,12 +53,12 @@ async def keep(store: Store, *runs: Run, alerts: list[AlertRecord] | None = None
 # --- transactions -----------------------------------------------------------------------------------
 
 
-async def test_transact_returns_what_the_work_returns(store: Store) -> None:
+async def test_transact_returns_what_the_work_returns(store: SqlStore) -> None:
     """The result of the work is that of the call."""
     assert await store.transact(lambda tx: 42) == 42
 
 
-async def test_work_sees_what_it_wrote_itself(store: Store) -> None:
+async def test_work_sees_what_it_wrote_itself(store: SqlStore) -> None:
     """Within one unit, every read sees the unit's own writes, of every kind."""
 
     def work(tx: Tx) -> None:
@@ -89,7 +87,7 @@ async def test_work_sees_what_it_wrote_itself(store: Store) -> None:
     await store.transact(work)
 
 
-async def test_a_raising_unit_leaves_nothing(store: Store) -> None:
+async def test_a_raising_unit_leaves_nothing(store: SqlStore) -> None:
     """If the work raises, the caller gets its error and nothing of it is kept, whatever was read back in it."""
     one = run()
 
@@ -119,7 +117,7 @@ async def test_a_raising_unit_leaves_nothing(store: Store) -> None:
     assert await store.events_after(0, 10) == []
 
 
-async def test_a_raising_unit_gives_back_what_it_replaced(store: Store) -> None:
+async def test_a_raising_unit_gives_back_what_it_replaced(store: SqlStore) -> None:
     """What a raising unit changed is as it was before, not gone."""
     one = run()
     await keep(store, one)
@@ -138,7 +136,7 @@ async def test_a_raising_unit_gives_back_what_it_replaced(store: Store) -> None:
     assert await store.transact(lambda tx: tx.firing_with(["f1"])) == [heard()]
 
 
-async def test_concurrent_units_are_isolated_from_one_that_raises(store: Store) -> None:
+async def test_concurrent_units_are_isolated_from_one_that_raises(store: SqlStore) -> None:
     """Of many concurrent units, those that raise lose their writes and the others keep theirs."""
 
     def unit(number: int, tx: Tx) -> int:
@@ -160,7 +158,7 @@ async def test_concurrent_units_are_isolated_from_one_that_raises(store: Store) 
     assert await store.transact(lambda tx: tx.known_nodes()) == {f"node-{number}" for number in kept}
 
 
-async def test_concurrent_units_see_each_other_in_turn(store: Store) -> None:
+async def test_concurrent_units_see_each_other_in_turn(store: SqlStore) -> None:
     """Units are as if run one after the other: of many that each open a run unless there is one, one does."""
 
     def admit(tx: Tx) -> str:
@@ -175,7 +173,7 @@ async def test_concurrent_units_see_each_other_in_turn(store: Store) -> None:
     assert len(set(ids)) == 1
 
 
-async def test_a_second_open_run_for_the_same_playbook_and_target_is_refused(store: Store) -> None:
+async def test_a_second_open_run_for_the_same_playbook_and_target_is_refused(store: SqlStore) -> None:
     """At most one run is open per playbook and target; the unit that would break it raises Conflict, alone."""
     one, two, elsewhere = run(), run(), run(target=gpu(1))
     outcomes = await asyncio.gather(
@@ -190,7 +188,7 @@ async def test_a_second_open_run_for_the_same_playbook_and_target_is_refused(sto
     )
 
 
-async def test_a_refused_write_is_its_own_units_even_if_another_finds_it(store: Store) -> None:
+async def test_a_refused_write_is_its_own_units_even_if_another_finds_it(store: SqlStore) -> None:
     """Where the refusal shows only when a later unit reads, it is still the earlier unit's error."""
     one, two, elsewhere = run(), run(), run(target=gpu(1))
 
@@ -212,7 +210,7 @@ async def test_a_refused_write_is_its_own_units_even_if_another_finds_it(store: 
     assert [kept.kind for kept in await store.events_after(0, 10)] == ["first"]
 
 
-async def test_a_run_can_open_in_the_unit_that_closes_the_last_one(store: Store) -> None:
+async def test_a_run_can_open_in_the_unit_that_closes_the_last_one(store: SqlStore) -> None:
     """Closing a run makes room for the next of the same playbook and target at once."""
     one, two = run(), run(5)
     await keep(store, one)
@@ -225,7 +223,7 @@ async def test_a_run_can_open_in_the_unit_that_closes_the_last_one(store: Store)
     assert await store.transact(lambda tx: tx.open_runs_for([COOL])) == {COOL: two.id}
 
 
-async def test_adding_a_run_twice_is_refused(store: Store) -> None:
+async def test_adding_a_run_twice_is_refused(store: SqlStore) -> None:
     """A run id is used once."""
     one = closed()
     await keep(store, one)
@@ -233,7 +231,7 @@ async def test_adding_a_run_twice_is_refused(store: Store) -> None:
         await store.transact(lambda tx: tx.add_runs([one]))
 
 
-async def test_a_closed_store_is_unavailable(store: Store) -> None:
+async def test_a_closed_store_is_unavailable(store: SqlStore) -> None:
     """After close(), every call raises StoreUnavailable; closing again does nothing."""
     await store.check()
     await store.close()
@@ -253,7 +251,7 @@ async def test_a_closed_store_is_unavailable(store: Store) -> None:
             await call
 
 
-async def test_what_was_asked_before_closing_is_carried_out(store: Store) -> None:
+async def test_what_was_asked_before_closing_is_carried_out(store: SqlStore) -> None:
     """close() waits for the units that wait."""
     waiting = [asyncio.ensure_future(store.transact(lambda tx: tx.append([event()]))) for _ in range(10)]
     await asyncio.sleep(0)
@@ -264,7 +262,7 @@ async def test_what_was_asked_before_closing_is_carried_out(store: Store) -> Non
 # --- alerts -----------------------------------------------------------------------------------------
 
 
-async def test_alerts_are_known_by_fingerprint_and_beginning(store: Store) -> None:
+async def test_alerts_are_known_by_fingerprint_and_beginning(store: SqlStore) -> None:
     """Two beginnings of one fingerprint are two alerts; unknown ones are left out of the answer."""
     early, late = heard("f1", 0), heard("f1", 5)
     await store.transact(lambda tx: tx.save_alerts([early, late]))
@@ -273,7 +271,7 @@ async def test_alerts_are_known_by_fingerprint_and_beginning(store: Store) -> No
     assert found == {early.identity: early, late.identity: late}
 
 
-async def test_saving_an_alert_again_replaces_it(store: Store) -> None:
+async def test_saving_an_alert_again_replaces_it(store: SqlStore) -> None:
     """The record of an identity is the last one saved."""
     first = heard()
     again = replace(first, last_heard_at=at(9), count=2, resolved_at=at(9), resolved_because="alertmanager")
@@ -282,7 +280,7 @@ async def test_saving_an_alert_again_replaces_it(store: Store) -> None:
     assert await store.transact(lambda tx: tx.alerts([first.identity])) == {first.identity: again}
 
 
-async def test_firing_with_finds_every_unresolved_beginning(store: Store) -> None:
+async def test_firing_with_finds_every_unresolved_beginning(store: SqlStore) -> None:
     """All that have not resolved, of these fingerprints only, whatever their beginning."""
     records = [heard("f1", 0), heard("f1", 3), heard("f1", 2, resolved_at=at(4)), heard("f2", 0), heard("f3", 0)]
     await store.transact(lambda tx: tx.save_alerts(records))
@@ -290,7 +288,7 @@ async def test_firing_with_finds_every_unresolved_beginning(store: Store) -> Non
     assert {record.identity for record in found} == {("f1", at(0)), ("f1", at(3)), ("f2", at(0))}
 
 
-async def test_many_identities_can_be_asked_for_at_once(store: Store) -> None:
+async def test_many_identities_can_be_asked_for_at_once(store: SqlStore) -> None:
     """A storm's worth of keys is one question, whatever limits a database has on a statement."""
     records = [heard(f"f{number}") for number in range(3000)]
     await store.transact(lambda tx: tx.save_alerts(records))
@@ -299,7 +297,7 @@ async def test_many_identities_can_be_asked_for_at_once(store: Store) -> None:
     assert len(await store.transact(lambda tx: tx.firing_with([f"f{number}" for number in range(3000)]))) == 3000
 
 
-async def test_silent_alerts_are_those_of_runs_that_still_depend_on_them(store: Store) -> None:
+async def test_silent_alerts_are_those_of_runs_that_still_depend_on_them(store: SqlStore) -> None:
     """Unresolved, last heard of before the moment, and tied to a run that is open or owes an undo."""
     names = ["open", "owing", "done", "resolved", "recent", "untied"]
     records = {name: heard(name) for name in names}
@@ -326,7 +324,7 @@ async def test_silent_alerts_are_those_of_runs_that_still_depend_on_them(store: 
 
 @any_values
 @given(record=values.any_record)
-async def test_any_alert_comes_back_as_it_was(store: Store, record: AlertRecord) -> None:
+async def test_any_alert_comes_back_as_it_was(store: SqlStore, record: AlertRecord) -> None:
     """A record is rebuilt equal to what was saved, to the microsecond and in any script."""
     await store.transact(lambda tx: tx.save_alerts([record]))
     assert await store.transact(lambda tx: tx.alerts([record.identity])) == {record.identity: record}
@@ -337,7 +335,7 @@ async def test_any_alert_comes_back_as_it_was(store: Store, record: AlertRecord)
 
 @any_values
 @given(one=values.any_run)
-async def test_any_run_comes_back_as_it_was(store: Store, one: Run) -> None:
+async def test_any_run_comes_back_as_it_was(store: SqlStore, one: Run) -> None:
     """A run with its steps, attempts and undos is rebuilt equal to what was added."""
     one = values.renewed(one)
     await store.transact(lambda tx: tx.add_runs([one]))
@@ -349,7 +347,7 @@ async def test_any_run_comes_back_as_it_was(store: Store, one: Run) -> None:
 
 @any_values
 @given(one=values.any_run, other=values.any_run, told_before=st.booleans())
-async def test_any_change_of_a_run_comes_back(store: Store, one: Run, other: Run, told_before: bool) -> None:
+async def test_any_change_of_a_run_comes_back(store: SqlStore, one: Run, other: Run, told_before: bool) -> None:
     """Saving a run keeps what changed of it and of its steps, with or without being told what was before."""
     one = values.renewed(one)
     changed = replace(
@@ -370,7 +368,7 @@ async def test_any_change_of_a_run_comes_back(store: Store, one: Run, other: Run
     assert await store.transact(lambda tx: tx.run(one.id)) == changed
 
 
-async def test_a_step_can_join_a_run_later(store: Store) -> None:
+async def test_a_step_can_join_a_run_later(store: SqlStore) -> None:
     """Steps of ``on_failure`` may be there only once the run fails; they come after the others."""
     one = run()
     longer = replace(one, steps=(*one.steps, step(0, "on_failure"), step(1, "on_failure")))
@@ -379,7 +377,7 @@ async def test_a_step_can_join_a_run_later(store: Store) -> None:
     assert await store.transact(lambda tx: tx.run(one.id)) == longer
 
 
-async def test_asking_for_runs_that_are_not_there(store: Store) -> None:
+async def test_asking_for_runs_that_are_not_there(store: SqlStore) -> None:
     """Unknown ids are left out, or None."""
     one = closed()
     await keep(store, one)
@@ -387,7 +385,7 @@ async def test_asking_for_runs_that_are_not_there(store: Store) -> None:
     assert await store.transact(lambda tx: tx.run("unknown")) is None
 
 
-async def test_unfinished_are_open_runs_and_those_that_owe_an_undo(store: Store) -> None:
+async def test_unfinished_are_open_runs_and_those_that_owe_an_undo(store: SqlStore) -> None:
     """Open ones, and closed ones with an undo armed or running, oldest first; the rest is finished."""
     by_status = {status: step(undo=undo(status), status=StepStatus.SUCCEEDED) for status in UndoStatus}
     armed = closed(1, steps=(by_status[UndoStatus.ARMED],))
@@ -398,7 +396,7 @@ async def test_unfinished_are_open_runs_and_those_that_owe_an_undo(store: Store)
     assert await store.transact(lambda tx: tx.unfinished()) == [waiting, armed, undoing, open_run]
 
 
-async def test_a_run_is_finished_once_its_last_undo_is_carried_out(store: Store) -> None:
+async def test_a_run_is_finished_once_its_last_undo_is_carried_out(store: SqlStore) -> None:
     """Saving the run with its undo done takes it out of what is unfinished."""
     one = closed(steps=(step(undo=undo(), status=StepStatus.SUCCEEDED),))
     await keep(store, one)
@@ -407,7 +405,7 @@ async def test_a_run_is_finished_once_its_last_undo_is_carried_out(store: Store)
     assert await store.transact(lambda tx: tx.unfinished()) == []
 
 
-async def test_open_runs_are_found_by_playbook_and_target(store: Store) -> None:
+async def test_open_runs_are_found_by_playbook_and_target(store: SqlStore) -> None:
     """Only open ones, only of that playbook and that target."""
     first, other, ended = run(), run(playbook="other"), closed(target=gpu(2))
     await keep(store, first, other, ended)
@@ -417,7 +415,7 @@ async def test_open_runs_are_found_by_playbook_and_target(store: Store) -> None:
     assert await store.transact(lambda tx: tx.open_runs_for([COOL])) == {}
 
 
-async def test_a_command_leads_to_its_run(store: Store) -> None:
+async def test_a_command_leads_to_its_run(store: SqlStore) -> None:
     """By the id of the last attempt of a step or of an undo; an earlier attempt's id is no longer current."""
     tried = step(attempts=(values.attempt("c1", in_part=True), values.attempt("c2", 2)))
     undoing = step(1, undo=undo(UndoStatus.RUNNING, attempts=(values.attempt("u1"), values.attempt("u2", 2))))
@@ -437,7 +435,7 @@ async def test_a_command_leads_to_its_run(store: Store) -> None:
 # --- links ------------------------------------------------------------------------------------------
 
 
-async def test_alerts_of_a_run_come_in_the_order_of_tying(store: Store) -> None:
+async def test_alerts_of_a_run_come_in_the_order_of_tying(store: SqlStore) -> None:
     """Not by time nor by name; what is tied again stays where it was."""
     records = [heard("z"), heard("a", 3), heard("m", 1)]
     one, lonely = run(), run(target=gpu(1))
@@ -452,7 +450,7 @@ async def test_alerts_of_a_run_come_in_the_order_of_tying(store: Store) -> None:
     assert await store.transact(lambda tx: tx.alerts_of([one.id, lonely.id, "unknown"])) == {one.id: records}
 
 
-async def test_the_alerts_of_a_run_are_counted(store: Store) -> None:
+async def test_the_alerts_of_a_run_are_counted(store: SqlStore) -> None:
     """With those that were tied a moment ago in the same unit; what is tied twice counts once."""
     one, lonely = run(), run(target=gpu(1))
 
@@ -468,7 +466,7 @@ async def test_the_alerts_of_a_run_are_counted(store: Store) -> None:
     assert await store.transact(lambda tx: tx.alert_counts([])) == {}
 
 
-async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: Store) -> None:
+async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: SqlStore) -> None:
     """Runs and decisions not to start alike, in the order of tying; a run without a target has an empty key."""
     one = run()
     refused = not_started(1, Decision.TARGET_UNKNOWN, target=None)
@@ -487,7 +485,7 @@ async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: 
     assert found[identity][0].status == "failed"
 
 
-async def test_tying_to_what_is_not_kept_is_refused(store: Store) -> None:
+async def test_tying_to_what_is_not_kept_is_refused(store: SqlStore) -> None:
     """A tie needs its run and its alert."""
     one = run()
     await keep(store, one)
@@ -500,7 +498,7 @@ async def test_tying_to_what_is_not_kept_is_refused(store: Store) -> None:
 # --- guards -----------------------------------------------------------------------------------------
 
 
-async def test_the_last_end_is_that_of_the_same_playbook_and_target(store: Store) -> None:
+async def test_the_last_end_is_that_of_the_same_playbook_and_target(store: SqlStore) -> None:
     """The latest end of any run of this playbook on this target, observed ones included."""
     observed = closed(7, status=Status.OBSERVED, decision=Decision.OBSERVE_ONLY)
     await keep(store, closed(1), observed, closed(20, gpu(1)), closed(30, playbook="other"))
@@ -509,7 +507,7 @@ async def test_the_last_end_is_that_of_the_same_playbook_and_target(store: Store
     assert facts["cool", "cluster"].last_ended_at is None
 
 
-async def test_started_counts_the_playbooks_runs_on_any_target_after_the_moment(store: Store) -> None:
+async def test_started_counts_the_playbooks_runs_on_any_target_after_the_moment(store: SqlStore) -> None:
     """Exclusive of the moment itself; a playbook without a moment is not counted."""
     await keep(store, closed(0), closed(10), closed(11, gpu(1)), run(12, gpu(2)), closed(13, playbook="other"))
     facts = await store.transact(lambda tx: tx.guard_facts([COOL, ("other", "cluster")], {"cool": at(10)}))
@@ -517,7 +515,7 @@ async def test_started_counts_the_playbooks_runs_on_any_target_after_the_moment(
     assert facts["other", "cluster"].started == 0
 
 
-async def test_open_runs_are_counted_by_playbook(store: Store) -> None:
+async def test_open_runs_are_counted_by_playbook(store: SqlStore) -> None:
     """On any target; the count follows as they close."""
     one = run(0, gpu(1))
     await keep(store, one, run(1, gpu(2), status=Status.AWAITING_APPROVAL), closed(2), run(3, playbook="other"))
@@ -526,14 +524,14 @@ async def test_open_runs_are_counted_by_playbook(store: Store) -> None:
     assert (await store.transact(lambda tx: tx.guard_facts([COOL], {})))[COOL].open_runs == 1
 
 
-async def test_guard_facts_ignore_decisions_not_to_start(store: Store) -> None:
+async def test_guard_facts_ignore_decisions_not_to_start(store: SqlStore) -> None:
     """They neither prolong a cooldown nor use up a rate limit."""
     await keep(store, not_started(5), not_started(6, Decision.STALE))
     facts = await store.transact(lambda tx: tx.guard_facts([COOL], {"cool": at(0)}))
     assert facts == {COOL: GuardFacts()}
 
 
-async def test_nodes_acted_on_are_those_of_started_runs_since_the_moment(store: Store) -> None:
+async def test_nodes_acted_on_are_those_of_started_runs_since_the_moment(store: SqlStore) -> None:
     """Each node once; not those of other decisions, of older runs, or of targets without a node."""
     await keep(
         store,
@@ -552,7 +550,7 @@ async def test_nodes_acted_on_are_those_of_started_runs_since_the_moment(store: 
     assert await store.transact(lambda tx: tx.nodes_acted_on(at(12))) == set()
 
 
-async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store: Store) -> None:
+async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store: SqlStore) -> None:
     """A run that waited for its target until its alert was stale acted on no node."""
     one = run(5)
     await keep(store, one)
@@ -564,7 +562,7 @@ async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store
     assert facts == {COOL: GuardFacts()}
 
 
-async def test_nodes_are_remembered(store: Store) -> None:
+async def test_nodes_are_remembered(store: SqlStore) -> None:
     """Each name once, however often it is noted."""
     await store.transact(lambda tx: tx.note_nodes(["a", "b"], at(0)))
     assert await store.transact(lambda tx: tx.known_nodes()) == {"a", "b"}
@@ -575,7 +573,7 @@ async def test_nodes_are_remembered(store: Store) -> None:
 # --- orders, events, controls, playbooks ------------------------------------------------------------
 
 
-async def test_orders_of_a_run_come_in_the_order_of_giving(store: Store) -> None:
+async def test_orders_of_a_run_come_in_the_order_of_giving(store: SqlStore) -> None:
     """With everything that was said; runs without any are left out."""
     one, other = run(), run(target=gpu(1))
     await keep(store, one, other)
@@ -592,7 +590,7 @@ async def test_orders_of_a_run_come_in_the_order_of_giving(store: Store) -> None
 
 @any_values
 @given(event=values.any_event)
-async def test_any_event_comes_back_as_it_was(store: Store, event: Event) -> None:
+async def test_any_event_comes_back_as_it_was(store: SqlStore, event: Event) -> None:
     """With the number that the store gave it."""
     last = await store.last_seq()
     await store.transact(lambda tx: tx.append([event]))
@@ -601,7 +599,7 @@ async def test_any_event_comes_back_as_it_was(store: Store, event: Event) -> Non
     assert kept.seq == await store.last_seq() > last
 
 
-async def test_controls_outlive_the_unit(store: Store) -> None:
+async def test_controls_outlive_the_unit(store: SqlStore) -> None:
     """They start as their defaults and are replaced as a whole."""
     assert await store.transact(lambda tx: tx.controls()) == Controls()
     wanted = Controls(True, "kim", at(1), True, at(2), "too many nodes", at(3))
@@ -609,7 +607,7 @@ async def test_controls_outlive_the_unit(store: Store) -> None:
     assert await store.transact(lambda tx: tx.controls()) == wanted
 
 
-async def test_a_playbooks_text_is_kept_by_version(store: Store) -> None:
+async def test_a_playbooks_text_is_kept_by_version(store: SqlStore) -> None:
     """Once kept, a version's text stays what it was."""
     await store.transact(lambda tx: tx.keep_playbook("cool", "v1", "one", at(0)))
     await store.transact(lambda tx: tx.keep_playbook("cool", "v1", "other", at(1)))
@@ -622,7 +620,7 @@ async def test_a_playbooks_text_is_kept_by_version(store: Store) -> None:
 # --- pruning ----------------------------------------------------------------------------------------
 
 
-async def test_prune_deletes_what_is_old_and_finished_and_nothing_else(store: Store) -> None:
+async def test_prune_deletes_what_is_old_and_finished_and_nothing_else(store: SqlStore) -> None:
     """Open runs and owed undos stay with their alerts and events, however old; so does what is recent."""
     records = {name: heard(name) for name in ("old", "open", "owing", "recent", "untied", "heard")}
     records["recent"] = heard("recent", 100)
@@ -663,7 +661,7 @@ async def test_prune_deletes_what_is_old_and_finished_and_nothing_else(store: St
     assert await store.record(runs["old"].id) is None
 
 
-async def test_prune_takes_any_number_and_others_are_served_meanwhile(store: Store) -> None:
+async def test_prune_takes_any_number_and_others_are_served_meanwhile(store: SqlStore) -> None:
     """A large backlog goes in batches; numbers of events are not used again afterwards."""
     await keep(store, *(closed(number / 1000, gpu(number)) for number in range(1000)))
     await store.transact(lambda tx: tx.append([event(minute=1) for _ in range(500)]))

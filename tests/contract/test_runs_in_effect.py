@@ -5,26 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.contract.run_store_values import at, attempt, closed, event, gpu, heard, run, step, undo
-from trainmedic_server.adapters.memory_store import MemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Run, StepStatus, UndoStatus
 from trainmedic_server.ports.store import Transaction
 
-Store = MemoryStore | SqlStore
 Tx = Transaction
 
 CAP = "gpu.power_limit"
 BEGUN = step(status=StepStatus.SUCCEEDED, attempts=(attempt("c1", status="applied"),))
 
 
-async def found(store: Store, *actions: str) -> set[str]:
+async def found(store: SqlStore, *actions: str) -> set[str]:
     def work(tx: Tx) -> set[str]:
         return {one.playbook for one in tx.runs(tx.runs_in_effect(actions or (CAP,)))}
 
     return await store.transact(work)
 
 
-async def test_runs_in_effect_are_open_owe_an_undo_or_have_an_alert_that_fires(store: Store) -> None:
+async def test_runs_in_effect_are_open_owe_an_undo_or_have_an_alert_that_fires(store: SqlStore) -> None:
     """One that is closed, owes nothing, and whose alerts have resolved, is not among them."""
     kept = {
         "open": (run(0, gpu(1), steps=(BEGUN,)), heard("a", resolved_at=at(1))),
@@ -46,7 +44,7 @@ async def test_runs_in_effect_are_open_owe_an_undo_or_have_an_alert_that_fires(s
     assert await found(store) == {"open", "owing", "firing"}
 
 
-async def test_runs_in_effect_have_begun_a_step_of_such_an_action(store: Store) -> None:
+async def test_runs_in_effect_have_begun_a_step_of_such_an_action(store: SqlStore) -> None:
     """Steps of other actions do not count, nor those that have not been tried."""
     undone = step(1, attempts=(attempt("c3"),), undo=undo(UndoStatus.DONE))
     runs = [
@@ -59,7 +57,7 @@ async def test_runs_in_effect_have_begun_a_step_of_such_an_action(store: Store) 
     assert await found(store, "disk.clean", CAP) == {"another", "second"}
 
 
-async def test_runs_in_effect_sees_what_its_own_unit_wrote(store: Store) -> None:
+async def test_runs_in_effect_sees_what_its_own_unit_wrote(store: SqlStore) -> None:
     """Of runs, of alerts and of their tying."""
 
     def work(tx: Tx) -> tuple[int, int]:
@@ -73,7 +71,7 @@ async def test_runs_in_effect_sees_what_its_own_unit_wrote(store: Store) -> None
     assert await store.transact(work) == (1, 2)
 
 
-async def test_events_of_a_run_are_found_by_their_kind(store: Store) -> None:
+async def test_events_of_a_run_are_found_by_their_kind(store: SqlStore) -> None:
     """In order; also those that the unit itself has just written, and none of another run."""
     one, other = run(0, gpu(1)), run(1, gpu(2))
 

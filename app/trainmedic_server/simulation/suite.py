@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
@@ -130,7 +130,7 @@ class _Scenario:
         self.failures.append((place, message))
 
     async def play(self) -> None:
-        self.store = MemoryStore()
+        self.store = InMemoryStore()
         self.clock = VirtualClock()
         self.script = Script(self.test.replies)
         self.scripted = ScriptedActions(self.actions, self.script, self.store, self.clock)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.world import Scripted, World
 from trainmedic_server import errors
-from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import Alert, Identity
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import OrderKind, UndoStatus
@@ -255,7 +255,7 @@ class Receivers:
 # --- living through one ---------------------------------------------------------------------------
 
 
-class SlowStore(MemoryStore):
+class SlowStore(InMemoryStore):
     """Each unit of work takes a moment, as a commit to a disk does."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class SlowStore(MemoryStore):
 
 def world_of(history: History) -> World:
     """The world in which the history takes place."""
-    store = SlowStore() if history.slow_store else MemoryStore()
+    store = SlowStore() if history.slow_store else InMemoryStore()
     breaker = {"breaker_min_nodes": 1, "breaker_share": 0.5} if history.breaker else {}
     return World(*history.playbooks, store=store, assume_resolved_after=timedelta(days=30), **breaker)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
-from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.ports.store import Transaction
 
@@ -28,7 +28,7 @@ steps:
 """
 
 
-class Interrupting(MemoryStore):
+class Interrupting(InMemoryStore):
     """Lets something happen just before a run's close is written, as another thread's commit would."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tests.unit.engine.books import catalog_of
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.memory_store import MemoryStore
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain import inventory as inventories
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity
@@ -165,11 +165,11 @@ class World:
         *playbooks: str,
         source: Source | None = None,
         inventory: Mapping[str, str] | None = None,
-        store: MemoryStore | None = None,
+        store: InMemoryStore | None = None,
         more: Sequence[type[Scripted]] = (),
         **limits: Any,
     ) -> None:
-        self.store = store or MemoryStore()
+        self.store = store or InMemoryStore()
         self.clock = UnsteadyClock()
         self.actions = ScriptedActions(*more)
         self.metrics = telemetry.Metrics()

@@ -128,6 +128,13 @@ def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
     return engine
 
 
+def memory_engine() -> sa.Engine:
+    """For a database of this process alone, on one connection."""
+    engine = sa.create_engine("sqlite://", poolclass=pool.StaticPool, connect_args=_connect_args(timedelta(0)))
+    _prepare(engine, begin="BEGIN", pragmas=())
+    return engine
+
+
 def _connect_args(busy_timeout: timedelta) -> dict[str, Any]:
     return {
         "timeout": busy_timeout.total_seconds(),

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from trainmedic_server import errors
-from trainmedic_server.adapters import history_cursor
-from trainmedic_server.adapters.sql_store import database, mapping, queries
+from trainmedic_server.adapters.sql_store import database, history_cursor, mapping, queries
 from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, runs
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord

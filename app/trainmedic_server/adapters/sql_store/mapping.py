@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainmedic_server.adapters.history_cursor import microseconds_of, time_of
+from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import (

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from pydantic_core import PydanticSerializationError, to_json
 from sqlalchemy.types import TypeDecorator
 
-from trainmedic_server.adapters.history_cursor import microseconds_of, time_of
+from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.run import OPEN, Status
 
 HEAD = "0001"

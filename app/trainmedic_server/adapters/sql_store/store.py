@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -16,11 +16,28 @@ from trainmedic_server.adapters.sql_store import database, postgresql, prune, re
 from trainmedic_server.adapters.sql_store.history import SqlHistory
 from trainmedic_server.adapters.sql_store.leadership import Leadership, end_process
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
-from trainmedic_server.adapters.sql_store.writer import StoreWriter
+from trainmedic_server.adapters.sql_store.writer import Committer, StoreWriter
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 T = TypeVar("T")
+
+
+class Writer(Protocol):
+    """Runs units of work, one after the other, each in a transaction."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last transaction that wrote could not be committed."""
+        ...
+
+    async def transact(self, work: Callable[[SqlTransaction], Any]) -> Any:
+        """The result of `work`, once it is committed. Raises what `work` raises, and StoreUnavailable."""
+        ...
+
+    def close(self) -> None:
+        """Carry out what waits, then end. Blocks until then."""
+        ...
 
 
 class StoreLock(Protocol):
@@ -34,7 +51,7 @@ class SqlStore(SqlHistory, RunStore):
 
     def __init__(
         self,
-        writer: StoreWriter,
+        writer: Writer,
         readers: sa.Engine,
         lock: StoreLock,
         on_error: Callable[[], object],
@@ -74,7 +91,7 @@ class SqlStore(SqlHistory, RunStore):
             engine = database.writer_engine(parsed, busy_timeout)
             with database.translated(f"the run store at {database.file_of(parsed)} could not be opened"):
                 _migrate(engine)
-            writer = StoreWriter(engine, exclusive=True)
+            writer = StoreWriter(Committer(engine, exclusive=True))
         except BaseException:
             lock.release()
             raise
@@ -111,7 +128,7 @@ class SqlStore(SqlHistory, RunStore):
         except BaseException:
             session.close()
             raise
-        writer = StoreWriter(session.engine, exclusive=True, leadership=leadership)
+        writer = StoreWriter(Committer(session.engine, exclusive=True, leadership=leadership), leadership)
         lock = _SessionLock(session, leadership)
         return cls(writer, postgresql.reader_engine(session.url), lock, on_error, leadership.require)
 

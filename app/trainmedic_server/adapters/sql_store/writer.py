@@ -45,67 +45,32 @@ class UnitOfWork:
     error: BaseException | None = None
 
 
-class StoreWriter:
-    """Owns the writing connection. ``exclusive``: nobody else writes this database."""
+class Committer:
+    """Runs units of work in one transaction, on the connection that writes.
 
-    def __init__(self, engine: sa.Engine, *, exclusive: bool, leadership: Leadership | None = None) -> None:
+    ``exclusive`` says that nobody else writes this database, so that what was read may be remembered.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        exclusive: bool,
+        leadership: Leadership | None = None,
+        flusher: Flusher | None = None,
+    ) -> None:
         self._engine = engine
         self._exclusive = exclusive
         self._leadership = leadership
         # After an error PostgreSQL refuses the rest of the transaction, unless it goes back to a savepoint.
         self._errors_spread = engine.dialect.name == "postgresql"
-        self._flush = Flusher(engine.dialect)
+        self._flush = flusher or Flusher(engine.dialect)
         self._cache = WriterCache()
         self._connection: sa.Connection | None = None
-        self._queue: queue.SimpleQueue[UnitOfWork | None] = queue.SimpleQueue()
-        self._gate = threading.Lock()
-        self._closed = False
         self.failing = False
         """Whether the last transaction that wrote could not be committed; one that only reads says nothing."""
-        # A daemon thread, because an exit without close() is no worse than a crash, which the store is made for.
-        self._thread = threading.Thread(target=self._work, name="run-store-writer", daemon=True)
-        self._thread.start()
 
-    async def transact(self, work: Callable[[SqlTransaction], Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        unit = UnitOfWork(work, loop.create_future(), loop)
-        with self._gate:
-            if self._closed:
-                raise errors.StoreUnavailable("the run store is closed")
-            self._queue.put(unit)
-        return await unit.future
-
-    def close(self) -> None:
-        """Carry out what waits, then end. Blocks until then."""
-        with self._gate:
-            first, self._closed = not self._closed, True
-            if first:
-                self._queue.put(None)
-        self._thread.join()
-
-    def _work(self) -> None:
-        ended = False
-        while not ended:
-            units: list[UnitOfWork] = []
-            if self._leadership is not None and self._leadership.is_due:
-                self._ask(self._leadership)
-            try:
-                unit = self._queue.get(timeout=self._leadership.heartbeat if self._leadership else None)
-            except queue.Empty:
-                continue
-            while unit is not None:
-                units.append(unit)
-                if len(units) == _TOGETHER or self._queue.empty():
-                    break
-                unit = self._queue.get()
-            ended = unit is None
-            units = [unit for unit in units if not unit.future.cancelled()]
-            if units:
-                self._commit(units)
-                _resolve(units)
-        self._disconnect()
-
-    def _commit(self, units: list[UnitOfWork]) -> None:
+    def commit(self, units: list[UnitOfWork]) -> None:
         """Run the units in one transaction; afterwards each has its result or its error, all durable."""
         try:
             if self._leadership is not None:
@@ -126,7 +91,7 @@ class StoreWriter:
             self._connection = self._engine.connect()
         return self._connection
 
-    def _ask(self, leadership: Leadership) -> None:
+    def confirm(self, leadership: Leadership) -> None:
         """Have the session confirmed. A pooler in between may have given the connection another session."""
         asked = now()
         try:
@@ -178,12 +143,12 @@ class StoreWriter:
     def _let_go(self) -> None:
         """After an error: begin anew with another connection, or go on with the only one if it still stands."""
         if self._leadership is None:
-            self._disconnect()
+            self.disconnect()
             return
         self._cache.forget()
-        self._ask(self._leadership)
+        self.confirm(self._leadership)
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
         self._cache.forget()
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -191,6 +156,63 @@ class StoreWriter:
                 connection.close()
             except exc.SQLAlchemyError as error:
                 log.warning("run store connection did not close", error=str(error))
+
+
+class StoreWriter:
+    """The one thread that writes: it takes all units of work that wait and has the committer run them together."""
+
+    def __init__(self, committer: Committer, leadership: Leadership | None = None) -> None:
+        self._committer = committer
+        self._leadership = leadership
+        self._queue: queue.SimpleQueue[UnitOfWork | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._closed = False
+        # A daemon thread, because an exit without close() is no worse than a crash, which the store is made for.
+        self._thread = threading.Thread(target=self._work, name="run-store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def failing(self) -> bool:
+        return self._committer.failing
+
+    async def transact(self, work: Callable[[SqlTransaction], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        unit = UnitOfWork(work, loop.create_future(), loop)
+        with self._gate:
+            if self._closed:
+                raise errors.StoreUnavailable("the run store is closed")
+            self._queue.put(unit)
+        return await unit.future
+
+    def close(self) -> None:
+        """Carry out what waits, then end. Blocks until then."""
+        with self._gate:
+            first, self._closed = not self._closed, True
+            if first:
+                self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            units: list[UnitOfWork] = []
+            if self._leadership is not None and self._leadership.is_due:
+                self._committer.confirm(self._leadership)
+            try:
+                unit = self._queue.get(timeout=self._leadership.heartbeat if self._leadership else None)
+            except queue.Empty:
+                continue
+            while unit is not None:
+                units.append(unit)
+                if len(units) == _TOGETHER or self._queue.empty():
+                    break
+                unit = self._queue.get()
+            ended = unit is None
+            units = [unit for unit in units if not unit.future.cancelled()]
+            if units:
+                self._committer.commit(units)
+                _resolve(units)
+        self._committer.disconnect()
 
 
 def _refusal(error: BaseException) -> BaseException:

@@ -1,7 +1,7 @@
 """The cursor of a history page: where a page ended, as text that callers only hand back.
 
 Pages are cut by key (creation time, then id), not by count, so runs that arrive never shift them.
-Both run stores use it, and the SQL store writes its times as it does.
+The tables write their times as it does.
 """
 
 from __future__ import annotations

@@ -1,0 +1,97 @@
+"""The run store in memory: SQLite without a file, for the simulation and for unit tests in virtual time.
+
+It keeps every promise of the server's store but durability. Work runs at once, in the caller, with no thread and no
+wait, so that virtual time never stands still for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store import database, schema
+from trainmedic_server.adapters.sql_store.pending_writes import Flusher
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
+from trainmedic_server.adapters.sql_store.writer import Committer, UnitOfWork
+
+T = TypeVar("T")
+
+
+class _ImmediateWriter:
+    """A writer that commits each unit of work in the caller."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._closed = False
+
+    @property
+    def failing(self) -> bool:
+        return self._committer.failing
+
+    async def transact(self, work: Callable[[SqlTransaction], Any]) -> Any:
+        if self._closed:
+            raise errors.StoreUnavailable("the run store is closed")
+        loop = asyncio.get_running_loop()
+        unit = UnitOfWork(work, loop.create_future(), loop)
+        self._committer.commit([unit])
+        if unit.error is not None:
+            raise unit.error
+        return unit.result
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class _NoLock:
+    """Stands for the lock of a store that no other server can reach."""
+
+    def release(self) -> None:
+        """Do nothing, because nothing is held."""
+
+
+class InMemoryStore(SqlStore):
+    """A store that is gone with the object."""
+
+    def __init__(self) -> None:
+        engine = database.memory_engine()
+        _load(engine, _empty_database())
+        committer = Committer(engine, exclusive=True, flusher=_flusher())
+        super().__init__(_ImmediateWriter(committer), engine, _NoLock(), lambda: None)
+
+    async def _read(self, work: Callable[[sa.Connection], T]) -> T:
+        if self._closed:
+            raise errors.StoreUnavailable("the run store is closed")
+        return self._answer(work)
+
+
+@cache
+def _flusher() -> Flusher:
+    """The compiled statements of all stores in memory, because compiling them takes longer than most tests."""
+    return Flusher(database.memory_engine().dialect)
+
+
+@cache
+def _empty_database() -> bytes:
+    """The tables, as SQLite writes a database: read in a fraction of the time in which they are made."""
+    engine = database.memory_engine()
+    schema.metadata.create_all(engine)
+    with engine.connect() as connection:
+        written: bytes = _driver_connection(connection).serialize()
+    return written
+
+
+def _load(engine: sa.Engine, written: bytes) -> None:
+    with engine.connect() as connection:
+        # An open transaction would keep SQLite from replacing the database.
+        connection.rollback()
+        _driver_connection(connection).deserialize(written)
+
+
+def _driver_connection(connection: sa.Connection) -> Any:
+    return connection.connection.driver_connection
