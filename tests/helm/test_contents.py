@@ -62,7 +62,7 @@ def test_the_servers_variables_are_settings_that_it_takes(combination: str) -> N
     given = environment(combination, "Deployment")
     made = server_settings.load({}, given)
     assert server_settings.misspelt(given) == []
-    known = {option.variable for option in server_settings.OPTIONS.values()}
+    known = {source.variable for source in server_settings.SOURCES.values()}
     assert given.keys() <= known
     assert (made.host, made.port) == ("0.0.0.0", 8080)
     assert made.kubernetes == ("in-cluster" if COMBINATIONS[combination].get("kubernetes") else "off")
@@ -73,7 +73,7 @@ def test_the_agents_variables_are_settings_that_it_takes(combination: str) -> No
     """The same for the agent."""
     given = environment(combination, "DaemonSet")
     made = agent_settings.load({}, given)
-    assert given.keys() <= {spec.option.variable for spec in agent_settings.SPECS.values()}
+    assert given.keys() <= {setting.source.variable for setting in agent_settings.SETTINGS.values()}
     assert (made.exporter_host, made.node) == ("0.0.0.0", "n1")
 
 

@@ -17,17 +17,17 @@ ROOT = Path(__file__).parents[2]
 
 def test_nothing_given_makes_the_documented_defaults() -> None:
     """A server that is told nothing observes, on loopback, with its files in the home directory."""
-    made = settings.load({}, {})
-    assert (made.host, made.port, made.mode) == ("127.0.0.1", 8080, Mode.OBSERVE)
-    assert made.state_dir == Path("~/.local/state/trainmedic").expanduser()
-    assert made.database_url == f"sqlite:///{made.state_dir.resolve()}/trainmedic.db"
+    loaded = settings.load({}, {})
+    assert (loaded.host, loaded.port, loaded.mode) == ("127.0.0.1", 8080, Mode.OBSERVE)
+    assert loaded.state_dir == Path("~/.local/state/trainmedic").expanduser()
+    assert loaded.database_url == f"sqlite:///{loaded.state_dir.resolve()}/trainmedic.db"
 
 
 def test_a_flag_wins_over_the_environment() -> None:
     """Where both are given the flag counts."""
-    made = settings.load({"max_age": "20m"}, {"TRAINMEDIC_MAX_AGE": "5m", "TRAINMEDIC_PORT": "9000"})
-    assert made.limits.max_age == timedelta(minutes=20)
-    assert made.port == 9000
+    loaded = settings.load({"max_age": "20m"}, {"TRAINMEDIC_MAX_AGE": "5m", "TRAINMEDIC_PORT": "9000"})
+    assert loaded.limits.max_age == timedelta(minutes=20)
+    assert loaded.port == 9000
 
 
 def test_an_empty_variable_counts_as_not_given() -> None:
@@ -42,17 +42,17 @@ def test_the_port_that_kubernetes_injects_is_ignored() -> None:
 
 def test_several_playbook_directories_stand_in_one_variable() -> None:
     """With a colon between, as in PATH."""
-    made = settings.load({}, {"TRAINMEDIC_PLAYBOOKS": "/etc/trainmedic:/srv/more"})
-    assert made.playbooks == (Path("/etc/trainmedic"), Path("/srv/more"))
+    loaded = settings.load({}, {"TRAINMEDIC_PLAYBOOKS": "/etc/trainmedic:/srv/more"})
+    assert loaded.playbooks == (Path("/etc/trainmedic"), Path("/srv/more"))
 
 
 def test_a_secret_can_be_read_from_a_file(tmp_path: Path) -> None:
     """The file that <variable>_FILE names holds it; white space at the ends is dropped."""
     file = tmp_path / "key"
     file.write_text("0123456789abcdef\n")
-    made = settings.load({}, {"TRAINMEDIC_SIGNING_KEY_FILE": str(file)})
-    assert made.signing_key is not None
-    assert made.signing_key.get_secret_value() == "0123456789abcdef"
+    loaded = settings.load({}, {"TRAINMEDIC_SIGNING_KEY_FILE": str(file)})
+    assert loaded.signing_key is not None
+    assert loaded.signing_key.get_secret_value() == "0123456789abcdef"
 
 
 def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:
@@ -122,17 +122,19 @@ def test_every_wrong_value_is_reported_at_once() -> None:
 
 def test_notification_channels_are_named() -> None:
     """name=url pairs with white space between; a URL may hold an equals sign, a channel several URLs."""
-    made = settings.load({}, {"TRAINMEDIC_NOTIFY_URLS": "oncall=json://h/a?x=1\n team=mailto://u:p@h oncall=json://i "})
-    shown = {name: [url.get_secret_value() for url in urls] for name, urls in made.notify_urls.items()}
+    loaded = settings.load(
+        {}, {"TRAINMEDIC_NOTIFY_URLS": "oncall=json://h/a?x=1\n team=mailto://u:p@h oncall=json://i "}
+    )
+    shown = {name: [url.get_secret_value() for url in urls] for name, urls in loaded.notify_urls.items()}
     assert shown == {"oncall": ["json://h/a?x=1", "json://i"], "team": ["mailto://u:p@h"]}
 
 
 def test_secrets_of_http_calls_are_a_family_of_variables() -> None:
     """A playbook names the variable; any name that begins so is one, and none is taken for a slip."""
     environ = {"TRAINMEDIC_HTTP_TICKETS": "hunter2", "TRAINMEDIC_HTTP_WIKI_FILE": "/run/wiki", "HTTP_PROXY": "p"}
-    made = settings.load({}, environ)
-    assert set(made.http_secrets) == {"TRAINMEDIC_HTTP_TICKETS", "TRAINMEDIC_HTTP_WIKI_FILE"}
-    assert "hunter2" not in repr(made)
+    loaded = settings.load({}, environ)
+    assert set(loaded.http_secrets) == {"TRAINMEDIC_HTTP_TICKETS", "TRAINMEDIC_HTTP_WIKI_FILE"}
+    assert "hunter2" not in repr(loaded)
     assert settings.misspelt(environ) == []
 
 
@@ -143,11 +145,11 @@ def test_a_misspelt_variable_is_noticed() -> None:
 
 
 def _row(name: str) -> str:
-    option = settings.OPTIONS[name]
-    flag = f"`{option.flag} {option.value}`" if option.flag else ""
-    variable = f"`{option.variable}{'…' if option.family else ''}`" + (", `_FILE`" if option.secret else "")
-    what = settings.ServerSettings.model_fields[name].description
-    return f"| {flag} | {variable} | `{settings.default_of(name)}` | {what} |"
+    source = settings.SOURCES[name]
+    flag = f"`{source.flag} {source.value}`" if source.flag else ""
+    variable = f"`{source.variable}{'…' if source.family else ''}`" + (", `_FILE`" if source.secret else "")
+    description = settings.ServerSettings.model_fields[name].description
+    return f"| {flag} | {variable} | `{settings.default_of(name)}` | {description} |"
 
 
 def test_the_documentation_lists_every_setting_with_its_default() -> None:
@@ -155,14 +157,14 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
     text = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     server = text.partition("<!-- settings -->")[2].partition("<!-- /settings -->")[0]
     rows = [line for line in server.splitlines() if line.startswith("| ") and "TRAINMEDIC_" in line]
-    assert rows == [_row(name) for name in settings.OPTIONS]
+    assert rows == [_row(name) for name in settings.SOURCES]
 
 
-def _agent_row(spec: agent.AgentSetting) -> str:
-    option = spec.option
-    flag = f"`{option.flag} {option.value}`" if option.flag else ""
-    variable = f"`{option.variable}`" + (", `_FILE`" if option.secret else "")
-    return f"| {flag} | {variable} | `{option.shown_default}` | {spec.description} |"
+def _agent_row(setting: agent.AgentSetting) -> str:
+    source = setting.source
+    flag = f"`{source.flag} {source.value}`" if source.flag else ""
+    variable = f"`{source.variable}`" + (", `_FILE`" if source.secret else "")
+    return f"| {flag} | {variable} | `{source.shown_default}` | {setting.description} |"
 
 
 def test_the_documentation_lists_every_setting_of_the_agent() -> None:
@@ -170,25 +172,25 @@ def test_the_documentation_lists_every_setting_of_the_agent() -> None:
     text = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     part = text.partition("<!-- agent settings -->")[2].partition("<!-- /agent settings -->")[0]
     rows = [line for line in part.splitlines() if line.startswith("| ") and "TRAINMEDIC_" in line]
-    assert rows == [_agent_row(spec) for spec in agent.SPECS.values()]
+    assert rows == [_agent_row(setting) for setting in agent.SETTINGS.values()]
 
 
 def test_an_agent_needs_no_settings() -> None:
     """Defaults are safe: the host's name, no policy, loopback."""
-    made = agent.load({}, {"HOME": "/home/x"})
-    assert (made.policy, made.redis, made.signing_key) == (None, None, None)
-    assert (made.exporter_host, made.exporter_port, made.log_level) == ("127.0.0.1", 9445, "info")
-    assert made.node
+    loaded = agent.load({}, {"HOME": "/home/x"})
+    assert (loaded.policy, loaded.redis, loaded.signing_key) == (None, None, None)
+    assert (loaded.exporter_host, loaded.exporter_port, loaded.log_level) == ("127.0.0.1", 9445, "info")
+    assert loaded.node
 
 
 def test_an_agents_flags_win_over_variables() -> None:
     """And what is given reaches its field in its type; a secret is not in the settings' text."""
     environ = {"TRAINMEDIC_NODE": "n2", "TRAINMEDIC_EXPORTER_PORT": "9999", "TRAINMEDIC_SIGNING_KEY": " hunter2\n"}
-    made = agent.load({"node": "n1", "policy": "/etc/p.yaml", "redis": "redis://:hunter2@h"}, environ)
-    assert (made.node, made.policy, made.exporter_port) == ("n1", Path("/etc/p.yaml"), 9999)
-    assert made.signing_key == b"hunter2"
-    assert made.has_short_key
-    assert "hunter2" not in repr(made)
+    loaded = agent.load({"node": "n1", "policy": "/etc/p.yaml", "redis": "redis://:hunter2@h"}, environ)
+    assert (loaded.node, loaded.policy, loaded.exporter_port) == ("n1", Path("/etc/p.yaml"), 9999)
+    assert loaded.signing_key == b"hunter2"
+    assert loaded.has_short_key
+    assert "hunter2" not in repr(loaded)
 
 
 def test_every_wrong_setting_of_an_agent_is_told_at_once() -> None:
@@ -210,10 +212,10 @@ def test_every_wrong_setting_of_an_agent_is_told_at_once() -> None:
 
 def test_an_agent_finds_the_embedded_redis_of_its_user(tmp_path: Path) -> None:
     """The URL that a server leaves in the state directory, read each time because it may come later."""
-    made = agent.load({"state_dir": str(tmp_path)}, {})
-    assert made.find_redis() is None
+    loaded = agent.load({"state_dir": str(tmp_path)}, {})
+    assert loaded.find_redis() is None
     (tmp_path / "redis.url").write_text("redis://h\n")
-    assert made.find_redis() == "redis://h"
+    assert loaded.find_redis() == "redis://h"
 
 
 def test_a_misspelt_variable_of_an_agent_is_noticed() -> None:

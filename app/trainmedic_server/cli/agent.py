@@ -16,6 +16,7 @@ import click
 
 from trainmedic_server.agent import logs
 from trainmedic_server.cli import exits
+from trainmedic_server.cli.setting_flags import setting_flag
 from trainmedic_server.cli.table import plain
 from trainmedic_server.errors import ConfigurationError, GpuError, TrainmedicError
 from trainmedic_server.settings import agent as settings
@@ -30,18 +31,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
     """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
-    for name, spec in reversed(list(settings.SPECS.items())):
-        option = spec.option
-        if option.flag is None:
-            continue
-        variable = option.variable + (", _FILE" if option.secret else "")
-        command = click.option(
-            option.flag,
-            name,
-            metavar=option.value,
-            type=click.Path() if option.value in ("DIR", "FILE") else str,
-            help=f"{spec.description}  [{variable}; default: {option.shown_default}]",
-        )(command)
+    for name, setting in reversed(list(settings.SETTINGS.items())):
+        command = setting_flag(name, setting.source, setting.description, str(setting.source.shown_default))(command)
     return command
 
 

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -15,39 +15,21 @@ import uvloop
 
 from trainmedic_server import telemetry
 from trainmedic_server.cli import exits
+from trainmedic_server.cli.setting_flags import setting_flag
 from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import server as settings
 from trainmedic_server.wiring.server import TrainmedicServer
 
 log = telemetry.logger(__name__)
 
-_Completer = Callable[[click.Context, click.Parameter, str], list[str]]
-
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
     """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
-    for name, option in reversed(list(settings.OPTIONS.items())):
-        if option.flag is None:
-            continue
-        description = settings.ServerSettings.model_fields[name].description
-        variable = option.variable + (", _FILE" if option.secret else "")
-        command = click.option(
-            option.flag,
-            name,
-            metavar=option.value,
-            multiple=option.repeatable,
-            type=click.Path() if option.value in ("DIR", "FILE") else str,  # shells complete a path
-            shell_complete=_completing(settings.choices_of(name)),
-            help=f"{description}  [{variable}; default: {settings.default_of(name)}]",
-        )(command)
+    for name, source in reversed(list(settings.SOURCES.items())):
+        description = settings.ServerSettings.model_fields[name].description or ""
+        flag = setting_flag(name, source, description, settings.default_of(name), settings.choices_of(name))
+        command = flag(command)
     return command
-
-
-def _completing(choices: Sequence[str]) -> _Completer | None:
-    """What a shell offers for a flag; None leaves it to the flag's type."""
-    if not choices:
-        return None
-    return lambda ctx, param, incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
 @click.command()

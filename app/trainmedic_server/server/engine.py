@@ -1,7 +1,7 @@
 """The API's interfaces to the engine and to the playbooks.
 
-``engine.service.Engine`` and ``catalog.library.Library`` satisfy them; tests hand in their own. The server
-does not import either, so that it can be tested without them.
+``engine.service.Engine`` and ``catalog.library.Library`` satisfy them. The server imports neither, so that
+its tests run on an engine and a catalog of their own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.domain.run import Controls, OrderKind, Run
@@ -34,23 +35,10 @@ class EnginePort(Protocol):
     def controls(self) -> Controls: ...
 
 
-class LoadProblem(Protocol):
-    """Why a playbook file is not loaded. ``line`` and ``column`` count from 1; None where unknown."""
-
-    @property
-    def file(self) -> str: ...
-    @property
-    def line(self) -> int | None: ...
-    @property
-    def column(self) -> int | None: ...
-    @property
-    def message(self) -> str: ...
-
-
 class CatalogPort(Protocol):
     """The playbooks that are loaded, and the files that could not be."""
 
     def all(self) -> Sequence[CompiledPlaybook]: ...
     def get(self, name: str) -> CompiledPlaybook | None: ...
     @property
-    def problems(self) -> Sequence[LoadProblem]: ...
+    def problems(self) -> Sequence[FileProblem]: ...

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trainmedic_server import __version__, telemetry
+from trainmedic_server import __version__, errors, telemetry
 from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.outside import Clock, CommandBus
 from trainmedic_server.ports.store import History, RunStore
@@ -113,7 +113,8 @@ class _Boundary:
             self._metrics.loop_errors.labels("http").inc()
             log.exception("request failed", method=scope["method"], path=scope["path"])
             if not started:
-                await problems.ProblemResponse(problems.unexpected_error(), scope["path"])(scope, receive, send)
+                problem = problems.from_error(errors.TrainmedicError())
+                await problems.ProblemResponse(problem, scope["path"])(scope, receive, send)
 
 
 def _describe(app: FastAPI) -> None:

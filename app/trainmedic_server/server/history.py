@@ -116,17 +116,9 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
         until: TimeText | None = None,
     ) -> HistoryFilter:
         now = clock.now()
-        return HistoryFilter(
-            alertname=alertname,
-            playbook=playbook,
-            status=status,
-            decision=decision,
-            node=node,
-            gpu=gpu,
-            job=job,
-            since=_time(since, now) if since else None,
-            until=_time(until, now) if until else None,
-        )
+        begin = _time(since, now) if since else None
+        end = _time(until, now) if until else None
+        return HistoryFilter(alertname, playbook, status, decision, node, gpu, job, since=begin, until=end)
 
     return conditions  # type: ignore[return-value]
 

@@ -129,7 +129,7 @@ class ProblemResponse(Response):
 
 
 def from_error(error: errors.TrainmedicError) -> HttpProblem:
-    """The problem with which a request is answered that failed by `error`."""
+    """The problem with which a request is answered that failed by `error`; 500 for an error that is not foreseen."""
     match error:
         case HttpProblem():
             return error
@@ -150,11 +150,6 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
             return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something unexpected went wrong; the log says what.")
 
 
-def unexpected_error() -> HttpProblem:
-    """The problem for an unexpected error, of which the client learns nothing."""
-    return from_error(errors.TrainmedicError())
-
-
 def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
     """Log the refused request, without its body, headers and query, and return the response."""
     client = scope.get("client")
@@ -172,9 +167,10 @@ def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
 
 def answer_error(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse:
     """The response to an error of ours; one that no status is foreseen for is logged with its traceback."""
-    if type(error) is errors.TrainmedicError or not _is_foreseen(error):
+    problem = from_error(error)
+    if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("request failed", path=scope["path"], exc_info=error)
-    return answer(scope, from_error(error))
+    return answer(scope, problem)
 
 
 def register(app: FastAPI) -> None:
@@ -215,10 +211,6 @@ def _retry_later(detail: str, seconds: int) -> HttpProblem:
     return HttpProblem(
         HTTPStatus.SERVICE_UNAVAILABLE, f"{detail} Try again.", headers={"Retry-After": str(max(1, seconds))}
     )
-
-
-def _is_foreseen(error: errors.TrainmedicError) -> bool:
-    return from_error(error).status != HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _title(status: int) -> str:

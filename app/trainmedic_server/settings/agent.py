@@ -3,7 +3,7 @@
 Every field says its unit, its default and the reason for it; ``docs/reference/settings.md`` lists the same,
 and a test keeps the two together. Variables that the server has too mean the same here.
 
-Who calls it: ``cli.agent`` makes its flags from `SPECS` and reads the settings with `load`; ``wiring.agent``
+Who calls it: ``cli.agent`` makes its flags from `SETTINGS` and reads the settings with `load`; ``wiring.agent``
 is handed the result.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 
 from trainmedic import settings as sdk
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.settings import options
-from trainmedic_server.settings.options import SettingSource
+from trainmedic_server.settings import sources
+from trainmedic_server.settings.sources import SettingSource
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
@@ -53,7 +53,7 @@ class AgentSettings:
 class AgentSetting:
     """One setting: where it comes from, its default, how its text is read, and what it means."""
 
-    option: SettingSource
+    source: SettingSource
     default: Callable[[], Any]
     read: Callable[[str], Any]
     description: str
@@ -93,7 +93,7 @@ def _nothing() -> None:
 
 _STATE = "~/.local/state/trainmedic"
 
-SPECS: Mapping[str, AgentSetting] = {
+SETTINGS: Mapping[str, AgentSetting] = {
     "node": AgentSetting(
         SettingSource("TRAINMEDIC_NODE", "--node", "NAME", shown_default="host name"),
         socket.gethostname,
@@ -154,7 +154,7 @@ SPECS: Mapping[str, AgentSetting] = {
     ),
 }
 """Every setting by its field's name, in the order of the documentation."""
-assert tuple(SPECS) == tuple(setting.name for setting in fields(AgentSettings))
+assert tuple(SETTINGS) == tuple(setting.name for setting in fields(AgentSettings))
 
 # Variables with the same prefix that other programs read: one environment may serve the server too.
 _OF_OTHER_PROGRAMS = frozenset(
@@ -170,16 +170,16 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
     """
     values: dict[str, Any] = {}
     mistakes: list[str] = []
-    for name, spec in SPECS.items():
-        setting = options.read(spec.option, flags.get(name), environ)
-        if setting is None:
-            values[name] = spec.default()
+    for name, setting in SETTINGS.items():
+        value = sources.read(setting.source, flags.get(name), environ)
+        if value is None:
+            values[name] = setting.default()
             continue
-        text, origin = setting
+        text, origin = value
         try:
-            values[name] = spec.read(str(text))
+            values[name] = setting.read(str(text))
         except ValueError as error:
-            mistakes.append(f"{origin}: {error}" if spec.option.secret else f"{origin}: {text!r}: {error}")
+            mistakes.append(f"{origin}: {error}" if setting.source.secret else f"{origin}: {text!r}: {error}")
     if mistakes:
         raise ConfigurationError("\n".join(mistakes))
     return AgentSettings(**values)
@@ -187,4 +187,4 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Variables that look like a setting but are none, each with the most similar setting's variable."""
-    return options.misspelt(environ, [spec.option for spec in SPECS.values()], _OF_OTHER_PROGRAMS)
+    return sources.misspelt(environ, [setting.source for setting in SETTINGS.values()], _OF_OTHER_PROGRAMS)

@@ -6,7 +6,7 @@ counts as unset, because that is how charts and compose files write "not given".
 
 Not here: how each value is read and checked (``values``), and whether the listening address needs tokens
 (``server.auth``), which depends on the tokens file. Who calls it: ``cli.serve`` makes its flags from
-`OPTIONS` and reads the settings with `load`; ``wiring.server`` is handed the result. Nothing else reads the
+`SOURCES` and reads the settings with `load`; ``wiring.server`` is handed the result. Nothing else reads the
 environment, except the agent's settings and the clients' ``--server`` and ``--token``.
 """
 
@@ -25,8 +25,8 @@ from trainmedic_server.domain import duration
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.settings import options
-from trainmedic_server.settings.options import PREFIX, SettingSource
+from trainmedic_server.settings import sources
+from trainmedic_server.settings.sources import PREFIX, SettingSource
 from trainmedic_server.settings.values import (
     AnyCaseLogLevel,
     AnyCaseMode,
@@ -247,11 +247,11 @@ class ServerSettings(BaseModel):
         )
 
 
-def _option(name: str) -> SettingSource:
+def _source(name: str) -> SettingSource:
     return next(part for part in ServerSettings.model_fields[name].metadata if isinstance(part, SettingSource))
 
 
-OPTIONS: Mapping[str, SettingSource] = {name: _option(name) for name in ServerSettings.model_fields}
+SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in ServerSettings.model_fields}
 """The source of each setting, by its field's name, in the order of the documentation."""
 
 # Variables with the same prefix that the clients, the agent, the jobs and the container image read.
@@ -263,9 +263,9 @@ _OF_OTHER_PROGRAMS = frozenset(
 
 def default_of(name: str) -> str:
     """The default as the documentation writes it."""
-    option, value = OPTIONS[name], ServerSettings.model_fields[name].default
-    if option.shown_default is not None:
-        return option.shown_default
+    source, value = SOURCES[name], ServerSettings.model_fields[name].default
+    if source.shown_default is not None:
+        return source.shown_default
     if value is None or value == {}:
         return "none"
     if isinstance(value, bool):
@@ -286,8 +286,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for name, option in OPTIONS.items():
-        if setting := options.read(option, flags.get(name), environ):
+    for name, source in SOURCES.items():
+        if setting := sources.read(source, flags.get(name), environ):
             values[name], origins[name] = setting
     try:
         return ServerSettings(**values)
@@ -297,7 +297,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Variables that look like a setting but are none, each with the most similar setting's variable."""
-    return options.misspelt(environ, OPTIONS.values(), _OF_OTHER_PROGRAMS)
+    return sources.misspelt(environ, SOURCES.values(), _OF_OTHER_PROGRAMS)
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
@@ -308,7 +308,7 @@ def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping
         name = str(detail["loc"][0]) if detail["loc"] else ""
         if name not in origins:
             yield message
-        elif OPTIONS[name].secret:
+        elif SOURCES[name].secret:
             yield f"{origins[name]}: {message}"
         else:
             yield f"{origins[name]}: {_shown(values[name])}: {message}"

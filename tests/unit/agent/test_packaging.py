@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent import privileges
 from trainmedic_server.agent.disk.rules import EntryKind
-from trainmedic_server.settings.agent import SPECS
+from trainmedic_server.settings.agent import SETTINGS
 
 ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "packaging" / "systemd" / "trainmedic-agent.service"
@@ -78,7 +78,7 @@ def test_the_unit_gives_the_capabilities_that_the_check_asks_for(unit: dict[str,
 
 def test_the_unit_sets_what_the_agent_knows(unit: dict[str, list[str]]) -> None:
     """Its variables are settings of the agent."""
-    known = {spec.option.variable for spec in SPECS.values()}
+    known = {spec.option.variable for spec in SETTINGS.values()}
     assert {one.partition("=")[0] for one in unit["Environment"]} <= known
     configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",)).read_string(UNIT.read_text())
 

@@ -37,29 +37,29 @@ class SettingSource:
     shown_default: str | None = None
 
 
-def read(option: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
+def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
     """The value of a setting, and the flag or variable that it came from; None where it is not set.
 
     `flag` is None or an empty tuple where the flag is absent. An empty variable counts as unset. Raises
     ConfigurationError.
     """
-    if option.family:
+    if source.family:
         # A member that ends in _FILE stays a path: its user reads the file each time, so that it can be renewed.
-        members = {name: value for name, value in environ.items() if name.startswith(option.variable) and value}
-        return (members, option.variable) if members else None
+        members = {name: value for name, value in environ.items() if name.startswith(source.variable) and value}
+        return (members, source.variable) if members else None
     if flag is not None and flag != ():
-        return flag, option.flag or option.variable
-    text, file = environ.get(option.variable), environ.get(f"{option.variable}_FILE") if option.secret else None
+        return flag, source.flag or source.variable
+    text, file = environ.get(source.variable), environ.get(f"{source.variable}_FILE") if source.secret else None
     if text and file:
-        raise ConfigurationError(f"{option.variable} and {option.variable}_FILE are both set; keep one of them")
+        raise ConfigurationError(f"{source.variable} and {source.variable}_FILE are both set; keep one of them")
     if file:
-        return _read_secret(f"{option.variable}_FILE", file), f"{option.variable}_FILE"
+        return _read_secret(f"{source.variable}_FILE", file), f"{source.variable}_FILE"
     if not text:
         return None
-    if option.variable == "TRAINMEDIC_PORT" and text.startswith("tcp://"):
+    if source.variable == "TRAINMEDIC_PORT" and text.startswith("tcp://"):
         # Kubernetes sets this in every pod beside a Service that is called trainmedic.
         return None
-    return (tuple(filter(None, text.split(os.pathsep))) if option.repeatable else text), option.variable
+    return (tuple(filter(None, text.split(os.pathsep))) if source.repeatable else text), source.variable
 
 
 def _read_secret(variable: str, file: str) -> str:
@@ -74,12 +74,12 @@ def _read_secret(variable: str, file: str) -> str:
 
 
 def misspelt(
-    environ: Mapping[str, str], options: Collection[SettingSource], of_other_programs: Collection[str]
+    environ: Mapping[str, str], sources: Collection[SettingSource], of_other_programs: Collection[str]
 ) -> list[tuple[str, str]]:
     """Variables with our prefix that nobody reads, each with the most similar one that somebody does read."""
-    variables = {option.variable for option in options} | set(of_other_programs)
-    variables |= {f"{option.variable}_FILE" for option in options if option.secret}
-    families = tuple(option.variable for option in options if option.family)
+    variables = {source.variable for source in sources} | set(of_other_programs)
+    variables |= {f"{source.variable}_FILE" for source in sources if source.secret}
+    families = tuple(source.variable for source in sources if source.family)
     unread = sorted(
         name for name in environ if name.startswith(PREFIX) and name not in variables and not name.startswith(families)
     )
