@@ -125,9 +125,9 @@ class Medic:
         self._server = ServerConnection(settings, self._handlers, self._conclude, self._describe)
         self._queue = self._server.queue
         self._queue.on_arrival = lambda: self.on_arrival() if self.on_arrival is not None else None
-        self._server.open()
+        self._server.writer.start()
         if self._is_receiving:
-            self._server.receive()
+            self._server.receiver.start()
 
     @property
     def metrics_port(self) -> int | None:
@@ -287,15 +287,15 @@ class Medic:
             return  # a forked child has no threads, and its parent goes on
         self._is_closed = True
         atexit.unregister(self.close)
-        if self._server is not None:
-            self._server.stop_receiving(_CLOSE_SECONDS / 2)
+        if self._server is not None and self._is_receiving:
+            self._server.receiver.stop(_CLOSE_SECONDS / 2)
         for command in list(self._handlers.handed.values()):
             command.failed("the job ended before it answered the command")
         if self.share is not None:
             self.share.close(_CLOSE_SECONDS / 2)
         if self._server is not None:
-            self._server.queue.fail_arrived("the job ended before it came to the command")
-            self._server.close(_CLOSE_SECONDS)
+            self._server.queue.fail_all("the job ended before it came to the command")
+            self._server.writer.stop(_CLOSE_SECONDS)
         if self._endpoint is not None:
             self._endpoint.close()
 
@@ -315,12 +315,12 @@ class Medic:
     def _begin_receiving(self) -> None:
         assert self._server is not None
         self._is_receiving = True
-        self._server.receive()
-        self._server.announce()
+        self._server.receiver.start()
+        self._server.writer.announce()
 
     def _announce(self) -> None:
         if self._server is not None:
-            self._server.announce()
+            self._server.writer.announce()
 
     def _conclude(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         if status == envelope.APPLIED and self.step is not None:

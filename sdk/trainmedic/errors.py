@@ -9,14 +9,14 @@ The tree::
         ├── Rejected            the command makes no sense here and now, and why
         └── Unsupported         this job cannot carry out such a command
 
-    Interrupted (a BaseException)   ends a training step that hangs; see ``interrupt``
+    Interrupted (a BaseException)   ends a training step that hangs; see ``job.interrupt``
 
 `ConfigurationError` is raised while a job is set up, `NotAgreed` to handlers in jobs of several ranks.
 Once a job is connected this package raises nothing into the training loop: when Redis is away, it logs
-a line and goes on trying in the background. One thing is different: of a checkpoint that was loaded only in
-part, with none to go back to in its place, ``trainmedic.torch`` makes a `TrainmedicError`, which ends the
-training. (`trainmedic.wire.envelope.EnvelopeError`, a ValueError, is for
-programs that read or write the wire format themselves.)
+a line and goes on trying in the background. There is one exception: where a checkpoint was loaded only in
+part, and there is none to go back to in its place, ``trainmedic.torch`` raises a `TrainmedicError`, which
+ends the training. (`trainmedic.wire.envelope.EnvelopeError`, a ValueError, is for programs that read or
+write the wire format themselves.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ConfigurationError(TrainmedicError):
 
 
 class NotAgreed(TrainmedicError):
-    """A rank is gone or does not answer, and what was to be done together is not."""
+    """A rank is gone or does not answer, so what the ranks were to do together was not done."""
 
 
 class Refusal(TrainmedicError):

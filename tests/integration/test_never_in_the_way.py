@@ -85,7 +85,7 @@ def test_a_right_that_is_missing_is_told_once(redis_url: str, caplog: pytest.Log
         try:
             url = f"redis://half:pw@{redis_url.rpartition('@')[2].removeprefix('redis://')}"
             with caplog.at_level(logging.INFO, "trainmedic"), trainmedic.connect(job="llm-1", redis_url=url) as medic:
-                backoff = medic._server._receiver._connection._backoff  # type: ignore[union-attr]
+                backoff = medic._server.receiver._connection._backoff  # type: ignore[union-attr]
                 eventually(lambda: backoff._next > 2, 20, "some tries", every=0.02)  # 0.1 s, doubled five times
                 assert client.exists("trainmedic:job:llm-1")
         finally:
@@ -98,7 +98,7 @@ def test_two_jobs_of_one_name_are_told_of_each_other(commander: Commander, caplo
     """Else commands would go to either of them, and nobody would know why."""
     with commander.connect() as one, commander.connect() as other:
         for medic in (one, other):
-            writer = medic._server._writer  # type: ignore[union-attr]
+            writer = medic._server.writer  # type: ignore[union-attr]
             writer._presence = replace(writer._presence, every=0.05)
             writer.announce()
         eventually(lambda: caplog.text.count("another process has this job's name") == 2, 10, "both told", every=0.02)

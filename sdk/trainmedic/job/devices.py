@@ -1,6 +1,6 @@
-"""Which GPUs this process works on, by the names that NVML has for them. PyTorch is asked where the job has it.
+"""Which GPUs this process works on, by the names that NVML has for them.
 
-Asking makes no CUDA context and imports nothing. Who calls it: ``client`` for the presence of a job of one
+PyTorch is asked, where the job has loaded it itself. Asking makes no CUDA context and imports nothing. Who calls it: ``client`` for the presence of a job of one
 process, in the writer's thread; ``distributed`` for the naming.
 """
 
@@ -11,21 +11,21 @@ from typing import Any
 
 
 def named(uuid: Any) -> str:
-    """A UUID of PyTorch's as the driver writes it."""
+    """The name of a device as the driver writes it, from the UUID that PyTorch has for it."""
     text = str(uuid)
     return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
 
 
 def in_use() -> list[str]:
-    """Those on which PyTorch holds memory for this process; none before the job has begun to use CUDA.
+    """The GPUs on which PyTorch holds memory for this process; none before the job has begun to use CUDA.
 
-    Not the current device: that differs between threads, and a process may spread over several.
+    The current device would not do: it differs between threads, and a process may spread over several.
     """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     try:
         if cuda is None or not cuda.is_initialized():
             return []
-        held = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
-        return [named(cuda.get_device_properties(index).uuid) for index in held]
+        indexes = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
+        return [named(cuda.get_device_properties(index).uuid) for index in indexes]
     except (AttributeError, RuntimeError, AssertionError):
         return []  # a PyTorch that is being imported, is too old, or has lost its GPU

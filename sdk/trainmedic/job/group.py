@@ -1,7 +1,7 @@
-"""What a handler needs where several ranks carry out one command: agreeing on a value, hearing from all.
+"""What a handler needs where several ranks carry out one command: to agree on a value, and to hear from all ranks.
 
-`JobCommand.group` is one of these; so is `trainmedic.ranks.share.Share.group`, for use outside of a
-command. Every rank makes the same calls in the same order.
+`JobCommand.group` is a `Group`, and so is what `trainmedic.Medic.group` returns for use outside of a command. Every
+rank makes the same calls in the same order. Not here: how the ranks agree (``trainmedic.ranks.rounds``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Group(Protocol):
     world_size: int
 
     def choose(self, make: Callable[[], Value], patience: float = PATIENCE) -> Value:
-        """What `make` returns on rank 0, on every rank. It is called there only; the value goes as JSON.
+        """What `make` returns on rank 0, on every rank. It is called on rank 0 only; the value goes as JSON.
 
         Where it raises `Rejected` or `Unsupported`, every rank raises that. Raises NotAgreed where rank
         0 fails otherwise, or is gone.
@@ -29,7 +29,7 @@ class Group(Protocol):
         ...
 
     def poll(self, value: Any = None, patience: float = PATIENCE) -> Mapping[int, Any]:
-        """What each rank has said, the same answer on every rank. Returns once all have come.
+        """The `value` of each rank, the same mapping on every rank. Returns once all have come.
 
         A rank that is gone, has left the command or does not come in `patience` seconds is missing.
         Raises NotAgreed where that cannot be found out.

@@ -6,7 +6,8 @@ what waits in Python, or in a system call that a signal ends: a lock, a sleep, a
 loader. It does not free a thread that is stuck in a library's own loop, such as a CUDA kernel that never ends.
 
 Only the main thread can be interrupted, only between `Interrupter.arm` and `disarm`, and never in this package's
-own code. Not here: what is a hang (``progress``), what is then done (the integration).
+own code. Who calls it: the integrations. Not here: what counts as a hang (``progress``), and what is done after the
+interruption (the integration).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trainmedic.errors import Interrupted
 log = logging.getLogger("trainmedic")
 
 SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""One that nobody else is likely to use. What was installed for it before is called in its turn."""
+"""A signal that nobody else is likely to use. A handler that was installed for it before is called in its turn."""
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _LOOK_EVERY = 0.25
@@ -41,12 +42,12 @@ def fetch(iterator: Iterator[Item]) -> Item:
 class Interrupter:
     """Watches over the main thread of one job. Made on the main thread, else it does nothing.
 
-    ``wanted`` says whether something waits that is worth interrupting a hang for, ``hangs`` whether the loop
+    ``is_worth_it`` says whether a command waits that is worth interrupting a hang for, ``hangs`` whether the loop
     hangs; both are called by a thread of this class, and only after `look`. Not ``enabled``, it does nothing.
     """
 
-    def __init__(self, wanted: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
-        self._wanted = wanted
+    def __init__(self, is_worth_it: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
+        self._is_worth_it = is_worth_it
         self._hangs = hangs
         self._armed = False
         self._asked = False
@@ -96,11 +97,12 @@ class Interrupter:
             self._woken.wait()
             self._woken.clear()
             try:
-                while self._wanted() and not self._stopping:
+                while self._is_worth_it() and not self._stopping:
                     if self._hangs():
                         self.interrupt()
                     pause.wait(_LOOK_EVERY)
-            except Exception:  # such as a file system that is away; a hang's cause may be the same
+            # Anything: both questions may touch a file system that is away, which may be the hang's cause as well.
+            except Exception:
                 log.exception("looking for a hang failed; trying again")
                 pause.wait(_TRY_EVERY)
                 self._woken.set()
@@ -117,5 +119,8 @@ class Interrupter:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether the thread is in this package's own code, which ends soon and must not be left half done."""
+    """Whether the thread is in this package's own code, which ends soon and must not be left half done.
+
+    `fetch` is the exception: it is where the loop waits for its data.
+    """
     return frame.f_code is not fetch.__code__ and frame.f_code.co_filename.startswith(_PACKAGE)

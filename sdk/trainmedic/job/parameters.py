@@ -1,7 +1,7 @@
 """The parameters of each job command, typed and checked.
 
-`parse` is called by the receiver for each command that arrives, before the training loop sees it.
-Actions that are not listed here are handed to the loop as they are.
+The queue calls `parse` for each command that arrives, before the training loop sees it. Actions that are not
+listed here are handed to the loop as they are.
 """
 
 from __future__ import annotations

@@ -159,15 +159,11 @@ class CommandQueue:
         self.arrived.extendleft(reversed(held_back))
         return due
 
-    def fail_arrived(self, reason: str) -> None:
-        """Answer every command whose turn has not come: it never will."""
+    def fail_all(self, reason: str) -> None:
+        """Answer every command whose turn has not come, and those that are yet to arrive: their turn never comes."""
+        self._closed_because = reason
         while self.arrived:
             self.arrived.popleft().failed(reason)
-
-    def fail_all(self, reason: str) -> None:
-        """The same for those that are yet to arrive."""
-        self._closed_because = reason
-        self.fail_arrived(reason)
 
     def _was_applied(self, command_id: str) -> bool:
         record = self._memory.recall(command_id)

@@ -25,8 +25,11 @@ log = logging.getLogger("trainmedic")
 
 
 class ServerConnection:
-    """``describe`` says what the job's presence holds, beside which process it is; ``conclude`` is what a command calls
-    when it is answered."""
+    """Builds the three, and starts none of them.
+
+    ``describe`` says what the job's presence holds, beside which process it is; ``conclude`` is what a command calls
+    when it is answered.
+    """
 
     def __init__(
         self,
@@ -46,32 +49,10 @@ class ServerConnection:
         memory = CommandMemory(f"job:{job}", self._instance)
         stream = envelope.job_commands(job)
         presence = PresenceKey(envelope.job_presence(job), self._describe, self._log_conflict)
-        self._writer = ReplyWriter(writing, memory, stream, presence)
-        self.queue = CommandQueue(job, self._host, memory, handlers, self._writer.put, conclude)
+        self.writer = ReplyWriter(writing, memory, stream, presence)
+        self.queue = CommandQueue(job, self._host, memory, handlers, self.writer.put, conclude)
         addressee = Addressee("job", job, stream, "rank-0", job)
-        self._receiver = CommandReceiver(receiving, addressee, settings.signing_key, self.queue)
-        self._is_receiving = False
-
-    def open(self) -> None:
-        """Announce the job. No command is received before `receive`."""
-        self._writer.start()
-
-    def receive(self) -> None:
-        self._is_receiving = True
-        self._receiver.start()
-
-    def announce(self) -> None:
-        """Write the presence soon, because what it says has changed."""
-        self._writer.announce()
-
-    def stop_receiving(self, timeout: float) -> None:
-        """Leave the next command to the job's next process."""
-        if self._is_receiving:
-            self._receiver.stop(timeout)
-
-    def close(self, timeout: float) -> None:
-        """Send the replies that wait, take the presence away."""
-        self._writer.stop(timeout)
+        self.receiver = CommandReceiver(receiving, addressee, settings.signing_key, self.queue)
 
     def _describe(self) -> Mapping[str, Any]:
         process = {"host": self._host, "pid": os.getpid(), "instance": self._instance, "sdk": __version__}
