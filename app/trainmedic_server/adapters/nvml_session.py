@@ -119,7 +119,8 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def card(self, uuid: str) -> Iterator[tuple[NvmlSession, Any]]:
-        """As `open`, with NVML's handle of one card. A block that ends well shows that the card is not lost."""
+        """Do what `open` does, and yield NVML's handle of one card too. A block that ends well shows that the card is
+        not lost."""
         with self.open(uuid) as session:
             handle = session.handles.get(uuid)
             if handle is None:
@@ -130,7 +131,8 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def open(self, uuid: str | None = None) -> Iterator[NvmlSession]:
-        """NVML, opened where it is not. Its errors within the block are translated, as of that card if one is named."""
+        """Open NVML where it is not open, and yield it. Its errors within the block are translated, as errors of the
+        card `uuid` where one is named."""
         with self._lock:
             session = self._current()
             self._in_flight += 1
@@ -148,7 +150,7 @@ class NvmlSessions:
             self._shut_down()
 
     def _current(self) -> NvmlSession:
-        """The open session, or a new one. Called within the lock."""
+        """Return the open session, or a new one. Called within the lock."""
         session = self._session
         if session is not None and self._in_flight == 0 and not self._calls.stuck():
             has_waited = self._monotonic() - session.opened_at >= _LOOK_AGAIN
@@ -235,7 +237,7 @@ class NvmlSessions:
 
 
 def offered(ask: Callable[[], Any]) -> Any:
-    """The answer; None where there is no such thing here."""
+    """Return the answer; None where the card or the driver has no such thing."""
     try:
         return ask()
     except pynvml.NVMLError as error:

@@ -165,7 +165,7 @@ class TimeLimitedGpus:
         self._is_open = False
 
     def inventory(self) -> gpus.Inventory:
-        """As of the port. Where the driver does not answer, the GPUs are those that were there when it last did."""
+        """See the port. While the driver does not answer, the GPUs are those that were there when it last did."""
         try:
             self._last = self._calls.run(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
         except GpuStuck as error:
@@ -201,7 +201,8 @@ class TimeLimitedGpus:
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
-        """The first call opens the driver, whose time is longer than a card's."""
+        """Call a card. The first call of all opens the driver, which may take longer than a card, so that is done apart
+        from it."""
         if not self._is_open:
             self.inventory()
         return self._calls.run(uuid, function)

@@ -17,6 +17,7 @@ from trainmedic.wire.output import plain
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import NOTHING_TO_UNDO, AcceptedCommand, Executor, SupportsAbandon
 from trainmedic_server.agent.journal import JournalEntry
+from trainmedic_server.agent.logs import command_fields
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.errors import CommandFailed, CommandInterrupted, CommandNotExecuted, JournalUnavailable
 
@@ -66,7 +67,7 @@ class CommandRunner:
         try:
             status, output = self._outcome(accepted)
         except CommandInterrupted as interrupted:
-            fields = {**_fields(accepted.command), "reason": str(interrupted)}
+            fields = command_fields(accepted.command, reason=str(interrupted))
             log.info("a command goes on at the next start", extra=fields)
             return
         self._conclude(accepted.command, status, output)
@@ -95,10 +96,10 @@ class CommandRunner:
         except CommandNotExecuted as error:
             return error.status, {**error.output, "reason": str(error)}
         except JournalUnavailable as error:
-            log.error("a command was not carried out", extra={**_fields(command), "reason": str(error)})
+            log.error("a command was not carried out", extra=command_fields(command, reason=str(error)))
             return envelope.FAILED, {"reason": str(error)}
         except Exception as error:  # an executor's own error is answered like any failure, and does not end its queue
-            log.exception("a command failed unexpectedly", extra=_fields(command))
+            log.exception("a command failed unexpectedly", extra=command_fields(command))
             self._context.counters.loop_error(executor.queue)
             return envelope.FAILED, {"reason": f"{type(error).__name__}: {error}"}
 
@@ -109,7 +110,7 @@ class CommandRunner:
         try:
             executor.abandon(accepted)
         except Exception:  # the reply says what is true of the command; what is left of it is for a person
-            log.exception("what was begun of a command could not be taken back", extra=_fields(accepted.command))
+            log.exception("what was begun of a command could not be taken back", extra=command_fields(accepted.command))
             self._context.counters.loop_error(executor.queue)
 
     def _is_undoable(self, command_id: str) -> bool:
@@ -138,15 +139,10 @@ class CommandRunner:
         try:
             self._context.journal.conclude(entry)
         except JournalUnavailable as error:
-            fields = {**_fields(command), "status": status, "reason": str(error)}
+            fields = command_fields(command, status=status, reason=str(error))
             log.error("the outcome of a command is not in the journal", extra=fields)
             with self._lock:
                 self._unwritten[command.id] = entry
         self._replies.conclude(entry)
         self._context.counters.command(command.action, status)
-        log.info("a command was answered", extra={**_fields(command), "status": status})
-
-
-def _fields(command: envelope.Command) -> dict[str, str]:
-    """What log lines say of a command."""
-    return {"action": command.action, "command": command.id, "run_id": command.run_id}
+        log.info("a command was answered", extra=command_fields(command, status=status))

@@ -69,7 +69,8 @@ class AgentDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """The connection, within one transaction: committed and synced when the block ends, rolled back when it raises.
+        """Yield the connection within one transaction: committed and synced when the block ends, rolled back when it
+        raises.
 
         Not to be nested, and nothing slow belongs in the block: the whole agent waits for it. Raises
         JournalUnavailable for every error of SQLite. What must be written on a full disk too goes through `write`.

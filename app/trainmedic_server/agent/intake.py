@@ -18,6 +18,7 @@ from trainmedic.wire.receiver import ReceivedCommand
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import Executor
+from trainmedic_server.agent.logs import command_fields
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
 from trainmedic_server.catalog.problems import did_you_mean
@@ -29,7 +30,7 @@ MOST_WAITING = 1000
 
 
 class CommandIntake:
-    """Gets the node's commands from the receiver, and those of the journal at the start."""
+    """Gets the node's commands from the receiver, and at the start those of the journal."""
 
     def __init__(
         self,
@@ -47,10 +48,9 @@ class CommandIntake:
         self._replies = replies
 
     def resume(self) -> None:
-        """Enter the commands again that an earlier process took and did not finish. Called before the first receipt."""
+        """Enter again what an earlier process accepted and did not finish. Called before the first command is read."""
         for command in self._journal.open_commands():
-            fields = {"action": command.action, "command": command.id, "run_id": command.run_id}
-            log.info("an interrupted command is taken up again", extra=fields)
+            log.info("an interrupted command is taken up again", extra=command_fields(command))
             self._enter(command, resumed=True)
 
     # --- what the receiver calls --------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class CommandIntake:
         try:
             self._receive(received)
         except JournalUnavailable as error:  # nothing has been done
-            fields = {"action": received.command.action, "command": received.command.id, "reason": str(error)}
+            fields = command_fields(received.command, reason=str(error))
             log.error("a command is refused, because it cannot be written down", extra=fields)
             self._answer(received, envelope.FAILED, str(error))
 
@@ -98,8 +98,7 @@ class CommandIntake:
             near = did_you_mean(command.action, self._executors)
             return envelope.UNSUPPORTED, f"this agent does not know {command.action}{near}"
         if (refusal := self._context.policy.refusal(command)) is not None:
-            fields = {"action": command.action, "command": command.id, "reason": refusal}
-            log.warning("a command is refused by the policy", extra=fields)
+            log.warning("a command is refused by the policy", extra=command_fields(command, reason=refusal))
             return envelope.REJECTED, refusal
         # What was begun here is taken back here, whoever else has the name by now.
         if command.undo_of is None and (other := self._replies.name_conflict()) is not None:

@@ -12,6 +12,8 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
+from trainmedic.wire.envelope import Command
+
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -25,6 +27,11 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def command_fields(command: Command, **fields: str) -> dict[str, str]:
+    """The extra values of a line about a command, with `fields` beside them."""
+    return {"action": command.action, "command": command.id, "run_id": command.run_id, **fields}
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Answers on their way to the server, and the agent's presence.
+"""The agent's replies on their way to the server, and its presence.
 
 The outcome of a command is in the journal before it comes here, so none is lost while Redis is away or the
-agent restarts: what the journal holds unsent is sent when it can be. Other answers (``accepted``, or why a
+agent restarts: what the journal holds unsent is sent when it can be. Other replies (``accepted``, or why a
 command was not taken) come from the reading of a stream entry, and that entry stays on the stream until
 Redis has the answer.
 
@@ -139,7 +139,7 @@ class AgentReplies:
                 self._arrived = arrived + self._arrived
 
     def _refill(self) -> None:
-        """Put in what the journal holds unsent."""
+        """Send what the journal holds unsent."""
         try:
             unsent = self._journal.unsent(_REFILL)
         except JournalUnavailable as error:

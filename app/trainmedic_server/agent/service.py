@@ -108,7 +108,7 @@ class Agent:
         self._receiver = CommandReceiver(receiving, addressee, context.signing_key, self._intake)
 
     def start(self) -> None:
-        """Raises JournalUnavailable."""
+        """Take up what was interrupted, then start every thread. Raises JournalUnavailable."""
         self._intake.resume()
         for worker_queue in self._queues.values():
             worker_queue.start()

@@ -103,7 +103,7 @@ class PowerControl:
     def _cap(
         self, cap_id: str, requested: Callable[[str, PowerLimits], int], uuids: Sequence[str], lease: float, if_not: str
     ) -> Outcomes:
-        """As `cap`; where that fails the caps have ended by `if_not`, with the error in the place of its braces."""
+        """Do what `cap` says; where that fails, the caps end for the reason `if_not`, with the error in its braces."""
         before: dict[str, PowerLimits] = {}
         requested_mw: dict[str, int] = {}
         for uuid in uuids:
