@@ -1,7 +1,7 @@
 """Which GPUs this process works on, by the names that NVML has for them.
 
-PyTorch is asked, where the job has loaded it itself. Asking makes no CUDA context and imports nothing. Who calls it: ``client`` for the presence of a job of one
-process, in the writer's thread; ``distributed`` for the naming.
+PyTorch is asked, where the job has loaded it itself. Asking makes no CUDA context and imports nothing. Who calls it:
+``client`` for the presence of a job of one process, in the writer's thread; ``trainmedic.distributed`` for the naming.
 """
 
 from __future__ import annotations
