@@ -34,12 +34,11 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain import duration
-from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook import Guards
-from trainmedic_server.domain.run import Event, OrderKind, Run, Status, UndoStatus
+from trainmedic_server.domain.run import Event, Run, UndoStatus
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.locks import TargetLocks
+from trainmedic_server.engine.set_again import DONE, HELD, LOST, STARTED, barred, last_event, obstacle, seq_of
 from trainmedic_server.ports.actions import HasPlaces, LeasedAction, LeasedEffect, Renewal
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.limits import EngineLimits
@@ -54,10 +53,7 @@ _BATCH = 200
 """How many commands one transaction looks up: deliveries share the store's one writer, and must not wait for
 thousands."""
 
-LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held", "set_again_done"
-
 _NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
-_ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO)
 
 BookOf: TypeAlias = Callable[[Run], Awaitable[CompiledPlaybook]]
 
@@ -144,9 +140,9 @@ class ExpiredLeases:
             run = tx.run(effect.run_id)
             if run is None or not _is_needed(run, effect.command_id):
                 continue  # its undo has begun since it was asked about
-            since = _last(tx, run.id, DONE, effect.command_id)
+            since = last_event(tx, run.id, DONE, effect.command_id)
             losses = [event for event in tx.events_of(run.id, LOST) if event.data["place"] == renewal.place]
-            if any(event.data["command_id"] == effect.command_id and _seq(event) > since for event in losses):
+            if any(event.data["command_id"] == effect.command_id and seq_of(event) > since for event in losses):
                 continue
             data = {"step": effect.step_id, "command_id": effect.command_id, "place": renewal.place, "why": renewal.why}
             tx.append([Event(LOST, self._clock.now(), run.id, data=data)])
@@ -229,69 +225,28 @@ class ExpiredLeases:
         needed = [effect for effect in effects if _is_needed(run, effect.command_id)]
         if not needed:
             return []
-        obstacle = self._obstacle(tx, run, facts)
+        reason = obstacle(tx, run, facts.fires, self._limits.mode)
         begun: list[LeasedEffect] = []
-        for effect in needed if obstacle is None else ():
-            if _last(tx, run.id, STARTED, effect.command_id) > _last(tx, run.id, DONE, effect.command_id):
+        for effect in needed if reason is None else ():
+            if last_event(tx, run.id, STARTED, effect.command_id) > last_event(tx, run.id, DONE, effect.command_id):
                 begun.append(effect)  # by a server that was killed, or it did not succeed the last time
                 continue
-            barred = self._barred(tx, run, effect, facts.guards)
-            if barred is not None:
-                obstacle = barred
+            barred_by = barred(tx, run, effect.command_id, facts.guards, self._clock.now())
+            if barred_by is not None:
+                reason = barred_by
                 continue
             begun.append(effect)
             data = {"step": effect.step_id, "command_id": effect.command_id}
             tx.append([Event(STARTED, self._clock.now(), run.id, data=data)])
-        if obstacle is not None:
-            self._hold_back(tx, run.id, obstacle)
+        if reason is not None:
+            self._hold_back(tx, run.id, reason)
         return begun
-
-    def _obstacle(self, tx: Transaction, run: Run, facts: _RunFacts) -> str | None:
-        """Why nothing of the run may be set again; None where it may."""
-        controls = tx.controls()
-        orders = tx.orders_of([run.id]).get(run.id, ())
-        order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)
-        if order is not None:
-            return f"{order.actor} has ended the run or ordered its undo"
-        if run.status in (Status.CANCELLED, Status.REJECTED):
-            return f"the run was {run.status}"
-        if not run.mode == self._limits.mode == Mode.ENFORCE:
-            return "the mode is not enforce"
-        if any(step.kind == "approve" for step in run.steps):
-            return "a person approved it once, and not for a second time"
-        if controls.paused:
-            return f"the server is paused by {controls.paused_by}"
-        if controls.breaker_open:
-            return controls.breaker_reason or "the breaker is open"
-        if facts.fires is None:
-            return "nobody has said yet that its alert still fires"
-        # `fires` was asked before the places were free, which may have taken long: so the store is asked once more.
-        is_over = all(alert.is_resolved for alert in tx.alerts_of([run.id]).get(run.id, []))
-        return "none of its alerts fires" if is_over or not facts.fires else None
-
-    def _barred(self, tx: Transaction, run: Run, effect: LeasedEffect, guards: Guards) -> str | None:
-        """Why the playbook's guards bar setting the effect again; None where they do not."""
-        now, command_id = self._clock.now(), effect.command_id
-        started = [event.at for event in tx.events_of(run.id, STARTED) if event.data["command_id"] == command_id]
-        made = [
-            attempt.ended_at or attempt.started_at
-            for step in run.steps
-            for attempt in step.attempts
-            if attempt.command_id == command_id
-        ]
-        if guards.cooldown and now < max([*started, *made]) + guards.cooldown:
-            return f"cooldown: it was last brought about less than {duration.write(guards.cooldown)} ago"
-        if guards.max_runs:
-            lately = [at for at in started if at > now - guards.max_runs.per]
-            if len(lately) >= guards.max_runs.count:
-                return f"rate_limited: {len(lately)} times in the last {duration.write(guards.max_runs.per)}"
-        return None
 
     def _hold_back(self, tx: Transaction, run_id: str, reason: str, *, asked: bool = False) -> None:
         """Put into the history why nothing is set again, once for each reason and loss. Where it was `asked` for and
         failed, only the first reason is recorded, because its wording may differ each time."""
-        since = max(map(_seq, tx.events_of(run_id, LOST)), default=0)
-        held = [event.data for event in tx.events_of(run_id, HELD) if _seq(event) > since]
+        since = max(map(seq_of, tx.events_of(run_id, LOST)), default=0)
+        held = [event.data for event in tx.events_of(run_id, HELD) if seq_of(event) > since]
         is_recorded = any(data["asked"] for data in held) if asked else bool(held) and held[-1]["why"] == reason
         if not is_recorded:
             tx.append([Event(HELD, self._clock.now(), run_id, data={"why": reason, "asked": asked})])
@@ -315,7 +270,7 @@ class ExpiredLeases:
         for renewals in complete:
             effect = renewals[0].effect
             run_id, command_id = effect.run_id, effect.command_id
-            if _last(tx, run_id, STARTED, command_id) <= _last(tx, run_id, DONE, command_id):
+            if last_event(tx, run_id, STARTED, command_id) <= last_event(tx, run_id, DONE, command_id):
                 continue
             output = {renewal.place: dict(renewal.output) for renewal in renewals if renewal.output}
             data = {"step": effect.step_id, "command_id": command_id, "output": output}
@@ -341,14 +296,3 @@ def _is_needed(run: Run, command_id: str) -> bool:
         for step in run.steps
         if any(attempt.command_id == command_id for attempt in step.attempts)
     )
-
-
-def _last(tx: Transaction, run_id: str, kind: str, command_id: str) -> int:
-    """The place (`Event.seq`) of the last such event about a command; 0 where there is none."""
-    return max(
-        (_seq(event) for event in tx.events_of(run_id, kind) if event.data["command_id"] == command_id), default=0
-    )
-
-
-def _seq(event: Event) -> int:
-    return event.seq or 0

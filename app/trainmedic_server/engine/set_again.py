@@ -1,0 +1,71 @@
+"""Whether an effect whose lease has run out may be set again, by the history of its run. Pure, given a transaction.
+
+Who calls it: ``expired_leases``, whose docstring says the rules and why.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.playbook import Guards
+from trainmedic_server.domain.run import Event, OrderKind, Run, Status
+from trainmedic_server.ports.store import Transaction
+
+LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held", "set_again_done"
+
+_ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO)
+
+
+def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode) -> str | None:
+    """Why nothing of the run may be set again; None where it may."""
+    controls = tx.controls()
+    orders = tx.orders_of([run.id]).get(run.id, ())
+    order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)
+    if order is not None:
+        return f"{order.actor} has ended the run or ordered its undo"
+    if run.status in (Status.CANCELLED, Status.REJECTED):
+        return f"the run was {run.status}"
+    if not run.mode == mode == Mode.ENFORCE:
+        return "the mode is not enforce"
+    if any(step.kind == "approve" for step in run.steps):
+        return "a person approved it once, and not for a second time"
+    if controls.paused:
+        return f"the server is paused by {controls.paused_by}"
+    if controls.breaker_open:
+        return controls.breaker_reason or "the breaker is open"
+    if fires is None:
+        return "nobody has said yet that its alert still fires"
+    # `fires` was asked before the places were free, which may have taken long: so the store is asked once more.
+    is_over = all(alert.is_resolved for alert in tx.alerts_of([run.id]).get(run.id, []))
+    return "none of its alerts fires" if is_over or not fires else None
+
+
+def barred(tx: Transaction, run: Run, command_id: str, guards: Guards, now: datetime) -> str | None:
+    """Why the playbook's guards bar setting the effect again; None where they do not."""
+    started = [event.at for event in tx.events_of(run.id, STARTED) if event.data["command_id"] == command_id]
+    made = [
+        attempt.ended_at or attempt.started_at
+        for step in run.steps
+        for attempt in step.attempts
+        if attempt.command_id == command_id
+    ]
+    if guards.cooldown and now < max([*started, *made]) + guards.cooldown:
+        return f"cooldown: it was last brought about less than {duration.write(guards.cooldown)} ago"
+    if guards.max_runs:
+        lately = [at for at in started if at > now - guards.max_runs.per]
+        if len(lately) >= guards.max_runs.count:
+            return f"rate_limited: {len(lately)} times in the last {duration.write(guards.max_runs.per)}"
+    return None
+
+
+def last_event(tx: Transaction, run_id: str, kind: str, command_id: str) -> int:
+    """The place (`Event.seq`) of the last such event about a command; 0 where there is none."""
+    return max(
+        (seq_of(event) for event in tx.events_of(run_id, kind) if event.data["command_id"] == command_id), default=0
+    )
+
+
+def seq_of(event: Event) -> int:
+    return event.seq or 0
