@@ -1,8 +1,8 @@
-"""What becomes of alerts: which are new, repeated or resolved, and which playbooks start, join or
-do not start, each with its reason. Pure, given the `AdmissionFacts` that were read for them.
+"""What becomes of alerts: which are new, repeated or resolved, and for which a playbook starts a run, joins one, or
+does neither, each with its reason. Pure, given the `AdmissionFacts` that were read for them.
 
-`Admitter` takes the deliveries of one transaction one after the other; every decision sees those
-before it, as if each delivery had been committed alone.
+`Admitter` takes the deliveries of one transaction one after the other; every decision sees those before it, as if
+each delivery had been committed alone. Who calls it: ``intake``. Not here: whether guards let a run start (``guards``).
 """
 
 from __future__ import annotations
@@ -49,21 +49,27 @@ class PreparedDelivery:
 
 @dataclass(slots=True)
 class AdmissionFacts:
-    """What the store knows that bears on these deliveries; changed by each decision."""
+    """What the store knows that bears on these deliveries. Each decision changes it for the next."""
 
     records: dict[Identity, AlertRecord]
+    """The alerts of the deliveries that are known."""
     firing: dict[str, dict[Identity, AlertRecord]]
+    """By fingerprint: the beginnings that fire, for fingerprints that resolve in these deliveries."""
     linked: dict[Identity, list[LinkedRun]]
+    """The runs that each alert led to, oldest first."""
     open_runs: dict[Key, str]
+    """The id of the open run, where there is one."""
     guards: dict[Key, GuardFacts]
     controls: Controls
     nodes_acted_on: set[str]
+    """Within the breaker's window."""
     known_nodes: set[str]
+    """All that the server has ever seen, with those that these deliveries name."""
 
 
 @dataclass(slots=True)
 class AdmissionChanges:
-    """What is to be written, and who is to be told once it is."""
+    """What is to be written, and, in the last two fields, what is to be done once it is durable."""
 
     records: dict[Identity, AlertRecord] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
@@ -72,7 +78,9 @@ class AdmissionChanges:
     nodes: set[str] = field(default_factory=set)
     controls: Controls | None = None
     started: list[tuple[Run, CompiledPlaybook, AlertRecord]] = field(default_factory=list)
+    """The runs to drive."""
     touched: set[str] = field(default_factory=set)
+    """The ids of runs whose drivers have to read what has changed."""
 
 
 class Admitter:
@@ -97,9 +105,9 @@ class Admitter:
             if alert.status is AlertStatus.RESOLVED:
                 duplicates += self._resolved(alert)
                 continue
-            known, outcomes = self._firing(alert, candidates)
-            duplicates += known
-            admitted.extend(outcomes)
+            is_known, decisions = self._firing(alert, candidates)
+            duplicates += is_known
+            admitted.extend(decisions)
         return Admission(
             prepared.delivery.id,
             len(prepared.delivery.alerts),
@@ -110,7 +118,7 @@ class Admitter:
         )
 
     def _resolved(self, alert: Alert) -> bool:
-        """Take in a resolved; True where it was known.
+        """Take in an alert that has resolved; True where that was known.
 
         Only one beginning of an alert can fire at a time, so the older ones of the same fingerprint,
         whose own resolved was lost, have resolved with it.
@@ -135,7 +143,7 @@ class Admitter:
                 self.changes.touched.add(run.run_id)
 
     def _firing(self, alert: Alert, candidates: Iterable[Candidate]) -> tuple[bool, list[PlaybookDecision]]:
-        """Take in a firing; whether it was known, and what each playbook decided."""
+        """Take in an alert that fires; whether it was known, and what each playbook decided."""
         known = self._facts.records.get(alert.identity)
         if known is not None and known.is_resolved and known.resolved_because != "assumed":
             ended = replace(known, last_heard_at=self._now, count=known.count + 1)
@@ -143,18 +151,17 @@ class Admitter:
             return True, [self._overtaken(ended, candidate) for candidate in candidates]
         record = AlertRecord(alert, self._now, self._now)
         if known is not None:
-            # That it had resolved may have been assumed only; then this refutes it.
+            # If it has resolved, that was only assumed, and is refuted by this report.
             heard = replace(known, alert=alert, last_heard_at=self._now, count=known.count + 1)
             record = replace(heard, resolved_at=None, resolved_because=None)
         self._keep(record)
         linked = list(self._facts.linked.get(alert.identity, ()))
         for run in linked:
             self._note(run.run_id, "alert_repeated", alert=alert.name, count=record.count)
-        outcomes = [self._candidate(record, candidate, linked) for candidate in candidates]
-        return known is not None, outcomes
+        return known is not None, [self._candidate(record, candidate, linked) for candidate in candidates]
 
     def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """A firing that its own resolved has overtaken: nothing is done, and the history says so once."""
+        """An alert was reported as firing after it was reported as resolved: do nothing, and record that once."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
@@ -168,21 +175,21 @@ class Admitter:
         if any(run.decision not in PASSING for run in before):
             last = next(run for run in reversed(before) if run.decision not in PASSING)
             return PlaybookDecision(last.run_id, name, last.target_key, Decision.DUPLICATE)
-        verdict = self._verdict(record.alert, candidate)
-        if before and verdict.decision in PASSING:
-            if verdict.decision != before[-1].decision:
-                self._note(before[-1].run_id, str(verdict.decision), alert=record.alert.name, why=verdict.why)
-            return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, verdict.decision)
-        if verdict.decision is Decision.JOINED:
+        outcome = self._guard(record.alert, candidate)
+        if before and outcome.decision in PASSING:
+            if outcome.decision != before[-1].decision:
+                self._note(before[-1].run_id, str(outcome.decision), alert=record.alert.name, why=outcome.why)
+            return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, outcome.decision)
+        if outcome.decision is Decision.JOINED:
             run_id = self._facts.open_runs[candidate.key]
             self._link(run_id, record, LinkedRun(run_id, name, target_key, "running", Decision.JOINED))
             self._note(run_id, "joined", alert=record.alert.name, fingerprint=record.alert.fingerprint)
             self.changes.touched.add(run_id)
             return PlaybookDecision(run_id, name, target_key, Decision.JOINED)
-        run = self._add_run(record, candidate, verdict)
-        return PlaybookDecision(run.id, name, target_key, verdict.decision)
+        run = self._add_run(record, candidate, outcome)
+        return PlaybookDecision(run.id, name, target_key, outcome.decision)
 
-    def _verdict(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
+    def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
         target = candidate.target
         if isinstance(target, Unresolved):
             return guards.GuardDecision(Decision(target.reason), target.why)
@@ -191,18 +198,18 @@ class Admitter:
         spec = candidate.book.spec
         mode = Mode.stricter(spec.mode, self._limits.mode)
         facts = self._guard_facts(candidate.key)
-        verdict = guards.decide(
+        outcome = guards.decide(
             spec.guards, mode, facts, self._facts.controls, self._limits, alert.starts_at, self._now
         )
-        if verdict.decision is Decision.STARTED and target.node is not None:
+        if outcome.decision is Decision.STARTED and target.node is not None:
             why = guards.trips_breaker(target.node, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits)
             if why is not None:
                 self._open_breaker(why)
                 return guards.GuardDecision(Decision.BREAKER_OPEN, why)
-        return verdict
+        return outcome
 
     def _guard_facts(self, key: Key) -> GuardFacts:
-        """What the store knows, and what was decided here since."""
+        """What the store knows, with what was decided in this transaction added."""
         facts = self._facts.guards.get(key, GuardFacts())
         started, opened = self._started[key[0]], self._opened[key[0]]
         return replace(facts, started=facts.started + started, open_runs=facts.open_runs + opened)
@@ -214,8 +221,8 @@ class Admitter:
         self.changes.controls = self._facts.controls
         self.changes.events.append(Event("breaker_opened", self._now, data={"why": why}))
 
-    def _add_run(self, record: AlertRecord, candidate: Candidate, verdict: guards.GuardDecision) -> Run:
-        run = self._new_run(record, candidate, verdict)
+    def _add_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
+        run = self._new_run(record, candidate, outcome)
         self.changes.runs.append(run)
         self._link(run.id, record, LinkedRun(run.id, *candidate.key, str(run.status), run.decision))
         self._note(
@@ -224,7 +231,7 @@ class Admitter:
             alert=record.alert.name,
             playbook=run.playbook,
             target=candidate.key[1],
-            why=verdict.why,
+            why=outcome.why,
         )
         if run.status is not Status.NOT_STARTED:
             self._count(candidate, run)
@@ -232,8 +239,8 @@ class Admitter:
             self.changes.started.append((run, candidate.book, record))
         return run
 
-    def _new_run(self, record: AlertRecord, candidate: Candidate, verdict: guards.GuardDecision) -> Run:
-        book, decision = candidate.book, verdict.decision
+    def _new_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
+        book, decision = candidate.book, outcome.decision
         mode = Mode.stricter(book.spec.mode, self._limits.mode)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
         run = Run(
@@ -250,7 +257,7 @@ class Admitter:
             created_at=self._now,
             steps=step_sequence.fresh(book, ask_first=mode is Mode.APPROVE) if starts else (),
             ended_at=None if decision is Decision.STARTED else self._now,
-            message=verdict.why,
+            message=outcome.why,
         )
         if decision is Decision.OBSERVE_ONLY:
             names = scope.build(run, book, [record.alert], hindsight=False)

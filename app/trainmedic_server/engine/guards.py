@@ -1,7 +1,7 @@
 """Whether a run may start: the playbook's guards, the mode, and the breaker. Pure.
 
-The order is that of telling a person the most useful reason first; `admission` calls this for each
-(alert, playbook) that has a target and no open run.
+The first reason that applies is the decision, so they are in the order in which they are most useful to a person.
+Who calls it: ``admission``, for each alert and playbook with a target and no open run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from trainmedic_server.ports.store import GuardFacts
 
 @dataclass(frozen=True, slots=True)
 class GuardDecision:
-    """A decision and, for a person, why."""
+    """Whether a run may start, and why."""
 
     decision: Decision
     why: str = ""
+    """For a person; empty where the decision says it all."""
 
 
 def decide(
@@ -59,14 +60,14 @@ def decide(
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
 
 
-def trips_breaker(node: str, acted_on: set[str], known: set[str], limits: EngineLimits) -> str | None:
-    """Why acting on `node` too would be acting on too much of the cluster; None where it is not.
+def trips_breaker(node: str, acted_on: set[str], known_nodes: set[str], limits: EngineLimits) -> str | None:
+    """Why a run on `node` would be one too many for the cluster, so that the breaker opens; None where it is not.
 
-    `acted_on` are the distinct nodes of the window; a node among them adds nothing.
+    `acted_on` are the nodes that runs of the breaker's window acted on; another run on one of them adds nothing.
     """
     if node in acted_on:
         return None
-    count, total = len(acted_on) + 1, len(known | {node})
+    count, total = len(acted_on) + 1, len(known_nodes | {node})
     if count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:
         return None
     return (

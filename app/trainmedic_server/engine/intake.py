@@ -1,7 +1,8 @@
 """Taking deliveries in: match, decide, commit, and only then answer.
 
-Deliveries that arrive together share one transaction. The queue is bounded: a delivery that finds
-it full is refused at once, so that Alertmanager keeps it and tries again.
+Deliveries that arrive together share one transaction. The queue is bounded: a delivery that finds it full is refused
+at once, so that Alertmanager keeps it and tries again. Who calls it: ``service``. Not here: the decisions themselves
+(``admission``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _ALERTS_PER_TRANSACTION = 500
-"""More would make the first of them wait long for the last; fewer would cost more commits."""
+"""With more, the first alert of a transaction would wait long for the last; with fewer there would be more commits."""
 
 log = telemetry.logger(__name__)
 
@@ -39,7 +40,7 @@ class AdmittedBatch:
 
 
 class DeliveryIntake:
-    """Admits deliveries. `on_admitted` is told, after the commit, what each transaction changed."""
+    """Admits deliveries. After each commit, `on_admitted` is called with what the transaction changed."""
 
     def __init__(
         self,
@@ -82,20 +83,20 @@ class DeliveryIntake:
         """Find the playbooks that react to each alert, and their targets. Reads nothing from the store."""
         topology = self._topology()
         failures: list[Event] = []
-        found = tuple(self._candidates(alert, topology, failures) for alert in delivery.alerts)
-        return PreparedDelivery(delivery, found, tuple(failures))
+        candidates = tuple(self._candidates(alert, topology, failures) for alert in delivery.alerts)
+        return PreparedDelivery(delivery, candidates, tuple(failures))
 
     def _candidates(self, alert: Alert, topology: Topology, failures: list[Event]) -> tuple[Candidate, ...]:
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for book in self._catalog.for_alert(alert.name):
             match = book.match(alert)
             if match.matched:
-                found.append(Candidate(book, book.target_of(alert, topology)))
+                candidates.append(Candidate(book, book.target_of(alert, topology)))
             elif match.failed and alert.status is AlertStatus.FIRING:
                 log.warning("a playbook's condition failed", playbook=book.spec.name, alert=alert.name, why=match.why)
                 data = {"playbook": book.spec.name, "alert": alert.name, "why": match.why}
                 failures.append(Event("match_failed", self._clock.now(), data=data))
-        return tuple(found)
+        return tuple(candidates)
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         prepared = [self.prepare(delivery) for delivery in deliveries]
@@ -123,6 +124,7 @@ class DeliveryIntake:
         return AdmittedBatch(replies, changes)
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
+        """Store the text of each playbook that a new run has, so that a restart finds the version it began with."""
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
         books: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.book.spec.name, candidate.book.version): candidate.book
@@ -148,7 +150,7 @@ def _read_facts(
 ) -> AdmissionFacts:
     """Everything that the decisions on these deliveries look at, in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
-    candidates = [candidate for entry in prepared for found in entry.candidates for candidate in found]
+    candidates = [candidate for entry in prepared for of_alert in entry.candidates for candidate in of_alert]
     keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}
     books = {candidate.book.spec.name: candidate.book for candidate in candidates}
 

@@ -1,8 +1,8 @@
 """Keeping up effects that last only while they are renewed: a power cap that nobody renews ends by itself.
 
-A hold is renewed in each third of its lease, from its attempt's end until its undo begins: while its
-run is open or one of its alerts fires, and for as long as its undo is armed. An undo that has begun
-is left to win, and a lease that runs out helps it. Neither pause nor the breaker hold a renewal back:
+An effect is renewed in each third of its lease, from the end of its attempt until its undo begins: while its run is
+open or one of its alerts fires, and for as long as its undo is armed. Once the undo has begun the effect is not
+renewed any more, and a lease that runs out does the undo's work. Neither pause nor the breaker hold a renewal back:
 it is no new harm, and without it a pause would give a hot GPU its full power again.
 
 Not here: how a renewal reaches whoever granted the lease (`ports.LeasedAction`), or what becomes of an effect whose
@@ -12,6 +12,7 @@ lease has run out (``expired_leases``). Who calls it: ``service``.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -25,16 +26,18 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=15)
-"""How often it looks for holds that are due; much less than a third of any sensible lease."""
+"""How often it looks for effects that are due; much less than a third of any sensible lease."""
 _BATCH = 200
-"""Runs that are read at a time: deliveries, which share the store's one writer, must not wait for thousands."""
+"""How many runs one transaction reads: deliveries, which share the store's one writer, must not wait for thousands."""
 _SHOWN = 8
+"""How many nodes a warning names."""
 
 log = telemetry.logger(__name__)
 
 
 class LeaseRenewer:
-    """Renews what is held. One object per server; what it remembers it can do without after a restart."""
+    """Renews leased effects. One object per server. What it remembers only saves renewals, so that nothing is lost by
+    a restart."""
 
     def __init__(
         self,
@@ -51,12 +54,13 @@ class LeaseRenewer:
         self._metrics = metrics
         self._actions = actions
         self._leased: Mapping[str, LeasedAction] = {}
-        self._asked: dict[str, int] = {}
+        self._last_third: dict[str, int] = {}
+        """By command id: the third of its lease in which the effect was last renewed, counted from the epoch."""
         self._expired_leases = expired_leases
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until cancelled; the first look is at once, for a server may have been away for long."""
+        """Renew until cancelled. The first look is at once, for the server may have been away for long."""
         self._expired_leases.begin()
         self._leased = _leased(self._actions)
         if not self._leased:
@@ -67,7 +71,7 @@ class LeaseRenewer:
                     await self.look()
                 except errors.StoreUnavailable as error:
                     log.warning("could not look for leases to renew", error=str(error))
-                except Exception:  # the loop's boundary
+                except Exception:  # the loop's boundary: a bug in one look must not let all caps run out
                     self._metrics.loop_errors.labels("leases").inc()
                     log.exception("looking for leases to renew failed")
                 # Not by the time of day, which may be set back by an hour.
@@ -77,50 +81,51 @@ class LeaseRenewer:
                 task.cancel()
 
     async def look(self) -> None:
-        """Begin to renew what is due. Does not wait for the answers: one node that is away must not hold up others."""
+        """Begin to renew what is due. Does not wait for the replies: one node that is away must not hold up others."""
         now = self._clock.now()
         run_ids = await self._store.transact(lambda tx: tx.runs_in_effect(self._leased))
-        standing: list[tuple[str, LeasedEffect, timedelta]] = []
+        in_effect: list[tuple[str, LeasedEffect, timedelta]] = []
         for start in range(0, len(run_ids), _BATCH):
             batch = run_ids[start : start + _BATCH]
-            standing += await self._store.transact(lambda tx, batch=batch: self._standing(tx, batch, now))  # type: ignore[misc]
-        self._metrics.leases.set(len(standing))
-        asked: dict[str, int] = {}
+            in_effect += await self._store.transact(functools.partial(self._in_effect, batch, now))
+        self._metrics.leases.set(len(in_effect))
+        last_third: dict[str, int] = {}
         due: dict[str, list[LeasedEffect]] = {}
-        for name, hold, lease in standing:
-            # Of all holds with the same lease, the same moments: so those of one node share a command.
-            turn = int(now.timestamp() // (lease.total_seconds() / 3))
-            if self._asked.get(hold.command_id) != turn:
-                due.setdefault(name, []).append(hold)
-            asked[hold.command_id] = turn
-        self._asked = asked
-        self._expired_leases.keep_only(asked)
-        for name, holds in due.items():
-            task = asyncio.create_task(self._renew(self._leased[name], holds, now))
+        for name, effect, lease in in_effect:
+            # Counted from the epoch, so that all effects with the same lease are due in the same moments, and those
+            # on one node share a command.
+            third = int(now.timestamp() // (lease.total_seconds() / 3))
+            if self._last_third.get(effect.command_id) != third:
+                due.setdefault(name, []).append(effect)
+            last_third[effect.command_id] = third
+        self._last_third = last_third
+        self._expired_leases.keep_only(last_third)
+        for name, effects in due.items():
+            task = asyncio.create_task(self._renew(self._leased[name], effects, now))
             self._renewals.add(task)
             task.add_done_callback(self._renewals.discard)
 
-    def _standing(
-        self, tx: Transaction, run_ids: Sequence[str], now: datetime
+    def _in_effect(
+        self, run_ids: Sequence[str], now: datetime, tx: Transaction
     ) -> list[tuple[str, LeasedEffect, timedelta]]:
-        """Every hold of these runs that is wanted: with the action that it is of, and how long its lease is."""
+        """Every effect of these runs that is needed: with the name of its action, and how long its lease is."""
         heard_since = now - self._patience
         runs = tx.runs(run_ids)
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
-        found = []
+        in_effect = []
         for run in runs:
-            heard = (not alert.is_resolved and alert.last_heard_at >= heard_since for alert in alerts.get(run.id, ()))
-            wanted = run.is_open or any(heard)
+            fires = (not alert.is_resolved and alert.last_heard_at >= heard_since for alert in alerts.get(run.id, ()))
+            goes_on = run.is_open or any(fires)
             for step in run.steps:
                 action = self._leased.get(step.action or "")
-                if action is not None and _is_wanted(step, wanted):
-                    granted = action.granted(step.output)
-                    found += [(step.action or "", hold, granted) for hold in _holds(run, step, now)]
-        return found
+                if action is not None and _is_needed(step, goes_on):
+                    lease = action.granted(step.output)
+                    in_effect += [(step.action or "", effect, lease) for effect in _effects(run, step, now)]
+        return in_effect
 
-    async def _renew(self, action: LeasedAction, holds: Sequence[LeasedEffect], now: datetime) -> None:
+    async def _renew(self, action: LeasedAction, effects: Sequence[LeasedEffect], now: datetime) -> None:
         try:
-            renewals = await action.renew(holds, now + action.lease / 3)
+            renewals = await action.renew(effects, now + action.lease / 3)
             outcomes = Counter(renewal.outcome for renewal in renewals)
             for outcome, count in outcomes.items():
                 self._metrics.lease_renewals.labels(outcome).inc(count)
@@ -137,25 +142,27 @@ class LeaseRenewer:
 
 
 def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
-    found: dict[str, LeasedAction] = {}
+    leased: dict[str, LeasedAction] = {}
     for name in actions.names():
         try:
             action = actions.get(name)
         except errors.PermanentFailure:
-            continue  # it could not be made, which the registry has told
+            continue  # it could not be made, which the registry has logged
         if isinstance(action, LeasedAction):
-            found[name] = action
-    return found
+            leased[name] = action
+    return leased
 
 
-def _is_wanted(step: StepState, run_goes_on: bool) -> bool:
+def _is_needed(step: StepState, run_goes_on: bool) -> bool:
+    """Whether the effect of the step is to last on: by its run, unless its undo is owed; not once that has begun."""
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
         return run_goes_on
     return step.undo.status is UndoStatus.ARMED
 
 
-def _holds(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
-    """What the step's attempts may have brought about. One that is being made is its driver's concern."""
+def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
+    """What the step's attempts may have brought about; not what one brings about that is still in flight, because
+    nothing needs renewal yet."""
     assert run.target is not None
     seen: Collection[str] = set()
     for attempt in reversed(step.attempts):

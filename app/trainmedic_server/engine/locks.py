@@ -1,16 +1,16 @@
 """One change at a time per target.
 
-A run holds its target from its start to its close. A node covers its GPUs, the cluster covers
-everything (`Target.overlaps`). Who came first goes first: a waiter is passed over only by those
-whose targets overlap neither a holder's nor an earlier waiter's. Undo takes no such hold, because it
-must never be blocked by a run; it only waits until no attempt is in flight on an overlapping target.
+A run locks its target from its start to its close. A node covers its GPUs, the cluster covers everything
+(`Target.overlaps`). Runs get their targets in the order in which they came: a run passes another that waits only if
+its target overlaps neither a locked one nor that of any earlier waiter. An undo takes no such lock, because a run
+must never block it; it only waits until no attempt is in flight on an overlapping target.
 
-A run on a job holds the job. Where a step of it works on the job's nodes as well, its attempts and
-those of runs on the same GPUs or nodes still come one after the other; but neither run keeps the other
-from its target, for a job may be on a thousand nodes, and moves. What they do there must stand
-beside each other, as power caps do: of several on one GPU the lowest counts, and each is taken back alone.
+A run on a job locks the job. Where a step of it works on the job's nodes as well, its attempts and those of runs on
+the same GPUs or nodes still come one after the other; but neither run keeps the other from its target, because a job
+may be on a thousand nodes, and may move to others. So their effects there must be able to coexist, as power caps do:
+of several on one GPU the lowest counts, and each is taken back alone.
 
-The locks live in memory; `workers` takes them again from the store's open runs after a restart.
+The locks live in memory. After a restart `workers` starts the open runs again, and their drivers take the locks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TargetLocks:
         return True
 
     def wait(self, run_id: str, target: Target) -> asyncio.Future[None]:
-        """Queue up; the future is done once the target is held. `release` also leaves the queue."""
+        """Join the queue; the future is done once the target is locked. `release` also leaves the queue."""
         self._waiting.add(run_id, target)
         self._grants[run_id] = asyncio.get_running_loop().create_future()
         return self._grants[run_id]
@@ -55,27 +55,28 @@ class TargetLocks:
         self._grants.pop(run_id, None)
         if target is None or not self._grants:
             return
-        for waiter, wanted in self._waiting.near(target):
-            if self._held.overlapping(wanted) or self._waiting.overlapping(wanted, before=waiter):
+        for waiter, its_target in self._waiting.near(target):
+            if self._held.overlapping(its_target) or self._waiting.overlapping(its_target, before=waiter):
                 continue
             self._waiting.remove(waiter)
-            self._held.add(waiter, wanted)
+            self._held.add(waiter, its_target)
             granted = self._grants.pop(waiter)
             if not granted.done():
                 granted.set_result(None)
 
     @asynccontextmanager
     async def acting(self, holder: str, *targets: Target) -> AsyncIterator[bool]:
-        """Hold back until no attempt is in flight that overlaps one of these targets, and be the one that is.
+        """Wait until no attempt is in flight that overlaps one of these targets; for the block, this one is.
 
-        Gives whether that took any waiting. All are taken at once, so nobody waits while it holds others up.
+        Yields whether it had to wait. All targets are taken at once, so that nobody waits for one while others wait
+        for what it has taken: that could be a deadlock.
         """
         waited = False
         while any(map(self._acting.overlapping, targets)):
             waited = True
-            turn = asyncio.get_running_loop().create_future()
-            self._held_back.append(turn)
-            await turn
+            another_ended = asyncio.get_running_loop().create_future()
+            self._held_back.append(another_ended)
+            await another_ended
         claims = [f"{holder}/{number}" for number in range(len(targets))]
         for claim, target in zip(claims, targets, strict=True):
             self._acting.add(claim, target)
@@ -84,17 +85,17 @@ class TargetLocks:
         finally:
             for claim in claims:
                 self._acting.remove(claim)
-            woken, self._held_back = self._held_back, []
-            for turn in woken:
-                if not turn.done():
-                    turn.set_result(None)
+            waiters, self._held_back = self._held_back, []
+            for another_ended in waiters:
+                if not another_ended.done():
+                    another_ended.set_result(None)
 
 
 class _Targets:
-    """Targets by the id of who claims them, in order, grouped so that looking for an overlap is quick.
+    """Targets by the id of who claims them, in order, in groups so that looking for an overlap is quick.
 
-    Targets of different groups never overlap, the cluster's aside. There may be ten thousand claims
-    in a storm, but only a few of one group.
+    Targets of different groups never overlap, unless one is the cluster. There may be ten thousand claims in a storm
+    of alerts, but only a few in one group.
     """
 
     def __init__(self) -> None:
@@ -119,12 +120,12 @@ class _Targets:
         return target
 
     def near(self, target: Target) -> list[tuple[str, Target]]:
-        """The claims that could overlap `target`, first come first."""
-        found = [claim for group in self._near(target) for claim in group.items()]
-        return sorted(found, key=lambda claim: self._numbers[claim[0]])
+        """The claims that could overlap `target`, in the order in which they came."""
+        claims = [claim for group in self._near(target) for claim in group.items()]
+        return sorted(claims, key=lambda claim: self._numbers[claim[0]])
 
     def overlapping(self, target: Target, before: str | None = None) -> str | None:
-        """Whose claim, of those that came before the one named, overlaps `target`; None where nobody's does."""
+        """The first claim that overlaps `target`, of those that came before the claim named `before`; None for none."""
         end = self._numbers[before] if before is not None else None
         for group in self._near(target):
             for claim, claimed in group.items():

@@ -1,8 +1,10 @@
 """What a run does next. Pure.
 
-`advance` takes a run as it stands and what is known from outside, and returns the run as it should
-stand, the events that tell why, and what to do then. All state is in the run: a new process that
-reads it back from the store goes on at the same place.
+`advance` takes a run as it stands and what has come from outside, and returns the run as it should stand, the
+events that tell why, and what to do then. All state is in the run: a new process that reads it back from the store
+goes on at the same place, so there is no second way for a restart.
+
+Who calls it: ``driver``, and ``workers`` after a restart. Not here: one step (``steps``), an undo (``undoing``).
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def call_off(
 ) -> RunPlan:
     """Close a run that must not act any more: not started where it never acted, else cancelled."""
     draft = RunDraft(run, outside, context, now)
-    _lose_flight(draft, f"nobody asked again, because {why}")
+    _lose_interrupted(draft, f"nobody asked again, because {why}")
     _call_off(draft, why, decision)
     return RunPlan(draft.run, tuple(draft.events), undoing.due(draft))
 
@@ -59,7 +61,7 @@ def call_off(
 def give_up(run: Run, outside: OutsideState, context: PlanningContext, now: datetime, why: str) -> RunPlan:
     """Close a run whose playbook cannot be read any more, so that nobody knows how it would go on."""
     draft = RunDraft(run, outside, context, now)
-    _lose_flight(draft, f"the run could not go on: {why}")
+    _lose_interrupted(draft, f"the run could not go on: {why}")
     _close(draft, Status.FAILED, why)
     return RunPlan(draft.run, tuple(draft.events), undoing.due(draft))
 
@@ -125,14 +127,14 @@ def _advance(draft: RunDraft) -> RunPlan:
 
 def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
     """What an open run does next; None once it has closed."""
-    flight = steps.interrupted(draft.run)
-    if flight is not None:
-        then = _resume(draft, flight)
+    interrupted = steps.interrupted(draft.run)
+    if interrupted is not None:
+        then = _resume(draft, interrupted)
         if then is not None:
             return then
-    told = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
-    if told is not None:
-        _close(draft, Status.CANCELLED, f"cancelled by {told.actor}")
+    order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
+    if order is not None:
+        _close(draft, Status.CANCELLED, f"cancelled by {order.actor}")
         return None
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
     if was_held or not has_begun(draft.run):
@@ -171,36 +173,36 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
     return None
 
 
-def _resume(draft: RunDraft, flight: StepState) -> PerformAttempt | Wait | None:
+def _resume(draft: RunDraft, interrupted: StepState) -> PerformAttempt | Wait | None:
     """Go on with an attempt that a killed server may have made, under the same command id.
 
-    While the server is paused it waits, unless there is nothing left to wait for: to ask again is to
-    act. Then, and after a pause longer than the maximum age, its outcome stays unknown and None is
-    returned.
+    To ask again is to act, so while the server is paused the attempt waits. None is returned, and its outcome stays
+    unknown, where there is nothing left to wait for, and after a pause longer than the maximum age.
     """
-    attempt = flight.attempts[-1]
-    told = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
-    if steps.held_by_pause(draft, flight):
-        if told is None and not draft.outside.resolved:
+    attempt = interrupted.attempts[-1]
+    order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
+    if steps.held_by_pause(draft, interrupted):
+        if order is None and not draft.outside.resolved:
             return draft.hold_for_resume()
-        over = f"{told.actor} ended the run" if told is not None else "the alert resolved"
-        _lose_flight(draft, f"nobody asked again, because the server was paused and {over}")
+        over = f"{order.actor} ended the run" if order is not None else "the alert resolved"
+        _lose_interrupted(draft, f"nobody asked again, because the server was paused and {over}")
         return None
     if draft.run.waiting_on == "resume" and draft.now - attempt.started_at > draft.context.max_age:
-        _lose_flight(draft, "nobody asked again, because the server was paused for too long")
+        _lose_interrupted(draft, "nobody asked again, because the server was paused for too long")
         return None
     if attempt.deadline <= draft.now:
+        # It ran out while no server was there to wait for it.
         later = replace(attempt, deadline=draft.now + (attempt.deadline - attempt.started_at))
-        draft.put(replace(flight, attempts=(*flight.attempts[:-1], later)))
+        draft.put(replace(interrupted, attempts=(*interrupted.attempts[:-1], later)))
     draft.stand(Status.RUNNING)
-    draft.note("step_resumed", step=flight.id, action=flight.action, command_id=attempt.command_id)
-    return PerformAttempt(flight.key, resumed=True)
+    draft.note("step_resumed", step=interrupted.id, action=interrupted.action, command_id=attempt.command_id)
+    return PerformAttempt(interrupted.key, resumed=True)
 
 
-def _lose_flight(draft: RunDraft, why: str) -> None:
-    flight = steps.interrupted(draft.run)
-    if flight is not None:
-        steps.lose(draft, flight, f"it may have been applied; {why}")
+def _lose_interrupted(draft: RunDraft, why: str) -> None:
+    interrupted = steps.interrupted(draft.run)
+    if interrupted is not None:
+        steps.lose(draft, interrupted, f"it may have been applied; {why}")
 
 
 def _call_off(draft: RunDraft, why: str, decision: Decision) -> None:
@@ -222,9 +224,9 @@ def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:
 
 
 def _summary(run: Run) -> str:
-    """What was done, and what was tried in vain by a step that lets the run go on all the same."""
-    missed = [f"step {step.id}: {step.error}" for step in run.steps if step.kind == "action" and step.error]
+    """For a person: what was applied, and what failed in steps that let the run go on."""
+    failed = [f"step {step.id}: {step.error}" for step in run.steps if step.kind == "action" and step.error]
     done = f"applied {run.action_taken}" if run.action_taken else "nothing was applied"
-    if not missed:
+    if not failed:
         return done if run.action_taken else "nothing had to be done"
-    return "; ".join([done, *missed])
+    return "; ".join([done, *failed])

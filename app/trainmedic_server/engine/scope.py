@@ -1,6 +1,6 @@
 """The names that a playbook's expressions and templates can use, as plain data.
 
-``alert, alerts, labels, annotations, target, vars, steps, run``. Pure.
+They are ``alert, alerts, labels, annotations, target, vars, steps, run``. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class LazyScope(Mapping[str, Any]):
-    """A scope that is made when it is first looked at."""
+    """A scope that is made when it is first looked at: most steps have no template that looks."""
 
     def __init__(self, make: Callable[[], Scope]) -> None:
         self._make = make
@@ -59,10 +59,10 @@ def of_step(step: StepState) -> dict[str, Any]:
 
 
 def build(run: Run, book: CompiledPlaybook, alerts: Sequence[Alert], *, hindsight: bool = True) -> Scope:
-    """The scope for the steps of `run`. The first of `alerts` is the one it was started for.
+    """The scope for the steps of `run`. The first of `alerts` is the one that the run was started for.
 
-    With `hindsight` False no step is in it, so that an expression which asks for the outcome of a
-    step fails: that is how mode observe knows what it cannot know.
+    With `hindsight` False it has no step, so that an expression which asks for the outcome of a step fails. By that
+    mode observe notices what depends on how the run goes.
     """
     first = alerts[0]
     steps = {step.id: of_step(step) for step in run.steps if step.status.is_final} if hindsight else {}

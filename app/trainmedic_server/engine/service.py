@@ -1,4 +1,8 @@
-"""The engine as the rest of the program sees it: admit, order, pause, and the loops behind them."""
+"""The engine as the rest of the program sees it: `Engine` admits deliveries, takes operators' orders, and runs the
+loops behind them.
+
+Who calls it: the HTTP server, and the simulation. Made by ``wiring``.
+"""
 
 from __future__ import annotations
 
@@ -86,17 +90,17 @@ class Engine:
         return self._controls
 
     async def start(self) -> None:
-        """Take up what an earlier process left, then begin. Raises StoreUnavailable."""
+        """Take up the runs that an earlier process left, then begin. Raises StoreUnavailable."""
         now = self._clock.now()
-        self._show(await self._store.transact(lambda tx: tx.controls()))
+        self._put_in_force(await self._store.transact(lambda tx: tx.controls()))
         down_for = now - self._controls.alive_at if self._controls.alive_at else timedelta(0)
         await self._change(lambda controls: replace(controls, alive_at=now), Event("server_started", now))
         await self._workers.recover(down_for)
-        loops = (self._beat(), self._silent_alerts.run(), self._leases.run())
+        loops = (self._heartbeat(), self._silent_alerts.run(), self._leases.run())
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """Stop where everything stands; nothing is lost, the next start goes on."""
+        """Stop everything where it stands. Nothing is lost: the next start goes on there."""
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -123,10 +127,10 @@ class Engine:
         return run
 
     async def note_late_reply(self, reply: envelope.Reply) -> None:
-        """Record the answer to a command whose outcome was given up as unknown.
+        """Record a reply to a command whose outcome was given up as unknown.
 
-        What is owed does not change by it: the undo of a step whose outcome was unknown is carried
-        out in any case, and its receiver knows whether there is something to take back.
+        It changes nothing of what is owed: the undo of a step whose outcome is unknown is carried out in any case,
+        and its receiver knows whether there is something to take back.
         """
 
         def work(tx: Transaction) -> None:
@@ -163,7 +167,7 @@ class Engine:
 
     def _on_admitted(self, changes: AdmissionChanges) -> None:
         if changes.controls is not None:
-            self._show(changes.controls)
+            self._put_in_force(changes.controls)
         for run, book, record in changes.started:
             self._workers.start(run, book, record)
         self._workers.touch(changes.touched)
@@ -175,17 +179,18 @@ class Engine:
             tx.append(events)
             return changed
 
-        self._show(await self._store.transact(work))
+        self._put_in_force(await self._store.transact(work))
         return self._controls
 
-    def _show(self, controls: Controls) -> None:
+    def _put_in_force(self, controls: Controls) -> None:
+        """Have everybody go by these switches, which are durable."""
         before, self._controls = self._controls, controls
         self._metrics.paused.set(controls.paused)
         self._metrics.breaker_open.set(controls.breaker_open)
         if (before.paused, before.breaker_open) != (controls.paused, controls.breaker_open):
             self._workers.touch_all()
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
             await self._clock.sleep_until(self._clock.now() + HEARTBEAT)
             now = self._clock.now()
@@ -222,7 +227,7 @@ def _accept(tx: Transaction, order: OperatorOrder) -> None:
             asked = next((step.id for step in run.steps if step.kind == "approve" and step.status == "waiting"), None)
             if run.status is not Status.AWAITING_APPROVAL or asked is None:
                 raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
-            if any(said.step == asked for said in tx.orders_of([run.id]).get(run.id, ())):
+            if any(earlier.step == asked for earlier in tx.orders_of([run.id]).get(run.id, ())):
                 raise errors.Conflict(f"step {asked} of run {run.id} has been decided already")
             order = replace(order, step=asked)
         case OrderKind.CANCEL:

@@ -1,6 +1,7 @@
-"""Alerts whose resolved never comes: asking the Alertmanager, or assuming after a long silence.
+"""Alerts of which nobody speaks any more: the Alertmanager is asked whether they fire, or, where there is none to
+ask, they are assumed to have resolved after a long silence.
 
-Without this a lost message would hold an undo for ever.
+Without this, one message that was lost would keep an undo from ever becoming due. Who calls it: ``service``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = telemetry.logger(__name__)
 
 
 class SilentAlerts:
-    """Ends alerts that concern an open run or an undo and that nobody speaks of any more."""
+    """Ends silent alerts of open runs, and of runs that owe an undo. `on_resolved` is called with the runs' ids."""
 
     def __init__(
         self,
@@ -50,15 +51,15 @@ class SilentAlerts:
         while True:
             await self._clock.sleep_until(self._clock.now() + self.interval)
             try:
-                await self.sweep()
+                await self.look()
             except errors.StoreUnavailable as error:
                 log.warning("could not look for silent alerts", error=str(error))
-            except Exception:  # the loop's boundary
+            except Exception:  # the loop's boundary: a bug at one alert must not end the looking for all others
                 self._metrics.loop_errors.labels("sweeper").inc()
                 log.exception("looking for silent alerts failed")
 
-    async def sweep(self) -> None:
-        """One pass."""
+    async def look(self) -> None:
+        """Look once for silent alerts, and end those that no longer fire."""
         now = self._clock.now()
         patience = self._limits.assume_resolved_after
         ask_after = min(ASK_AFTER, patience / 2) if self._source else patience
@@ -81,7 +82,7 @@ class SilentAlerts:
         return "assumed" if silent_for >= self._limits.assume_resolved_after else None
 
     def _heard(self, tx: Transaction, record: AlertRecord) -> None:
-        """It fires still; unless something newer than the question is known of it."""
+        """Note that it still fires, unless something was heard of it after it was asked about."""
         current = _unchanged(tx, record)
         if current is not None:
             tx.save_alerts([replace(current, last_heard_at=self._clock.now())])

@@ -1,8 +1,8 @@
 """When an undo is due, and how it is carried out. Pure.
 
-An undo is a duty: it is asked about once its run is closed, or while pause holds the run back; and
-neither pause, mode, guards, breaker nor the target's lock hold it back. It is tried again, ever
-more slowly, for a day; then it is recorded as failed for a person to see, who can order it again.
+An undo is a duty. It is planned once its run is closed, or while pause holds the run back; and neither pause, mode,
+guards, breaker nor the target's lock hold it back. It is tried again, ever more slowly, for a day; then it is
+recorded as failed for a person to see, who can order it again. Who calls it: ``plan``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from trainmedic_server.engine.steps import attempt_again
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
 GIVE_UP_AFTER = timedelta(days=1)
-_LONGEST_TURN = 3 * LONGEST_RETRY
-"""More between one attempt and the next than a slow attempt and the longest wait take together."""
+_LONGEST_GAP = 3 * LONGEST_RETRY
+"""What counts at most of the time between two attempts: more than a slow attempt and the longest wait take
+together, so a longer gap means that no server was up."""
 
 
 def due(draft: RunDraft) -> PerformAttempt | Wait | Idle:
-    """What the run has to take back now, newest step first; nothing of a step that has not ended."""
+    """What the run has to take back now, newest step first. A step that has not ended is not taken back yet."""
     by_hand = draft.outside.last(OrderKind.UNDO)
     later: list[datetime] = []
     for state in reversed(draft.run.steps):
@@ -46,7 +47,7 @@ def due(draft: RunDraft) -> PerformAttempt | Wait | Idle:
 
 
 def due_while_held(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
-    """What an open run that pause holds back has to take back meanwhile, for pause holds no undo back."""
+    """What an open run, which pause holds back, has to take back meanwhile; else it goes on waiting."""
     then = due(draft)
     return hold if isinstance(then, Idle) else then
 
@@ -66,6 +67,7 @@ def conclude(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> 
         draft.put(replace(state, undo=replace(undo, status=UndoStatus.FAILED)))
         draft.note("undo_failed", step=state.id, action=undo.action, error=outcome.error)
         return
+    # After 16 attempts the wait is past the longest one by far; without the bound it would overflow in the end.
     wait = min(FIRST_RETRY * 2 ** min(attempt.number - 1, 16), LONGEST_RETRY)
     draft.put(replace(state, undo=replace(undo, retry_at=draft.now + wait)))
     if attempt.number == 1:
@@ -73,7 +75,8 @@ def conclude(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> 
 
 
 def release(run: Run) -> Run:
-    """A run that closes without having failed owes no ``on_failure`` undo; by hand it stays possible."""
+    """The run, which closes without having failed, without its ``on_failure`` undos being owed; an operator can still
+    order them."""
     for state in run.steps:
         undo = state.undo
         if undo and undo.status is UndoStatus.ARMED and undo.trigger is UndoTrigger.ON_FAILURE:
@@ -96,11 +99,11 @@ def _because(draft: RunDraft, undo: Undo, by_hand: OperatorOrder | None) -> str 
             return "the run failed"
     if by_hand is None or undo.status not in (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED):
         return None
-    return f"ordered by {by_hand.actor}" if _is_news(by_hand, undo) else None
+    return f"ordered by {by_hand.actor}" if _is_unanswered(by_hand, undo) else None
 
 
-def _is_news(order: OperatorOrder, undo: Undo) -> bool:
-    """Whether no attempt has answered the order yet. Not a matter of times: a clock can be set back."""
+def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
+    """Whether no attempt has answered the order yet. Ids say so and not times, because a clock can be set back."""
     return all(attempt.order != order.id for attempt in undo.attempts)
 
 
@@ -113,7 +116,7 @@ def _has_failed(draft: RunDraft) -> bool:
 def _continue(
     draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None
 ) -> PerformAttempt | datetime:
-    """The next attempt of an undo that has begun, or when it is due: at once if somebody asks again."""
+    """The next attempt of an undo that has begun, or when it is due: at once if an operator orders it again."""
     last = undo.attempts[-1]
     if last.status == "running":
         if last.deadline <= draft.now:  # it ran out while no server was there to wait for it
@@ -121,7 +124,7 @@ def _continue(
             draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
         draft.note("undo_resumed", step=state.id, action=undo.action, command_id=last.command_id)
         return PerformAttempt(state.key, undo=True, resumed=True)
-    if undo.retry_at and draft.now < undo.retry_at and not (by_hand and _is_news(by_hand, undo)):
+    if undo.retry_at and draft.now < undo.retry_at and not (by_hand and _is_unanswered(by_hand, undo)):
         return undo.retry_at
     return _attempt(draft, state, undo, by_hand)
 
@@ -140,7 +143,8 @@ def _timeout(draft: RunDraft, undo: Undo) -> timedelta:
 
 
 def _tried_for(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
-    """How long it has been tried. A gap in which no server was up counts as one wait."""
+    """For how long it has been tried. A gap in which no server was up counts as one wait, so that a downtime does not
+    use up the day in which it is tried; a clock that was set back counts as none."""
     moments = [*(attempt.started_at for attempt in attempts), now]
-    turns = (max(later - earlier, timedelta()) for earlier, later in pairwise(moments))
-    return sum((min(turn, _LONGEST_TURN) for turn in turns), timedelta())
+    gaps = (max(later - earlier, timedelta()) for earlier, later in pairwise(moments))
+    return sum((min(gap, _LONGEST_GAP) for gap in gaps), timedelta())
