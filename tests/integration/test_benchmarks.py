@@ -17,6 +17,7 @@ from tests.support.programs import PYTHON_PATH, ROOT, inherited
 BENCHMARKS = (
     "agent_idle",
     "agents_thousand",
+    "agreement_by_collective",
     "alert_storm",
     "command_to_limit",
     "disk_clean",
