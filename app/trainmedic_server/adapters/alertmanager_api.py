@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,15 @@ from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
+"""How long one list of what fires answers everybody who asks."""
 SETTLES_AFTER = timedelta(minutes=5)
-"""An Alertmanager forgets its alerts when it restarts. Prometheus sends each one again after a minute
-(``--rules.alert.resend-delay``), to which come its evaluation interval and its own restart."""
+"""How long an Alertmanager must have been up before its silence about an alert is believed. It forgets its alerts when
+it restarts; Prometheus sends each one again after a minute (``--rules.alert.resend-delay``), to which come its
+evaluation interval and its own restart."""
 BODY_LIMIT = 64 * 1024 * 1024
 """An alert is about 1 KB, so this is some 60,000 alerts."""
 
-# A webhook tells an alert's beginning to the nanosecond, the API to the millisecond.
+# A webhook gives an alert's beginning to the nanosecond, the API to the millisecond.
 _PRECISION = timedelta(milliseconds=1)
 
 
@@ -44,7 +47,7 @@ class AlertmanagerApi:
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """`settles_after`: one that has been up for less is not believed that an alert has ended.
+        """An Alertmanager that has been up for less than `settles_after` is not believed that an alert has ended.
 
         Raises ConfigurationError.
         """
@@ -86,34 +89,25 @@ class AlertmanagerApi:
 
     async def _ask_for_firing(self) -> Mapping[str, list[datetime]]:
         firing: dict[str, list[datetime]] = {}
-        try:
+        with _reading("list of alerts"):
             for alert in _listed(await self._call("GET", "/alerts?active=true&silenced=true&inhibited=true")):
-                firing.setdefault(alert["fingerprint"], []).append(
-                    datetime.fromisoformat(alert["startsAt"]).astimezone(UTC)
-                )
-        except (KeyError, TypeError, ValueError) as error:
-            raise TemporaryFailure("the Alertmanager's list of alerts cannot be read") from error
-        except ActionFailure as error:
-            raise TemporaryFailure(str(error)) from error
+                began = datetime.fromisoformat(alert["startsAt"]).astimezone(UTC)
+                firing.setdefault(alert["fingerprint"], []).append(began)
         return firing
 
     async def _ask_whether_settled(self) -> bool:
         if not self._settles_after:
             return True
-        try:
+        with _reading("status"):
             reply = await self._call("GET", "/status")
             _require_success(reply, "the Alertmanager did not tell its status")
             started_at = datetime.fromisoformat(json.loads(reply.body)["uptime"]).astimezone(UTC)
-        except (KeyError, TypeError, ValueError) as error:
-            raise TemporaryFailure("the Alertmanager's status cannot be read") from error
-        except ActionFailure as error:
-            raise TemporaryFailure(str(error)) from error
         return self._clock.now() - started_at >= self._settles_after
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
-        found = await self.find_silence(comment)
-        if found is not None:
-            return found
+        present = await self.find_silence(comment)
+        if present is not None:
+            return present
         reply = await self._call(
             "POST",
             "/silences",
@@ -150,8 +144,8 @@ class AlertmanagerApi:
         if 200 <= reply.status < 300:
             return
         # Releases differ in how they refuse to end a silence that has ended; so look whether it has.
-        found = await self._call("GET", path)
-        if found.status == 404 or '"state":"expired"' in found.body.replace(" ", ""):
+        silence = await self._call("GET", path)
+        if silence.status == 404 or '"state":"expired"' in silence.body.replace(" ", ""):
             return
         _require_success(reply, "the silence was not ended")
 
@@ -184,13 +178,22 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
     return listed
 
 
-def _require_success(reply: HttpReply, told: str) -> None:
+@contextlib.contextmanager
+def _reading(subject: str) -> Iterator[None]:
+    """Whatever goes wrong within is temporary: a question may always be asked again."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise TemporaryFailure(f"the Alertmanager's {subject} cannot be read") from error
+    except ActionFailure as error:
+        raise TemporaryFailure(str(error)) from error
+
+
+def _require_success(reply: HttpReply, failure: str) -> None:
     if 200 <= reply.status < 300:
         return
-    said = f"{told}: status {reply.status}: {reply.body.strip()[:200]}"
-    if reply.status >= 500 or reply.status == 429:
-        raise TemporaryFailure(said)
-    raise PermanentFailure(said)
+    kind = TemporaryFailure if reply.status >= 500 or reply.status == 429 else PermanentFailure
+    raise kind(f"{failure}: status {reply.status}: {reply.body.strip()[:200]}")
 
 
 def _written(moment: datetime) -> str:

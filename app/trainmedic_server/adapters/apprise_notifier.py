@@ -1,7 +1,7 @@
 """Messages to people by Apprise; implements `ports.Notifier`.
 
 A channel is a name and the notification URLs behind it, which hold secrets: none is ever logged or
-told in an error. Apprise blocks, so it works in a thread; its services wait some 4 seconds to
+part of an error. Apprise blocks, so it works in a thread; its services wait some 4 seconds to
 connect and 4 for an answer.
 """
 
@@ -51,10 +51,10 @@ class AppriseNotifier:
         ]
         if not missed:
             return
-        told = f"could not be sent to {', '.join(sorted(set(missed)))}"
+        reason = f"could not be sent to {', '.join(sorted(set(missed)))}"
         if len(missed) == len(services):
-            raise TemporaryFailure(told)
-        raise PermanentFailure(f"{told}; the others have it, so it is not sent again")
+            raise TemporaryFailure(reason)
+        raise PermanentFailure(f"{reason}; the others have it, so it is not sent again")
 
     def _load(self, name: str) -> tuple[Apprise, ...]:
         """The services behind a channel, each by itself, so that each one's outcome is known."""
@@ -72,7 +72,7 @@ def _service(url: str, what: str) -> Apprise:
     # ready within a second, and most never send a message.
     import apprise
 
-    # Its log lines tell URLs, whole ones where it cannot read them.
+    # Its log lines contain URLs, whole ones where it cannot read them.
     logging.getLogger("apprise").disabled = True
     service = apprise.Apprise(asset=apprise.AppriseAsset(app_id="Trainmedic", async_mode=False))
     if not service.add(url):

@@ -105,15 +105,16 @@ async def read_secret(path: Path, what: str) -> str:
         raise TemporaryFailure(f"the file of {what} cannot be read: {type(error).__name__}") from error
 
 
-def _headers(given: Mapping[str, str], secret: str | None) -> list[tuple[bytes, bytes]]:
-    """As bytes, since a value may hold any text; uncompressed, so that a reply is never larger than it looks."""
+def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes, bytes]]:
+    """The headers as bytes, since a value may hold any text. They ask for an answer that is not compressed, so that a
+    reply is never larger than it looks."""
     own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity"}
     if secret is not None:
         own["Authorization"] = f"Bearer {secret}"
     replaced = {name.lower() for name in own} - {"user-agent"}
-    named = {name.lower() for name in given}
+    named = {name.lower() for name in headers}
     sending = [(name, value) for name, value in own.items() if name.lower() in replaced or name.lower() not in named]
-    sending += [(name, value) for name, value in given.items() if name.lower() not in replaced]
+    sending += [(name, value) for name, value in headers.items() if name.lower() not in replaced]
     return [(name.encode(), value.encode()) for name, value in sending]
 
 
@@ -147,8 +148,8 @@ def _reply(response: httpx.Response, content: bytes, secret: str | None) -> Http
     return HttpReply(response.status_code, headers, text)
 
 
-def _lost(sent: bool, told: str) -> TemporaryFailure | OutcomeUnknown:
-    return OutcomeUnknown(f"{told}; the call may have been carried out") if sent else TemporaryFailure(told)
+def _lost(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
+    return OutcomeUnknown(f"{reason}; the call may have been carried out") if sent else TemporaryFailure(reason)
 
 
 def _host(url: str) -> str:

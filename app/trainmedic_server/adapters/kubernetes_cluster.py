@@ -37,9 +37,11 @@ from trainmedic_server.ports.fence import Fence, no_fence
 FIELD_MANAGER: Final = "trainmedic"
 """The name under which the API server notes which fields are ours."""
 TIMEOUT: Final = timedelta(seconds=15)
+"""How long one call may take. Whoever called tries again until the step's own timeout."""
 PAGE: Final = 500
+"""Objects of a list that are asked for at a time, as kubectl does."""
 _NOTHING_DONE: Final = (401, 403, 429)
-"""What is answered before anything is done."""
+"""Statuses that are answered before anything is done."""
 _RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
 _TWO_BUDGETS: Final = "more than one PodDisruptionBudget"
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
@@ -48,7 +50,7 @@ log = telemetry.logger(__name__)
 
 
 class KubernetesCluster:
-    """One cluster. `opened` builds it; `close` it after."""
+    """One cluster, made by `opened`."""
 
     def __init__(self, client: ApiClient, event_namespace: str = "default", fence: Fence = no_fence) -> None:
         self._client = client
@@ -74,8 +76,8 @@ class KubernetesCluster:
                 kube_config.load_incluster_config(configuration)
         except (kube_config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
-            told = " ".join(str(error).split())[:300]
-            raise ConfigurationError(f"no Kubernetes cluster is known from {where}: {told}") from error
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigurationError(f"no Kubernetes cluster is known from {where}: {reason}") from error
         client = ApiClient(configuration)
         client.user_agent = f"trainmedic/{__version__}"
         return cls(client, fence=fence)
@@ -89,8 +91,7 @@ class KubernetesCluster:
     async def list(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> Sequence[Object]:
-        found, _ = await self.list_at(resource, namespace, labels, fields)
-        return found
+        return (await self.list_at(resource, namespace, labels, fields))[0]
 
     async def list_at(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
@@ -98,18 +99,18 @@ class KubernetesCluster:
         """The objects, and the resourceVersion from which a watch goes on."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         path = collection_of(resource, namespace)
-        found: list[Object] = []
+        objects: list[Object] = []
         while True:
             try:
                 page = await self._call("GET", path, {name: value for name, value in query.items() if value})
             except _Gone:
-                query["continue"], found = "", []
+                query["continue"], objects = "", []
                 query["limit"] = ""  # in one piece now, which cannot expire on the way
                 continue
-            found.extend(page.get("items") or ())
+            objects.extend(page.get("items") or ())
             query["continue"] = page["metadata"].get("continue") or ""
             if not query["continue"]:
-                return found, str(page["metadata"].get("resourceVersion") or "")
+                return objects, str(page["metadata"].get("resourceVersion") or "")
 
     async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
         """Changes after `version`, for at most `seconds`: (ADDED, MODIFIED, DELETED or BOOKMARK, object).
@@ -222,8 +223,8 @@ class KubernetesCluster:
             raw = await response.read()
             answer = json.loads(raw)
         except (*_FAULTS, ValueError) as error:
-            told = f"the Kubernetes API does not answer as it should: {_fault(error)}"
-            raise ClusterUnavailable(told, may_be_done=changes) from error
+            reason = f"the Kubernetes API does not answer as it should: {_fault(error)}"
+            raise ClusterUnavailable(reason, may_be_done=changes) from error
         if not isinstance(answer, dict):
             raise ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
         if not 200 <= response.status < 300:
@@ -287,36 +288,36 @@ class _Gone(ObjectChanged):
 
 def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
     """What an answer that is no success means. `answer` is a Status object, if the API server wrote it."""
-    said = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
+    message = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
     reason = answer.get("reason")
     match status:
         case 404:
-            return ObjectMissing(f"{about} does not exist: {said}")
+            return ObjectMissing(f"{about} does not exist: {message}")
         case 409 if reason == "AlreadyExists":
-            return ObjectExists(f"{about}: {said}")
+            return ObjectExists(f"{about}: {message}")
         case 409:
-            return ObjectChanged(f"{about}: {said}")
+            return ObjectChanged(f"{about}: {message}")
         case 410:
-            return _Gone(said)
+            return _Gone(message)
         case 429 if any(cause.get("reason") == "DisruptionBudget" for cause in _causes(answer)):
             # The causes name the budget, and what it needs; the message does not.
             named = [str(cause["message"]) for cause in _causes(answer) if cause.get("message")]
-            return EvictionBlocked("; ".join(named)[:500] or said)
+            return EvictionBlocked("; ".join(named)[:500] or message)
         case 429:
-            return ClusterUnavailable(said, _seconds(headers))
+            return ClusterUnavailable(message, _seconds(headers))
         case 401:
             # While a token is being renewed it may be the old one for a moment; it is read anew every minute.
             return ClusterUnavailable(
-                f"the Kubernetes API does not accept our credentials ({said}): they have expired, or the service "
+                f"the Kubernetes API does not accept our credentials ({message}): they have expired, or the service "
                 "account or the kubeconfig's user is gone"
             )
         case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(answer)):
-            return ClusterUnavailable(f"{about}: {said}")  # which ends by itself
+            return ClusterUnavailable(f"{about}: {message}")  # the namespace will soon have gone
         case 403:
-            return ClusterRefused(f"{about}: {said}{_RIGHTS if 'cannot' in said else ''}", may_pass=True)
+            return ClusterRefused(f"{about}: {message}{_RIGHTS if 'cannot' in message else ''}", may_pass=True)
         case status if status >= 500 or status == 408:
-            return ClusterUnavailable(f"the Kubernetes API fails: {said}", _seconds(headers))
-    return ClusterRefused(f"{about}: {said}")
+            return ClusterUnavailable(f"the Kubernetes API fails: {message}", _seconds(headers))
+    return ClusterRefused(f"{about}: {message}")
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:

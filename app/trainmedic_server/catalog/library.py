@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import watchfiles
@@ -34,56 +34,21 @@ log = telemetry.logger(__name__)
 
 @dataclass(frozen=True)
 class _Snapshot:
-    playbooks: Mapping[str, YamlPlaybook] = field(default_factory=dict)
-    by_alert: Mapping[str, tuple[YamlPlaybook, ...]] = field(default_factory=dict)
-    problems: tuple[FileProblem, ...] = ()
+    playbooks: Mapping[str, YamlPlaybook]
+    by_alert: Mapping[str, tuple[YamlPlaybook, ...]]
+    problems: tuple[FileProblem, ...]
 
 
 class StaticCatalog:
-    """A catalog of playbooks that do not change: `ports.Catalog` for simulations and tests."""
+    """A catalog of the playbooks that it is made with: `ports.Catalog` for simulations and tests."""
 
     def __init__(
         self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
     ) -> None:
         self._actions = actions
         self._identity = identity
-        self._playbooks = {
-            playbook.spec.name: playbook for playbook in sorted(playbooks, key=lambda playbook: playbook.spec.name)
-        }
-        self._by_alert = _index(self._playbooks.values())
-
-    def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
-        return self._by_alert.get(alertname, ())
-
-    def get(self, name: str) -> YamlPlaybook | None:
-        return self._playbooks.get(name)
-
-    def all(self) -> Sequence[YamlPlaybook]:
-        return tuple(self._playbooks.values())
-
-    def compile(self, text: str, source: str) -> YamlPlaybook:
-        """Compile the text of another version. Raises PlaybookError."""
-        return loader.load_one(text, source, self._actions, self._identity)
-
-
-class Library:
-    """Loads playbooks from `roots` (directories, or single files). Empty until the first `reload`."""
-
-    def __init__(
-        self,
-        roots: Sequence[Path],
-        actions: Actions,
-        identity: IdentityLabels = IdentityLabels(),
-        metrics: telemetry.Metrics | None = None,
-    ) -> None:
-        self._roots = tuple(roots)
-        self._actions = actions
-        self._identity = identity
-        self._metrics = metrics
-        self._files: dict[Path, LoadedFile] = {}
-        self._snapshot = _Snapshot()
+        self._snapshot = _snapshot(playbooks)
         self._versions: dict[str, YamlPlaybook] = {}
-        self._reloading = threading.Lock()
 
     def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
         """The playbooks that name this alertname, in the order of their names."""
@@ -96,20 +61,37 @@ class Library:
         """In the order of their names."""
         return tuple(self._snapshot.playbooks.values())
 
+    def compile(self, text: str, source: str) -> YamlPlaybook:
+        """Compile the text of an earlier version. Raises PlaybookError."""
+        playbook = self._versions.get(text)
+        if playbook is None:
+            playbook = loader.load_one(text, source, self._actions, self._identity)
+            if len(self._versions) >= _VERSIONS_KEPT:
+                self._versions.clear()
+            self._versions[text] = playbook
+        return playbook
+
+
+class Library(StaticCatalog):
+    """A catalog of what `roots` (directories, or single files) hold. Empty until the first `reload`."""
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        actions: Actions,
+        identity: IdentityLabels = IdentityLabels(),
+        metrics: telemetry.Metrics | None = None,
+    ) -> None:
+        super().__init__((), actions, identity)
+        self._roots = tuple(roots)
+        self._metrics = metrics
+        self._files: dict[Path, LoadedFile] = {}
+        self._reloading = threading.Lock()
+
     @property
     def problems(self) -> Sequence[FileProblem]:
         """What is wrong with the files as they are now, in the order of files and lines."""
         return self._snapshot.problems
-
-    def compile(self, text: str, source: str) -> YamlPlaybook:
-        """Compile the text of an earlier version. Raises PlaybookError."""
-        made = self._versions.get(text)
-        if made is None:
-            made = loader.load_one(text, source, self._actions, self._identity)
-            if len(self._versions) >= _VERSIONS_KEPT:
-                self._versions.clear()
-            self._versions[text] = made
-        return made
 
     def reload(self) -> bool:
         """Take in what has changed on disk; whether anything had. Never raises for a file's sake."""
@@ -184,8 +166,7 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before
         if first is not playbook:
             message = f"playbook {playbook.spec.name!r} is also in {first.source}:{first.line}; that one is used"
             problems.append(FileProblem(playbook.source, playbook.line, 1, message))
-    ordered = {name: chosen[name] for name in sorted(chosen)}
-    return _Snapshot(ordered, _index(ordered.values()), tuple(sorted(problems)))
+    return _snapshot(chosen.values(), problems)
 
 
 def _was_chosen(playbook: YamlPlaybook, before: _Snapshot) -> bool:
@@ -193,10 +174,10 @@ def _was_chosen(playbook: YamlPlaybook, before: _Snapshot) -> bool:
     return chosen is not None and (chosen.source, chosen.line) == (playbook.source, playbook.line)
 
 
-def _index(playbooks: Iterable[YamlPlaybook]) -> dict[str, tuple[YamlPlaybook, ...]]:
-    """The playbooks by the alertnames that they react to, in the order given."""
+def _snapshot(playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem] = ()) -> _Snapshot:
+    by_name = {playbook.spec.name: playbook for playbook in sorted(playbooks, key=lambda each: each.spec.name)}
     by_alert: dict[str, tuple[YamlPlaybook, ...]] = {}
-    for playbook in playbooks:
+    for playbook in by_name.values():
         for name in dict.fromkeys(playbook.spec.on.alertnames):
             by_alert[name] = (*by_alert.get(name, ()), playbook)
-    return by_alert
+    return _Snapshot(by_name, by_alert, tuple(sorted(problems)))

@@ -5,10 +5,12 @@ Not here: the API (`ports.Cluster`), how a change is remembered (``notes``).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server.actions.base import BasicAction
@@ -23,7 +25,7 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Call, Clearance, Services
+from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
 from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
@@ -175,6 +177,18 @@ class ClusterAction(BasicAction):
 
 def _named(ref: Ref) -> dict[str, str]:
     return {"node": ref.name} if ref.resource == NODES else {"object": str(ref)}
+
+
+class RestorableAction(ClusterAction):
+    """An action that the same action takes back, with the parameter ``restore``."""
+
+    restored_by: ClassVar[frozenset[str]]
+    """The parameters that the undo needs besides, to find what is restored."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        found_by = params.model_dump(mode="json", include=set(cls.restored_by), exclude_none=True)
+        return Inverse(cls.name, {**found_by, "restore": True})
 
 
 async def clearance_of(call: Call) -> Clearance:

@@ -15,6 +15,7 @@ from trainmedic_server.actions.kubernetes.base import (
     GONE,
     ClusterAction,
     Permission,
+    RestorableAction,
     because,
     node_of,
 )
@@ -83,14 +84,6 @@ class _NodeAction(ClusterAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "nodes", ("get", "patch")), EVENTS)
-
-    async def _set_or_restore(
-        self, call: Call, field: notes.NotedField, value: str | None, is_undo: bool
-    ) -> dict[str, Any]:
-        ref = Ref(NODES, node_of(call))
-        if is_undo:
-            return await self.restore(call, ref, field, "Restored", f"{field.name} put back")
-        return await self.assign(call, ref, field, value, "Changed", f"{field.name} set")
 
 
 class CordonParams(ActionParams):
@@ -184,6 +177,16 @@ class UncordonNode(_NodeAction):
         return {"node": ref.name, "before": {"cordoned": before}, "after": {"cordoned": after}, "note": why}
 
 
+class _NodeFieldAction(RestorableAction, _NodeAction):
+    async def _set_or_restore(
+        self, call: Call, field: notes.NotedField, value: str | None, is_undo: bool
+    ) -> dict[str, Any]:
+        ref = Ref(NODES, node_of(call))
+        if is_undo:
+            return await self.restore(call, ref, field, "Restored", f"{field.name} put back")
+        return await self.assign(call, ref, field, value, "Changed", f"{field.name} set")
+
+
 class TaintParams(ActionParams):
     key: str = Field(pattern=_NAME, description="The taint's key.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
@@ -194,20 +197,16 @@ class TaintParams(ActionParams):
     restore: Literal[True] | None = Field(None, description="As an undo: what was there before this run.")
 
 
-class TaintNode(_NodeAction):
+class TaintNode(_NodeFieldAction):
     name: ClassVar[str] = "k8s.taint"
     summary: ClassVar[str] = "Put a taint on the node, or take one away; undo restores what was."
     Params: ClassVar[type[BaseModel]] = TaintParams
+    restored_by: ClassVar[frozenset[str]] = frozenset({"key", "effect"})
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(TaintParams, call.params)
         field = taint_field(params.key, params.effect)
         return await self._set_or_restore(call, field, None if params.remove else params.value, bool(params.restore))
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        taint = cast(TaintParams, params)
-        return Inverse(cls.name, {"key": taint.key, "effect": taint.effect, "restore": True})
 
 
 class LabelParams(ActionParams):
@@ -222,18 +221,15 @@ class LabelParams(ActionParams):
         return self
 
 
-class LabelNode(_NodeAction):
+class LabelNode(_NodeFieldAction):
     name: ClassVar[str] = "k8s.label"
     summary: ClassVar[str] = "Set a label of the node, or take one away; undo restores what was."
     Params: ClassVar[type[BaseModel]] = LabelParams
+    restored_by: ClassVar[frozenset[str]] = frozenset({"key"})
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(LabelParams, call.params)
         return await self._set_or_restore(call, label_field(params.key), params.value, bool(params.restore))
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(cls.name, {"key": cast(LabelParams, params).key, "restore": True})
 
 
 ACTIONS: tuple[type[Action], ...] = (CordonNode, UncordonNode, TaintNode, LabelNode)

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_server.actions.base import ActionParams, Irreversible
-from trainmedic_server.actions.kubernetes.base import EVENTS, ClusterAction, Permission, because
+from trainmedic_server.actions.kubernetes.base import EVENTS, ClusterAction, Permission, RestorableAction, because
 from trainmedic_server.actions.kubernetes.kinds import KNOWN, WorkloadParams, field_at
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.errors import ObjectMissing, PermanentFailure
-from trainmedic_server.ports.actions import Action, Call, Inverse
+from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
@@ -31,7 +31,8 @@ def _permissions(has: str) -> tuple[Permission, ...]:
     return (*named, EVENTS)
 
 
-class _WorkloadAction(ClusterAction):
+class _WorkloadAction(RestorableAction):
+    restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
     needs: ClassVar[str]
     """Which path of `WorkloadKind` the action works on."""
 
@@ -49,13 +50,6 @@ class _WorkloadAction(ClusterAction):
         if is_undo:
             return await self.restore(call, ref_of(params), field, event)
         return await self.assign(call, ref_of(params), field, value, event)
-
-
-class _Restorable(_WorkloadAction):
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        named = params.model_dump(mode="json", include={"kind", "namespace", "name"}, exclude_none=True)
-        return Inverse(cls.name, {**named, "restore": True})
 
 
 class RestartWorkload(Irreversible, _WorkloadAction):
@@ -98,7 +92,7 @@ class ScaleParams(WorkloadParams):
         return self
 
 
-class ScaleWorkload(_Restorable):
+class ScaleWorkload(_WorkloadAction):
     name: ClassVar[str] = "k8s.scale"
     summary: ClassVar[str] = "Set the number of replicas; undo restores what it was, unless it was changed meanwhile."
     Params: ClassVar[type[BaseModel]] = ScaleParams
@@ -117,7 +111,7 @@ class SuspendParams(WorkloadParams):
     restore: Literal[True] | None = Field(None, description="As an undo: as it was before this run.")
 
 
-class SuspendWorkload(_Restorable):
+class SuspendWorkload(_WorkloadAction):
     name: ClassVar[str] = "k8s.suspend"
     summary: ClassVar[str] = "Suspend a Job, JobSet or training job: its pods end, and start again when it is resumed."
     Params: ClassVar[type[BaseModel]] = SuspendParams

@@ -45,18 +45,8 @@ class PendingWrites:
         """The playbook and target key of each run here."""
 
     def __bool__(self) -> bool:
-        return bool(
-            self.events
-            or self.saved
-            or self.alerts
-            or self.added
-            or self.steps
-            or self.links
-            or self.orders
-            or self.nodes
-            or self.playbooks
-            or self.controls
-        )
+        runs = self.added or self.saved or self.steps or self.links or self.orders or self.events
+        return bool(runs or self.alerts or self.nodes or self.playbooks or self.controls)
 
     def save_alerts(self, records: Iterable[AlertRecord]) -> None:
         for record in records:
@@ -126,25 +116,14 @@ class Flusher:
     def __call__(self, connection: sa.Connection, pending: PendingWrites) -> None:
         """Send everything. What refers comes after what it refers to, and what closes a run before what opens the next
         one for the same target, which a unique index would refuse."""
-        if pending.playbooks:
-            rows = [(*key, text, at) for key, (text, at) in pending.playbooks.items()]
-            self._playbooks.run(connection, rows)
-        if pending.alerts:
-            self._alerts.run(connection, map(mapping.alert_row, pending.alerts.values()))
-        if pending.nodes:
-            self._nodes.run(connection, pending.nodes.items())
-        if pending.saved:
-            self._saved.run(connection, map(mapping.run_row, pending.saved.values()))
-        if pending.added:
-            self._added.run(connection, map(mapping.run_row, pending.added.values()))
-        if pending.steps:
-            steps = pending.steps.items()
-            self._steps.run(connection, [mapping.step_row(key[0], step) for key, step in steps])
-        if pending.links:
-            self._links.run(connection, [(run_id, *identity) for run_id, identity in pending.links])
-        if pending.orders:
-            self._orders.run(connection, map(mapping.order_row, pending.orders))
-        if pending.controls is not None:
-            self._controls.run(connection, [mapping.controls_row(pending.controls)])
-        if pending.events:
-            self._events.run(connection, map(mapping.event_row, pending.events))
+        playbooks, steps = pending.playbooks.items(), pending.steps.items()
+        self._playbooks.run(connection, ((*key, text, at) for key, (text, at) in playbooks))
+        self._alerts.run(connection, map(mapping.alert_row, pending.alerts.values()))
+        self._nodes.run(connection, pending.nodes.items())
+        self._saved.run(connection, map(mapping.run_row, pending.saved.values()))
+        self._added.run(connection, map(mapping.run_row, pending.added.values()))
+        self._steps.run(connection, (mapping.step_row(key[0], step) for key, step in steps))
+        self._links.run(connection, ((run_id, *identity) for run_id, identity in pending.links))
+        self._orders.run(connection, map(mapping.order_row, pending.orders))
+        self._controls.run(connection, [mapping.controls_row(pending.controls)] if pending.controls else ())
+        self._events.run(connection, map(mapping.event_row, pending.events))
