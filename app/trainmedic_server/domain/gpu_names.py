@@ -1,4 +1,4 @@
-"""What a GPU is called, and when two names mean the same: exporters write UUIDs and PCI addresses in many ways."""
+"""The names of a GPU, and when two of them mean the same: exporters write UUIDs and PCI addresses in many ways."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _INDEX = re.compile("[0-9]{1,4}")
 
 def normal_pci(text: str) -> str | None:
     """``0000:18:00.0`` for every way of writing that address; None where `text` is none."""
-    found = _PCI.fullmatch(text.strip().lower())
-    if found is None:
+    address = _PCI.fullmatch(text.strip().lower())
+    if address is None:
         return None
-    domain = int(found[1] or "0", 16)
-    return f"{domain:04x}:{found[2]}:{found[3]}.0"
+    domain = int(address[1] or "0", 16)
+    return f"{domain:04x}:{address[2]}:{address[3]}.0"
 
 
 def normal_uuid(text: str) -> str:
@@ -33,7 +33,7 @@ def is_of_one_node(text: str) -> bool:
 
 
 def key(name: str, node: str | None = None) -> str:
-    """By what a GPU is looked up: its UUID; else, where `name` is an index or PCI address, ``<node>/<name>``."""
+    """The key by which a GPU is looked up: its UUID, or ``<node>/<name>`` where `name` is an index or PCI address."""
     if not is_of_one_node(name):
         return normal_uuid(name)
     place = str(int(name)) if is_index(name) else normal_pci(name)

@@ -1,4 +1,4 @@
-"""Two words of the playbook language that runs and ports know too, apart from its pydantic models."""
+"""Two words of the playbook language that runs and ports use too; so they are apart from its pydantic models."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Mode(StrEnum):
     ENFORCE = "enforce"
 
     @classmethod
-    def stricter(cls, one: Mode, other: Mode) -> Mode:
+    def stricter(cls, first: Mode, second: Mode) -> Mode:
         order = list(cls)
-        return min(one, other, key=order.index)
+        return min(first, second, key=order.index)
 
 
 class UndoTrigger(StrEnum):

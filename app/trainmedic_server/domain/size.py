@@ -18,10 +18,10 @@ def parse(value: object) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    found = _GRAMMAR.fullmatch(value) if isinstance(value, str) else None
-    if found is None or (found[2] or "B") not in _UNITS:
+    written = _GRAMMAR.fullmatch(value) if isinstance(value, str) else None
+    if written is None or (written[2] or "B") not in _UNITS:
         raise ValueError(f"{value!r} is not a size; write bytes, or a number with its unit: 200MB, 1.5GiB")
-    return round(float(found[1]) * _UNITS[found[2] or "B"])
+    return round(float(written[1]) * _UNITS[written[2] or "B"])
 
 
 def write(size: int) -> str:

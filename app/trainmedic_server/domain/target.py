@@ -32,16 +32,15 @@ LONGEST_NAME = 512
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A gpu (always with its node), a node, a job, or the cluster.
-
-    ``gpu`` is a UUID, a PCI address or an index, as the alert named it; the agent on the node
-    confirms it against its own driver.
-    """
+    """What a run works on: a GPU (always with its node), a node, a job, or the cluster."""
 
     kind: TargetKind
     node: str | None = None
+    """The name of the node, also of a GPU's; None for the other kinds."""
     gpu: str | None = None
+    """A UUID, a PCI address or an index, as the alert named it. The agent on the node looks it up in its driver."""
     job: str | None = None
+    """The name by which the job takes commands."""
 
     @property
     def key(self) -> str:
@@ -75,10 +74,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """The labels name no target, or several. ``reason`` is ``target_unknown`` or ``target_ambiguous``."""
+    """The labels name no target, or several."""
 
     reason: str
+    """``target_unknown`` or ``target_ambiguous``."""
     why: str
+    """For a person: what is missing, or what disagrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +127,10 @@ def resolve(
 
 def bounded(target: Target) -> Target | Unresolved:
     """The target, unless a name in it is longer than any real one, which no index of a database would take."""
-    for what, name in (("node", target.node), ("GPU", target.gpu), ("job", target.job)):
+    for part, name in (("node", target.node), ("GPU", target.gpu), ("job", target.job)):
         if name is not None and len(name.encode(errors="replace")) > LONGEST_NAME:
             begins = f"{name[:40]!r}…"
-            return Unresolved("target_unknown", f"the {what}'s name is longer than {LONGEST_NAME} bytes: {begins}")
+            return Unresolved("target_unknown", f"the {part}'s name is longer than {LONGEST_NAME} bytes: {begins}")
     return target
 
 
@@ -213,7 +214,7 @@ def _node(folded: Mapping[str, set[str]], topology: Topology, identity: Identity
     return named
 
 
-def _single(folded: Mapping[str, set[str]], names: Sequence[str], what: str) -> str | Unresolved:
+def _single(folded: Mapping[str, set[str]], names: Sequence[str], part: str) -> str | Unresolved:
     """The one value that the labels of these names agree on."""
     values: dict[str, str] = {}
     for name in names:
@@ -222,10 +223,10 @@ def _single(folded: Mapping[str, set[str]], names: Sequence[str], what: str) -> 
                 values.setdefault(value, form)
     if not values:
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"
-        return Unresolved("target_unknown", f"no label names the {what} ({looked})")
+        return Unresolved("target_unknown", f"no label names the {part} ({looked})")
     if len(values) > 1:
         shown = ", ".join(f"{form}={value!r}" for value, form in sorted(values.items()))
-        return Unresolved("target_ambiguous", f"the labels disagree on the {what}: {shown}")
+        return Unresolved("target_ambiguous", f"the labels disagree on the {part}: {shown}")
     return next(iter(values))
 
 

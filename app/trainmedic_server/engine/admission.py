@@ -123,11 +123,11 @@ class Admitter:
         Only one beginning of an alert can fire at a time, so the older ones of the same fingerprint,
         whose own resolved was lost, have resolved with it.
         """
-        known = self._facts.records.get(alert.identity)
-        if known is not None and known.is_resolved:
-            self._keep(replace(known, last_heard_at=self._now, count=known.count + 1))
+        earlier = self._facts.records.get(alert.identity)
+        if earlier is not None and earlier.is_resolved:
+            self._keep(replace(earlier, last_heard_at=self._now, count=earlier.count + 1))
             return True
-        record = known or AlertRecord(alert, self._now, self._now, 0)
+        record = earlier or AlertRecord(alert, self._now, self._now, 0)
         self._resolve(replace(record, alert=alert, count=record.count + 1), "alertmanager")
         for older in list(self._facts.firing.get(alert.fingerprint, {}).values()):
             if older.alert.starts_at < alert.starts_at:
@@ -144,21 +144,21 @@ class Admitter:
 
     def _firing(self, alert: Alert, candidates: Iterable[Candidate]) -> tuple[bool, list[PlaybookDecision]]:
         """Take in an alert that fires; whether it was known, and what each playbook decided."""
-        known = self._facts.records.get(alert.identity)
-        if known is not None and known.is_resolved and known.resolved_because != "assumed":
-            ended = replace(known, last_heard_at=self._now, count=known.count + 1)
+        earlier = self._facts.records.get(alert.identity)
+        if earlier is not None and earlier.is_resolved and earlier.resolved_because != "assumed":
+            ended = replace(earlier, last_heard_at=self._now, count=earlier.count + 1)
             self._keep(ended)
             return True, [self._overtaken(ended, candidate) for candidate in candidates]
         record = AlertRecord(alert, self._now, self._now)
-        if known is not None:
+        if earlier is not None:
             # If it has resolved, that was only assumed, and is refuted by this report.
-            heard = replace(known, alert=alert, last_heard_at=self._now, count=known.count + 1)
+            heard = replace(earlier, alert=alert, last_heard_at=self._now, count=earlier.count + 1)
             record = replace(heard, resolved_at=None, resolved_because=None)
         self._keep(record)
         linked = list(self._facts.linked.get(alert.identity, ()))
         for run in linked:
             self._note(run.run_id, "alert_repeated", alert=alert.name, count=record.count)
-        return known is not None, [self._candidate(record, candidate, linked) for candidate in candidates]
+        return earlier is not None, [self._candidate(record, candidate, linked) for candidate in candidates]
 
     def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
         """An alert was reported as firing after it was reported as resolved: do nothing, and record that once."""
@@ -202,10 +202,12 @@ class Admitter:
             spec.guards, mode, facts, self._facts.controls, self._limits, alert.starts_at, self._now
         )
         if outcome.decision is Decision.STARTED and target.node is not None:
-            why = guards.trips_breaker(target.node, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits)
-            if why is not None:
-                self._open_breaker(why)
-                return guards.GuardDecision(Decision.BREAKER_OPEN, why)
+            reason = guards.trips_breaker(
+                target.node, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
+            )
+            if reason is not None:
+                self._open_breaker(reason)
+                return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         return outcome
 
     def _guard_facts(self, key: Key) -> GuardFacts:
@@ -214,12 +216,12 @@ class Admitter:
         started, opened = self._started[key[0]], self._opened[key[0]]
         return replace(facts, started=facts.started + started, open_runs=facts.open_runs + opened)
 
-    def _open_breaker(self, why: str) -> None:
+    def _open_breaker(self, reason: str) -> None:
         self._facts.controls = replace(
-            self._facts.controls, breaker_open=True, breaker_opened_at=self._now, breaker_reason=why
+            self._facts.controls, breaker_open=True, breaker_opened_at=self._now, breaker_reason=reason
         )
         self.changes.controls = self._facts.controls
-        self.changes.events.append(Event("breaker_opened", self._now, data={"why": why}))
+        self.changes.events.append(Event("breaker_opened", self._now, data={"why": reason}))
 
     def _add_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
         run = self._new_run(record, candidate, outcome)

@@ -108,12 +108,12 @@ def with_whole_time(run: Run, act: PerformAttempt, now: datetime) -> Run:
     return run.with_step(replace(state, attempts=moved))
 
 
-def impossible(act: PerformAttempt, why: str) -> AttemptOutcome:
+def impossible(act: PerformAttempt, reason: str) -> AttemptOutcome:
     """The outcome of an attempt that this server cannot make. An undo is tried again, because another version of the
     server may be able to; of an attempt that a killed server may have made, nobody knows the outcome."""
     if act.undo:
-        return AttemptOutcome("failed", error=why)
-    return AttemptOutcome("unknown" if act.resumed else "rejected", error=why)
+        return AttemptOutcome("failed", error=reason)
+    return AttemptOutcome("unknown" if act.resumed else "rejected", error=reason)
 
 
 def ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:

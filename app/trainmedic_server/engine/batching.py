@@ -35,13 +35,13 @@ class Batcher(Generic[Asked, Answer]):
         weigh: Callable[[Asked], int] = lambda entry: 1,
         at_once: int = 1,
         limit: int | None = None,
-        what: str = "requests",
+        entries: str = "requests",
     ) -> None:
         self._handle = handle
         self._most = most
         self._weigh = weigh
         self._limit = limit
-        self._what = what
+        self._entries = entries
         self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
         self._free = at_once
         self._tasks: set[asyncio.Task[None]] = set()
@@ -52,7 +52,7 @@ class Batcher(Generic[Asked, Answer]):
     async def ask(self, entry: Asked) -> Answer:
         """The answer for `entry`. Raises Saturated, or whatever `handle` raised for its batch."""
         if self._limit is not None and len(self._waiting) >= self._limit:
-            raise errors.Saturated(f"{len(self._waiting)} {self._what} are waiting already")
+            raise errors.Saturated(f"{len(self._waiting)} {self._entries} are waiting already")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, answer))
         if self._free:

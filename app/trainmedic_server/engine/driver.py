@@ -158,8 +158,8 @@ class Driver:
                 return True  # planning closes it, and closing needs no target
             refused = self._refused_in_queue()
             if refused is not None:
-                why, decision = refused
-                closing = plan.call_off(self.run, self._outside, self._context, self._now(), why, decision)
+                reason, decision = refused
+                closing = plan.call_off(self.run, self._outside, self._context, self._now(), reason, decision)
                 if await self._commit(closing):
                     return False
                 continue
@@ -174,8 +174,8 @@ class Driver:
         if plan.has_begun(self.run):
             return None  # it had acted before a restart, and goes on
         if self._outside.breaker is not None:
-            why = f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}"
-            return why, Decision.BREAKER_OPEN
+            reason = f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}"
+            return reason, Decision.BREAKER_OPEN
         stale = plan.stale(self.run, self._outside, self._context.max_age, self._now())
         return (f"the target was busy, and {stale}", Decision.TARGET_BUSY) if stale is not None else None
 

@@ -69,7 +69,7 @@ class DeliveryIntake:
             weigh=lambda delivery: 1 + len(delivery.alerts),
             at_once=2,  # one is matched while the other is written
             limit=limits.queue,
-            what="deliveries",
+            entries="deliveries",
         )
 
     async def admit(self, delivery: Delivery) -> Admission:

@@ -164,11 +164,11 @@ def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]
     """What the step's attempts may have brought about; not what one brings about that is still in flight, because
     nothing needs renewal yet."""
     assert run.target is not None
-    seen: Collection[str] = set()
+    command_ids: Collection[str] = set()
     for attempt in reversed(step.attempts):
         in_flight = attempt.status == "running" and attempt.deadline > now
-        if attempt.status in ("failed", "rejected") or in_flight or attempt.command_id in seen:
+        if attempt.status in ("failed", "rejected") or in_flight or attempt.command_id in command_ids:
             continue
-        seen = {*seen, attempt.command_id}
+        command_ids = {*command_ids, attempt.command_id}
         certain = attempt.status == "applied"
         yield LeasedEffect(attempt.command_id, run.id, step.id, run.target, step.params, certain)

@@ -49,20 +49,20 @@ def conclude_and_advance(
 
 
 def call_off(
-    run: Run, outside: OutsideState, context: PlanningContext, now: datetime, why: str, decision: Decision
+    run: Run, outside: OutsideState, context: PlanningContext, now: datetime, reason: str, decision: Decision
 ) -> RunPlan:
     """Close a run that must not act any more: not started where it never acted, else cancelled."""
     draft = RunDraft(run, outside, context, now)
-    _lose_interrupted(draft, f"nobody asked again, because {why}")
-    _call_off(draft, why, decision)
+    _lose_interrupted(draft, f"nobody asked again, because {reason}")
+    _call_off(draft, reason, decision)
     return RunPlan(draft.run, tuple(draft.events), undoing.due(draft))
 
 
-def give_up(run: Run, outside: OutsideState, context: PlanningContext, now: datetime, why: str) -> RunPlan:
+def give_up(run: Run, outside: OutsideState, context: PlanningContext, now: datetime, reason: str) -> RunPlan:
     """Close a run whose playbook cannot be read any more, so that nobody knows how it would go on."""
     draft = RunDraft(run, outside, context, now)
-    _lose_interrupted(draft, f"the run could not go on: {why}")
-    _close(draft, Status.FAILED, why)
+    _lose_interrupted(draft, f"the run could not go on: {reason}")
+    _close(draft, Status.FAILED, reason)
     return RunPlan(draft.run, tuple(draft.events), undoing.due(draft))
 
 
@@ -138,9 +138,9 @@ def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
         return None
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
     if was_held or not has_begun(draft.run):
-        why = stale(draft.run, draft.outside, draft.context.max_age, draft.now)
-        if why:
-            _call_off(draft, why, Decision.STALE)
+        reason = stale(draft.run, draft.outside, draft.context.max_age, draft.now)
+        if reason:
+            _call_off(draft, reason, Decision.STALE)
             return None
     while draft.run.is_open:
         then = _next_step(draft)
@@ -199,16 +199,16 @@ def _resume(draft: RunDraft, interrupted: StepState) -> PerformAttempt | Wait | 
     return PerformAttempt(interrupted.key, resumed=True)
 
 
-def _lose_interrupted(draft: RunDraft, why: str) -> None:
+def _lose_interrupted(draft: RunDraft, reason: str) -> None:
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
-        steps.lose(draft, interrupted, f"it may have been applied; {why}")
+        steps.lose(draft, interrupted, f"it may have been applied; {reason}")
 
 
-def _call_off(draft: RunDraft, why: str, decision: Decision) -> None:
+def _call_off(draft: RunDraft, reason: str, decision: Decision) -> None:
     status = Status.NOT_STARTED if draft.run.acted_at is None else Status.CANCELLED
     draft.run = replace(draft.run, decision=decision)
-    _close(draft, status, why, decision=str(decision))
+    _close(draft, status, reason, decision=str(decision))
 
 
 def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:

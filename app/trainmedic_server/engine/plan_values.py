@@ -167,9 +167,9 @@ class RunDraft:
         self.stand(Status.WAITING, "resume")
         return Wait()
 
-    def refuse(self, decision: Decision, why: str) -> None:
+    def refuse(self, decision: Decision, reason: str) -> None:
         """Say that the run must not begin to act; ``plan`` then closes it."""
-        self.refused = (decision, why)
+        self.refused = (decision, reason)
 
     def scope(self) -> Scope:
         """The names for this run's expressions. They are made when first looked at, for most steps never look."""

@@ -279,12 +279,12 @@ def interrupted(run: Run) -> StepState | None:
     )
 
 
-def lose(draft: RunDraft, state: StepState, why: str) -> None:
+def lose(draft: RunDraft, state: StepState, reason: str) -> None:
     """End a step whose attempt was in flight and is not asked about any more: whether it was applied stays unknown."""
-    attempt = replace(state.attempts[-1], status="unknown", ended_at=draft.now, error=why)
+    attempt = replace(state.attempts[-1], status="unknown", ended_at=draft.now, error=reason)
     attempts = (*state.attempts[:-1], attempt)
-    draft.end(state, StepStatus.UNKNOWN, error=why, attempts=attempts)
-    draft.note("step_unknown", step=state.id, action=state.action, error=why)
+    draft.end(state, StepStatus.UNKNOWN, error=reason, attempts=attempts)
+    draft.note("step_unknown", step=state.id, action=state.action, error=reason)
 
 
 def _text(moment: Any) -> str | None:

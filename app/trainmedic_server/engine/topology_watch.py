@@ -97,5 +97,5 @@ class TopologyWatch:
 
 
 def _read(jobs: Sequence[Presence], agents: Sequence[Presence]) -> tuple[JobTopology, AgentTopology]:
-    seen = AgentTopology.of({agent.name: agent.details for agent in agents})
-    return JobTopology.of({job.name: job.details for job in jobs}, seen), seen
+    agent_topology = AgentTopology.of({agent.name: agent.details for agent in agents})
+    return JobTopology.of({job.name: job.details for job in jobs}, agent_topology), agent_topology

@@ -104,10 +104,10 @@ class Workers:
                 log.error("a run cannot go on", run_id=run.id, why=str(error))
                 context = self._services.planning_context(None)
                 run = await self._close(run, plan.give_up(run, outside, context, self._now(), str(error)))
-        why = self._stale(run, outside, down_for) if run.is_open else None
-        if why is not None:
+        reason = self._stale(run, outside, down_for) if run.is_open else None
+        if reason is not None:
             context = self._services.planning_context(book)
-            run = await self._close(run, plan.call_off(run, outside, context, self._now(), why, Decision.STALE))
+            run = await self._close(run, plan.call_off(run, outside, context, self._now(), reason, Decision.STALE))
             self._services.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
         if run.is_open or run.owes_undo:
             self._launch(Driver(run, book, outside, self._services, None))
