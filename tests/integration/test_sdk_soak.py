@@ -19,7 +19,7 @@ import redis
 import trainmedic
 from tests.support.command_sender import Commander
 from tests.support.messages import make_command
-from tests.support.rank_threads import Crew, Member
+from tests.support.rank_threads import RankThread, RankThreads
 from trainmedic.wire import envelope
 
 STEPS = int(os.environ.get("TRAINMEDIC_SOAK_STEPS", "100000"))
@@ -90,24 +90,24 @@ def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) 
     until = STEPS // 4
     sent: list[envelope.Command] = []
 
-    def run(member: Member) -> None:
+    def run(member: RankThread) -> None:
         for step in range(until):
             if member.rank == 0 and step % (EVERY * 2) == 0 and len(sent) - len(member.done) < 10:
-                sent.append(crew.send(make_command()))
-                keys.append(crew.store.num_keys())
+                sent.append(ranks.send(make_command()))
+                keys.append(ranks.store.num_keys())
             member.call(step)
             if member.rank == 0 and step in (until // 4, until - 1):
-                del crew.replies[:]
+                del ranks.replies[:]
                 counts.append(blocks())
 
-    with Crew(2, every=10) as crew:
-        threads = [threading.Thread(target=run, args=(member,)) for member in crew.members]
+    with RankThreads(2, every=10) as ranks:
+        threads = [threading.Thread(target=run, args=(member,)) for member in ranks.members]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(120)
         assert not any(thread.is_alive() for thread in threads)
-    assert crew.members[0].done == crew.members[1].done
-    assert len(crew.members[0].done) > 20
+    assert ranks.members[0].done == ranks.members[1].done
+    assert len(ranks.members[0].done) > 20
     assert max(keys[len(keys) // 2 :]) < 1500  # thousands, if nothing were swept
     assert counts[1] - counts[0] < 20_000

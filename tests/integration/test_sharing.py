@@ -11,18 +11,18 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.support.messages import make_command
-from tests.support.rank_threads import Crew, Member
+from tests.support.rank_threads import RankThread, RankThreads
 from trainmedic import Rejected
 from trainmedic.errors import NotAgreed
 from trainmedic.wire import envelope
 
 
-def statuses(crew: Crew, sent: envelope.Command) -> dict[int | None, str]:
-    return {rank: reply.status for rank, reply in sorted(crew.finals(sent).items(), key=str)}
+def statuses(ranks: RankThreads, sent: envelope.Command) -> dict[int | None, str]:
+    return {rank: reply.status for rank, reply in sorted(ranks.finals(sent).items(), key=str)}
 
 
-def is_answered(crew: Crew, sent: envelope.Command) -> bool:
-    return len(crew.finals(sent)) == crew.size
+def is_answered(ranks: RankThreads, sent: envelope.Command) -> bool:
+    return len(ranks.finals(sent)) == ranks.size
 
 
 # --- together -----------------------------------------------------------------------------------------------
@@ -33,58 +33,58 @@ def test_all_ranks_carry_out_the_same_commands_at_the_same_step_in_the_same_orde
     chance = random.Random(5)
     sent: list[envelope.Command] = []
 
-    def loop(member: Member, step: int) -> None:
+    def loop(member: RankThread, step: int) -> None:
         time.sleep(chance.random() * 0.004)
         if member.rank == 0 and step % 7 == 0 and len(sent) < 30:
-            sent.extend(crew.send(make_command()) for _ in range(chance.randrange(3)))
+            sent.extend(ranks.send(make_command()) for _ in range(chance.randrange(3)))
         member.call(step)
 
-    with Crew(3, every=2) as crew:
-        crew.train(lambda: len(sent) >= 30 and all(is_answered(crew, one) for one in sent), loop=loop)
-    first, *others = [member.done for member in crew.members]
+    with RankThreads(3, every=2) as ranks:
+        ranks.train(lambda: len(sent) >= 30 and all(is_answered(ranks, one) for one in sent), loop=loop)
+    first, *others = [member.done for member in ranks.members]
     assert all(done == first for done in others)
     assert [identifier for _, identifier in first] == [one.id for one in sent]
-    assert statuses(crew, sent[0]) == dict.fromkeys(range(3), envelope.APPLIED)
+    assert statuses(ranks, sent[0]) == dict.fromkeys(range(3), envelope.APPLIED)
 
 
 def test_by_default_they_look_about_once_a_second() -> None:
     """However quick the steps are; so a step costs nothing, and a command waits a second or so."""
-    with Crew(2) as crew:
+    with RankThreads(2) as ranks:
         began = time.monotonic()
-        crew.train(lambda: time.monotonic() - began > 1.0)
-        looks = [member.share._synchronizer.position for member in crew.members]
+        ranks.train(lambda: time.monotonic() - began > 1.0)
+        looks = [member.share._synchronizer.position for member in ranks.members]
     assert looks[0].number == looks[1].number < 40
     assert looks[0].calls > 10 * looks[0].number
 
 
 def test_a_rank_whose_handler_fails_is_told_by_name() -> None:
     """The others have applied it, and each says so itself."""
-    with Crew(3, every=1) as crew:
+    with RankThreads(3, every=1) as ranks:
 
         def break_down(_: Any) -> None:
             raise RuntimeError("out of memory")
 
-        crew.members[2].handlers.handlers["job.scale_lr"] = break_down
-        sent = crew.send(make_command())
-        crew.train(lambda: is_answered(crew, sent))
-    assert statuses(crew, sent) == {0: "applied", 1: "applied", 2: "failed"}
-    assert crew.finals(sent)[2].output["reason"] == "RuntimeError: out of memory"
+        ranks.members[2].handlers.handlers["job.scale_lr"] = break_down
+        sent = ranks.send(make_command())
+        ranks.train(lambda: is_answered(ranks, sent))
+    assert statuses(ranks, sent) == {0: "applied", 1: "applied", 2: "failed"}
+    assert ranks.finals(sent)[2].output["reason"] == "RuntimeError: out of memory"
 
 
 def test_a_value_is_chosen_once_and_each_hears_from_all() -> None:
     """`choose` calls rank 0's function alone; `poll` has the same answer everywhere."""
     heard: dict[int, list[Any]] = {0: [], 1: [], 2: []}
 
-    with Crew(3, every=1) as crew:
-        for member in crew.members:
+    with RankThreads(3, every=1) as ranks:
+        for member in ranks.members:
 
             def act(taken: Any, rank: int = member.rank) -> None:
                 heard[rank].append(taken.group.choose(lambda: f"chosen by {rank}"))
                 heard[rank].append(dict(taken.group.poll(rank * 10)))
 
             member.handlers.handlers["job.scale_lr"] = act
-        sent = crew.send(make_command())
-        crew.train(lambda: is_answered(crew, sent))
+        sent = ranks.send(make_command())
+        ranks.train(lambda: is_answered(ranks, sent))
     assert heard[0] == heard[1] == heard[2] == ["chosen by 0", {0: 0, 1: 10, 2: 20}]
 
 
@@ -94,21 +94,21 @@ def test_a_refusal_of_rank_0_is_everybodys() -> None:
     def refuse() -> str:
         raise Rejected("there is no complete checkpoint")
 
-    with Crew(2, every=1) as crew:
-        for member in crew.members:
+    with RankThreads(2, every=1) as ranks:
+        for member in ranks.members:
             member.handlers.handlers["job.scale_lr"] = lambda taken: taken.group.choose(refuse)
-        sent = crew.send(make_command())
-        crew.train(lambda: is_answered(crew, sent))
-    assert statuses(crew, sent) == {0: "rejected", 1: "rejected"}
-    assert crew.finals(sent)[1].output["reason"] == "there is no complete checkpoint"
+        sent = ranks.send(make_command())
+        ranks.train(lambda: is_answered(ranks, sent))
+    assert statuses(ranks, sent) == {0: "rejected", 1: "rejected"}
+    assert ranks.finals(sent)[1].output["reason"] == "there is no complete checkpoint"
 
 
 def test_a_rank_that_left_a_command_is_missed_at_once() -> None:
     """Where its handler has failed, the others do not wait for it in the rest of the command."""
     heard = {}
 
-    with Crew(3, every=1) as crew:
-        for member in crew.members:
+    with RankThreads(3, every=1) as ranks:
+        for member in ranks.members:
 
             def act(taken: Any, rank: int = member.rank) -> None:
                 if rank == 2:
@@ -116,8 +116,8 @@ def test_a_rank_that_left_a_command_is_missed_at_once() -> None:
                 heard[rank] = dict(taken.group.poll("written"))
 
             member.handlers.handlers["job.scale_lr"] = act
-        sent = crew.send(make_command())
-        crew.train(lambda: is_answered(crew, sent), within=10)
+        sent = ranks.send(make_command())
+        ranks.train(lambda: is_answered(ranks, sent), within=10)
     assert heard == {rank: {0: "written", 1: "written"} for rank in (0, 1)}
 
 
@@ -125,13 +125,13 @@ def test_ranks_meet_outside_of_commands_too() -> None:
     """`Share.group` of the same name, once per use."""
     heard: list[Any] = []
 
-    def loop(member: Member, step: int) -> None:
+    def loop(member: RankThread, step: int) -> None:
         if step == 3:
             heard.append(dict(member.share.group("save-3").poll(member.rank)))
         member.call(step)
 
-    with Crew(2, every=1) as crew:
-        crew.train(lambda: len(heard) == 2, loop=loop)
+    with RankThreads(2, every=1) as ranks:
+        ranks.train(lambda: len(heard) == 2, loop=loop)
     assert heard == [{0: 0, 1: 1}] * 2
 
 
@@ -141,49 +141,49 @@ def test_ranks_meet_outside_of_commands_too() -> None:
 def test_ranks_at_different_steps_apply_nothing_and_say_so() -> None:
     """A rank that counts otherwise is found out before anything is done."""
 
-    def loop(member: Member, step: int) -> None:
+    def loop(member: RankThread, step: int) -> None:
         member.call(step + (member.rank == 1))
 
-    with Crew(3, every=1) as crew:
-        sent = crew.send(make_command())
-        crew.train(lambda: is_answered(crew, sent), loop=loop)
-    assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.FAILED)
-    assert "rank 1 at step" in crew.finals(sent)[0].output["reason"]
-    assert "ranks 0, 2 at step" in crew.finals(sent)[0].output["reason"]
-    assert [member.done for member in crew.members] == [[], [], []]
+    with RankThreads(3, every=1) as ranks:
+        sent = ranks.send(make_command())
+        ranks.train(lambda: is_answered(ranks, sent), loop=loop)
+    assert statuses(ranks, sent) == dict.fromkeys(range(3), envelope.FAILED)
+    assert "rank 1 at step" in ranks.finals(sent)[0].output["reason"]
+    assert "ranks 0, 2 at step" in ranks.finals(sent)[0].output["reason"]
+    assert [member.done for member in ranks.members] == [[], [], []]
 
 
 def test_what_one_rank_cannot_do_none_does() -> None:
     """A rank without the handler is named, and nothing is half done."""
-    with Crew(3, every=1) as crew:
-        crew.members[1].handlers.handlers = {"job.stop": lambda _: None}
-        sent = crew.send(make_command())
-        crew.train(lambda: is_answered(crew, sent))
-    assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.UNSUPPORTED)
-    assert "rank 1: there is no handler of job.scale_lr" in crew.finals(sent)[0].output["reason"]
-    assert [member.done for member in crew.members] == [[], [], []]
+    with RankThreads(3, every=1) as ranks:
+        ranks.members[1].handlers.handlers = {"job.stop": lambda _: None}
+        sent = ranks.send(make_command())
+        ranks.train(lambda: is_answered(ranks, sent))
+    assert statuses(ranks, sent) == dict.fromkeys(range(3), envelope.UNSUPPORTED)
+    assert "rank 1: there is no handler of job.scale_lr" in ranks.finals(sent)[0].output["reason"]
+    assert [member.done for member in ranks.members] == [[], [], []]
 
 
 def test_a_command_waits_for_ranks_that_have_not_started_yet() -> None:
     """Nothing is called up before all are there; if they never come, that is the reason given."""
-    with Crew(3, every=1, stores={2: HashStore()}) as crew:
-        crew.members[2].share.close(0)
-        sent = crew.send(make_command(seconds=0.5))
-        crew.train(lambda: is_answered(crew, sent), absent=(2,))
-    assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.EXPIRED)
-    assert crew.finals(sent)[0].output["reason"] == "rank 2 did not join the others in time"
+    with RankThreads(3, every=1, stores={2: HashStore()}) as ranks:
+        ranks.members[2].share.close(0)
+        sent = ranks.send(make_command(seconds=0.5))
+        ranks.train(lambda: is_answered(ranks, sent), absent=(2,))
+    assert statuses(ranks, sent) == dict.fromkeys(range(3), envelope.EXPIRED)
+    assert ranks.finals(sent)[0].output["reason"] == "rank 2 did not join the others in time"
 
 
 def test_a_rank_that_does_not_come_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
     """No rank applies the command then. It is not called up again until that rank has moved on."""
-    with Crew(3, every=1, call_patience=0.3) as crew:
-        crew.train(lambda: all(member.step >= 5 for member in crew.members))
-        crew.train(lambda: len(crew.members[0].share._coordinator.membership.others) == 2)
-        sent = crew.send(make_command(seconds=1.5))
-        crew.train(lambda: is_answered(crew, sent), absent=(2,))
-        assert statuses(crew, sent) == dict.fromkeys(range(3), envelope.EXPIRED)
-        assert "rank 2 did not come" in crew.finals(sent)[0].output["reason"]
-        assert [member.done for member in crew.members] == [[], [], []]
+    with RankThreads(3, every=1, call_patience=0.3) as ranks:
+        ranks.train(lambda: all(member.step >= 5 for member in ranks.members))
+        ranks.train(lambda: ranks.joined() == 2)
+        sent = ranks.send(make_command(seconds=1.5))
+        ranks.train(lambda: is_answered(ranks, sent), absent=(2,))
+        assert statuses(ranks, sent) == dict.fromkeys(range(3), envelope.EXPIRED)
+        assert "rank 2 did not come" in ranks.finals(sent)[0].output["reason"]
+        assert [member.done for member in ranks.members] == [[], [], []]
     assert caplog.text.count("no command was carried out") == 1
 
 
@@ -191,47 +191,47 @@ def test_a_rank_that_was_late_carries_out_what_came_after() -> None:
     """Once it has passed the sync point that it missed, commands are called up again."""
     late = threading.Event()
 
-    def loop(member: Member, step: int) -> None:
+    def loop(member: RankThread, step: int) -> None:
         if member.rank == 1 and not late.is_set() and sent:
             late.set()
             time.sleep(0.8)
         member.call(step)
 
     sent: list[envelope.Command] = []
-    with Crew(2, every=1, call_patience=0.3) as crew:
-        crew.train(lambda: len(crew.members[0].share._coordinator.membership.others) == 1)
-        sent.append(crew.send(make_command()))
-        crew.train(lambda: is_answered(crew, sent[0]), loop=loop)
-    assert statuses(crew, sent[0]) == {0: "applied", 1: "applied"}
-    assert crew.members[0].done == crew.members[1].done
+    with RankThreads(2, every=1, call_patience=0.3) as ranks:
+        ranks.train(lambda: ranks.joined() == 1)
+        sent.append(ranks.send(make_command()))
+        ranks.train(lambda: is_answered(ranks, sent[0]), loop=loop)
+    assert statuses(ranks, sent[0]) == {0: "applied", 1: "applied"}
+    assert ranks.members[0].done == ranks.members[1].done
 
 
 def test_what_has_expired_when_the_ranks_meet_is_not_applied() -> None:
     """By rank 0's clock, for all of them."""
 
-    def loop(member: Member, step: int) -> None:
+    def loop(member: RankThread, step: int) -> None:
         if member.rank == 0 and step == 3:
-            sent.append(crew.send(make_command(seconds=0.2)))
+            sent.append(ranks.send(make_command(seconds=0.2)))
         if step in (4, 5):
             time.sleep(0.3)
         member.call(step)
 
     sent: list[envelope.Command] = []
-    with Crew(2, every=1) as crew:
-        crew.train(lambda: bool(sent) and is_answered(crew, sent[0]), loop=loop)
-    assert statuses(crew, sent[0]) == dict.fromkeys(range(2), envelope.EXPIRED)
+    with RankThreads(2, every=1) as ranks:
+        ranks.train(lambda: bool(sent) and is_answered(ranks, sent[0]), loop=loop)
+    assert statuses(ranks, sent[0]) == dict.fromkeys(range(2), envelope.EXPIRED)
 
 
 def test_an_undo_waits_until_every_rank_has_answered() -> None:
     """And is carried out by all; one of a command that was never applied has nothing to undo."""
-    with Crew(2, every=1) as crew:
-        sent = crew.send(make_command())
-        undo = crew.send(make_command(undo_of=sent.id))
-        idle = crew.send(make_command(undo_of=envelope.new_id()))
-        crew.train(lambda: all(is_answered(crew, one) for one in (sent, undo, idle)))
-    assert crew.members[0].done == crew.members[1].done
-    assert [identifier for _, identifier in crew.members[0].done] == [sent.id, undo.id]
-    assert crew.finals(idle)[1].output == {"nothing_to_undo": True}
+    with RankThreads(2, every=1) as ranks:
+        sent = ranks.send(make_command())
+        undo = ranks.send(make_command(undo_of=sent.id))
+        idle = ranks.send(make_command(undo_of=envelope.new_id()))
+        ranks.train(lambda: all(is_answered(ranks, one) for one in (sent, undo, idle)))
+    assert ranks.members[0].done == ranks.members[1].done
+    assert [identifier for _, identifier in ranks.members[0].done] == [sent.id, undo.id]
+    assert ranks.finals(idle)[1].output == {"nothing_to_undo": True}
 
 
 # --- never in the way ---------------------------------------------------------------------------------------
@@ -239,29 +239,29 @@ def test_an_undo_waits_until_every_rank_has_answered() -> None:
 
 def test_without_rank_0_the_others_wait_once_and_go_on() -> None:
     """A bounded time, all in all: not each time."""
-    with Crew(3, every=1, patience=0.3) as crew:
-        crew.train(lambda: crew.members[0].step >= 5)
-        lost = crew.members[0].share._synchronizer
+    with RankThreads(3, every=1, patience=0.3) as ranks:
+        ranks.train(lambda: ranks.members[0].step >= 5)
+        lost = ranks.members[0].share._synchronizer
         lost.end("killed")
-        for member in crew.members[1:]:
+        for member in ranks.members[1:]:
             member.waited = 0.0
-        crew.train(lambda: crew.members[1].step > 300, absent=(0,))
-    assert all(0.2 < member.waited < 3.0 for member in crew.members[1:])
-    assert crew.members[1].share._synchronizer.position.number == crew.members[2].share._synchronizer.position.number
+        ranks.train(lambda: ranks.members[1].step > 300, absent=(0,))
+    assert all(0.2 < member.waited < 3.0 for member in ranks.members[1:])
+    assert ranks.members[1].share._synchronizer.position.number == ranks.members[2].share._synchronizer.position.number
 
 
 def test_a_rank_0_that_was_only_slow_is_followed_again() -> None:
     """Once it is seen to move, commands are carried out."""
-    with Crew(2, every=1, patience=0.2) as crew:
-        crew.train(lambda: crew.members[0].step >= 3 and len(crew.members[0].share._coordinator.membership.others) == 1)
+    with RankThreads(2, every=1, patience=0.2) as ranks:
+        ranks.train(lambda: ranks.members[0].step >= 3 and ranks.joined() == 1)
         # Rank 0 stands still while rank 1 goes on alone, and comes after.
         for _ in range(5):
-            crew.members[1].call(crew.members[1].step + 1)
+            ranks.members[1].call(ranks.members[1].step + 1)
         for _ in range(5):
-            crew.members[0].call(crew.members[0].step + 1)
-        sent = crew.send(make_command())
-        crew.train(lambda: is_answered(crew, sent))
-    assert statuses(crew, sent) == {0: "applied", 1: "applied"}
+            ranks.members[0].call(ranks.members[0].step + 1)
+        sent = ranks.send(make_command())
+        ranks.train(lambda: is_answered(ranks, sent))
+    assert statuses(ranks, sent) == {0: "applied", 1: "applied"}
 
 
 class Stuck:
@@ -294,70 +294,70 @@ def test_a_store_that_never_answers_holds_the_loop_up_once(monkeypatch: pytest.M
         monkeypatch.setattr(module, 0.3)
     shared = HashStore()
     stuck = Stuck(shared)
-    with Crew(2, stores={0: shared, 1: stuck}, store=shared, every=1, patience=0.1, call_patience=0.2) as crew:
-        crew.train(lambda: crew.members[0].step >= 5)
+    with RankThreads(2, stores={0: shared, 1: stuck}, store=shared, every=1, patience=0.1, call_patience=0.2) as ranks:
+        ranks.train(lambda: ranks.members[0].step >= 5)
         stuck.is_stuck.set()
-        crew.members[1].waited = 0.0
-        sent = crew.send(make_command(seconds=1.0))
-        crew.train(lambda: crew.members[1].step > 200 and is_answered(crew, sent))
+        ranks.members[1].waited = 0.0
+        sent = ranks.send(make_command(seconds=1.0))
+        ranks.train(lambda: ranks.members[1].step > 200 and is_answered(ranks, sent))
         stuck.over.set()
-        assert crew.members[1].waited < 2.0
-        assert "has not answered" in crew.members[1].share.state
-    assert crew.members[0].done == crew.members[1].done == []
+        assert ranks.members[1].waited < 2.0
+        assert "has not answered" in ranks.members[1].share.state
+    assert ranks.members[0].done == ranks.members[1].done == []
 
 
 def test_a_store_that_is_gone_ends_sharing_and_not_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     """Every rank goes on training; commands are answered with the reason."""
     shared = HashStore()
     stores = {rank: Stuck(shared) for rank in range(2)}
-    with Crew(2, stores=stores, every=1) as crew:
-        crew.train(lambda: crew.members[0].step >= 5)
+    with RankThreads(2, stores=stores, every=1) as ranks:
+        ranks.train(lambda: ranks.members[0].step >= 5)
         for store in stores.values():
             store.over.set()
             store.is_stuck.set()
-        crew.train(lambda: crew.members[0].step >= 500)
-        sent = crew.send(make_command())
-        assert statuses(crew, sent) == dict.fromkeys(range(2), envelope.FAILED)
-    assert "the store that the ranks share is gone" in crew.finals(sent)[0].output["reason"]
-    assert [member.share.state != "on" for member in crew.members] == [True, True]
+        ranks.train(lambda: ranks.members[0].step >= 500)
+        sent = ranks.send(make_command())
+        assert statuses(ranks, sent) == dict.fromkeys(range(2), envelope.FAILED)
+    assert "the store that the ranks share is gone" in ranks.finals(sent)[0].output["reason"]
+    assert [member.share.state != "on" for member in ranks.members] == [True, True]
 
 
 def test_a_restarted_job_does_not_read_what_its_former_life_wrote() -> None:
     """Over the same store: an agent's store outlives its workers. A hanging former rank 0 changes nothing."""
     shared = HashStore()
-    former = Crew(2, store=shared, every=1)
+    former = RankThreads(2, store=shared, every=1)
     former.train(lambda: former.members[0].step >= 20)
-    with Crew(2, store=shared, every=1) as crew:
-        sent = crew.send(make_command())
-        crew.train(lambda: is_answered(crew, sent))
-    assert statuses(crew, sent) == {0: "applied", 1: "applied"}
+    with RankThreads(2, store=shared, every=1) as ranks:
+        sent = ranks.send(make_command())
+        ranks.train(lambda: is_answered(ranks, sent))
+    assert statuses(ranks, sent) == {0: "applied", 1: "applied"}
     with former:
         pass
 
 
 def test_at_the_end_every_rank_leaves_at_once_and_what_waits_is_answered() -> None:
     """With a reply of each rank, and no key left to wait for."""
-    crew = Crew(2, every=1000)
-    crew.train(lambda: crew.members[0].step >= 3)
-    sent = crew.send(make_command())
+    ranks = RankThreads(2, every=1000)
+    ranks.train(lambda: ranks.members[0].step >= 3)
+    sent = ranks.send(make_command())
     began = time.monotonic()
-    with crew:
+    with ranks:
         pass
     assert time.monotonic() - began < 1.5
-    assert statuses(crew, sent) == dict.fromkeys(range(2), envelope.FAILED)
-    assert "ended" in crew.finals(sent)[0].output["reason"]
+    assert statuses(ranks, sent) == dict.fromkeys(range(2), envelope.FAILED)
+    assert "ended" in ranks.finals(sent)[0].output["reason"]
 
 
 def test_when_rank_0_ends_the_others_stop_asking() -> None:
     """They do not even wait once."""
-    with Crew(2, every=1) as crew:
-        crew.train(lambda: crew.members[0].step >= 3 and len(crew.members[0].share._coordinator.membership.others) == 1)
-        crew.members[0].share.close(1.0)
-        crew.members[1].waited = 0.0
-        before = crew.members[1].step
-        crew.train(lambda: crew.members[1].step > before + 50, absent=(0,))
-    assert crew.members[1].waited < 1.0
-    assert crew.members[1].share.state == "rank 0 has ended"
+    with RankThreads(2, every=1) as ranks:
+        ranks.train(lambda: ranks.members[0].step >= 3 and ranks.joined() == 1)
+        ranks.members[0].share.close(1.0)
+        ranks.members[1].waited = 0.0
+        before = ranks.members[1].step
+        ranks.train(lambda: ranks.members[1].step > before + 50, absent=(0,))
+    assert ranks.members[1].waited < 1.0
+    assert ranks.members[1].share.state == "rank 0 has ended"
 
 
 def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +374,7 @@ def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pyt
         monkeypatch.setattr(f"trainmedic.ranks.{name}", 0.3)
     caught: list[BaseException] = []
 
-    with Crew(2, every=1, patience=0.3) as crew:
+    with RankThreads(2, every=1, patience=0.3) as ranks:
 
         def act(taken: Any) -> None:
             try:
@@ -384,13 +384,13 @@ def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pyt
                 raise
 
         def die(_: Any) -> None:
-            crew.members[0].share._synchronizer.end("killed")
+            ranks.members[0].share._synchronizer.end("killed")
 
-        crew.members[0].handlers.handlers["job.scale_lr"] = die
-        crew.members[1].handlers.handlers["job.scale_lr"] = act
-        crew.send(make_command())
-        crew.train(lambda: bool(caught), absent=())
-        crew.train(lambda: crew.members[1].step > 50, absent=(0,))
+        ranks.members[0].handlers.handlers["job.scale_lr"] = die
+        ranks.members[1].handlers.handlers["job.scale_lr"] = act
+        ranks.send(make_command())
+        ranks.train(lambda: bool(caught), absent=())
+        ranks.train(lambda: ranks.members[1].step > 50, absent=(0,))
     assert "rank 0 did not answer" in str(caught[0])
 
 
@@ -399,13 +399,13 @@ def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pyt
 
 def test_rank_0_has_every_ranks_figures_and_place() -> None:
     """What a rank publishes is there a moment after it has joined, or at its next sign of life."""
-    with Crew(3, every=1) as crew:
-        for member in crew.members:
+    with RankThreads(3, every=1) as ranks:
+        for member in ranks.members:
             member.share.publish({"own_seconds": member.rank + 0.5})
-        crew.train(lambda: len(crew.members[0].share.gather()) == 3)
-        figures = crew.members[0].share.gather()
-        presence = crew.members[0].share.describe()
-        assert crew.members[1].share.gather() == {}
+        ranks.train(lambda: len(ranks.members[0].share.gather()) == 3)
+        figures = ranks.members[0].share.gather()
+        presence = ranks.members[0].share.describe()
+        assert ranks.members[1].share.gather() == {}
     assert {rank: said.get("own_seconds") for rank, said in figures.items()}.keys() == {0, 1, 2}
     assert presence["ranks"] == [0, 1, 2]
     assert presence["placement"][2] == {"rank": 2, "node": "n2", "gpu": None}

@@ -25,10 +25,10 @@ from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.writer import OutgoingReplies
 
 
-class Member:
-    """One rank: its share, and what it has carried out as (step, id)."""
+class RankThread:
+    """One rank: its `Share`, and what it has carried out as (step, id)."""
 
-    def __init__(self, crew: Crew, rank: int, store: Any, **options: Any) -> None:
+    def __init__(self, ranks: RankThreads, rank: int, store: Any, **options: Any) -> None:
         self.rank = rank
         self.done: list[tuple[int, str]] = []
         self.step = 0
@@ -37,10 +37,10 @@ class Member:
         self.handlers.handlers["job.scale_lr"] = self._note
         self.queue: CommandQueue | None = None
         if rank == 0:
-            self.queue = CommandQueue("llm-1", "host", crew.memory, self.handlers, crew.put, self._conclude)
-            self.queue.ranks = range(crew.size)
+            self.queue = CommandQueue("llm-1", "host", ranks.memory, self.handlers, ranks.put, self._conclude)
+            self.queue.ranks = range(ranks.size)
         about = {"node": f"n{rank}"}
-        local = LocalRank(rank, crew.size, self.handlers, self.queue, self._conclude, lambda: about, dict)
+        local = LocalRank(rank, ranks.size, self.handlers, self.queue, self._conclude, lambda: about, dict)
         self.share = Share(store, local, SharingOptions(**options))
 
     def _note(self, taken: JobCommand) -> Mapping[str, Any]:
@@ -63,7 +63,7 @@ class Member:
         self.handlers.carry_out(due)
 
 
-class Crew:
+class RankThreads:
     """``size`` ranks over one store."""
 
     def __init__(self, size: int, store: Any = None, stores: Mapping[int, Any] | None = None, **options: Any) -> None:
@@ -71,9 +71,9 @@ class Crew:
         self.store = store if store is not None else HashStore()
         self.replies: list[envelope.Reply] = []
         self.memory = CommandMemory("job:llm-1", envelope.new_id())
-        self.members = [Member(self, rank, (stores or {}).get(rank, self.store), **options) for rank in range(size)]
+        self.members = [RankThread(self, rank, (stores or {}).get(rank, self.store), **options) for rank in range(size)]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> RankThreads:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,6 +90,12 @@ class Crew:
         queue.enter(sent, parse(sent.action, sent.params), b"1-0")
         return sent
 
+    def joined(self) -> int:
+        """How many other ranks rank 0 has let in."""
+        coordinator = self.members[0].share._coordinator
+        assert coordinator is not None
+        return len(coordinator.membership.others)
+
     def finals(self, sent: envelope.Command) -> dict[int | None, envelope.Reply]:
         return {reply.rank: reply for reply in list(self.replies) if reply.command_id == sent.id and reply.is_final}
 
@@ -97,7 +103,7 @@ class Crew:
         self,
         until: Callable[[], bool],
         within: float = 20.0,
-        loop: Callable[[Member, int], None] | None = None,
+        loop: Callable[[RankThread, int], None] | None = None,
         absent: tuple[int, ...] = (),
     ) -> None:
         """Let the ranks step together, as an all-reduce would make them, until something holds."""
@@ -107,7 +113,7 @@ class Crew:
         deadline = time.monotonic() + within
         faults: list[BaseException] = []
 
-        def run(member: Member) -> None:
+        def run(member: RankThread) -> None:
             step = member.step
             try:
                 while not over.is_set():

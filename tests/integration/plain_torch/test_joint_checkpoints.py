@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.rank_threads import Crew, Member
+from tests.support.rank_threads import RankThread, RankThreads
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoint_storage import HalfLoaded, UnusableCheckpoint
@@ -31,21 +31,21 @@ def state(rank: int, **more: Any) -> dict[str, Any]:
     return {"step": 10, "random": rank, "feed": {"epoch": 1, "place": 12, "left_out": [[1, 3, 6]]}, **more}
 
 
-def directory(path: Path, member: Member, size: int) -> JointCheckpointDirectory:
+def directory(path: Path, member: RankThread, size: int) -> JointCheckpointDirectory:
     return JointCheckpointDirectory(path, 3, member.rank, size, member.share.group, ReplicatedContents(member.rank))
 
 
-def everywhere(crew: Crew, act: Callable[[Member], Any]) -> list[Any]:
+def everywhere(ranks: RankThreads, act: Callable[[RankThread], Any]) -> list[Any]:
     """What `act` returns on each rank, or has raised there."""
-    found: list[Any] = [None] * crew.size
+    found: list[Any] = [None] * ranks.size
 
-    def run(member: Member) -> None:
+    def run(member: RankThread) -> None:
         try:
             found[member.rank] = act(member)
         except Exception as error:
             found[member.rank] = error
 
-    threads = [threading.Thread(target=run, args=(member,)) for member in crew.members]
+    threads = [threading.Thread(target=run, args=(member,)) for member in ranks.members]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -53,8 +53,8 @@ def everywhere(crew: Crew, act: Callable[[Member], Any]) -> list[Any]:
     return found
 
 
-def saved(crew: Crew, path: Path) -> SavedCheckpoint:
-    found = everywhere(crew, lambda one: directory(path, one, crew.size).save(10, parts(1.0), state(one.rank)))
+def saved(ranks: RankThreads, path: Path) -> SavedCheckpoint:
+    found = everywhere(ranks, lambda one: directory(path, one, ranks.size).save(10, parts(1.0), state(one.rank)))
     assert found[0] == found[1]
     checkpoint: SavedCheckpoint = found[0]
     return checkpoint
@@ -62,10 +62,10 @@ def saved(crew: Crew, path: Path) -> SavedCheckpoint:
 
 def test_a_checkpoint_holds_the_training_once_and_each_ranks_own(tmp_path: Path) -> None:
     """Every rank gets its own back, and all of them the training."""
-    with Crew(2, every=1) as crew:
-        found = saved(crew, tmp_path)
+    with RankThreads(2, every=1) as ranks:
+        found = saved(ranks, tmp_path)
         held = [parts() for _ in range(2)]
-        runs = everywhere(crew, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
+        runs = everywhere(ranks, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
     assert [run["random"] for run in runs] == [0, 1]
     assert all(bool((one.by_name["model"].weight == 1.0).all()) for one in held)
     names = sorted(path.name for path in found.path.iterdir())
@@ -82,11 +82,11 @@ def test_each_rank_gets_its_own_buffers_back(tmp_path: Path) -> None:
         return StateParts(model=model, shadow=nn.BatchNorm1d(2))
 
     means = [1.0, 2.0]
-    with Crew(2, every=1) as crew:
+    with RankThreads(2, every=1) as ranks:
         act = lambda one: directory(tmp_path, one, 2).save(10, normalized(means[one.rank]), state(one.rank))  # noqa: E731
-        found = everywhere(crew, act)[0]
+        found = everywhere(ranks, act)[0]
         held = [normalized(0.0) for _ in means]
-        everywhere(crew, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
+        everywhere(ranks, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
     models = [one.by_name["model"] for one in held]
     assert [one[1].running_mean.tolist() for one in models] == [[1.0, 1.0], [2.0, 2.0]]
     assert [one.derived.item() for one in models] == [0.0, 0.0]
@@ -95,21 +95,21 @@ def test_each_rank_gets_its_own_buffers_back(tmp_path: Path) -> None:
 
 def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
     """All ranks know of it, with the reason, and nothing is left behind."""
-    with Crew(2, every=1) as crew:
+    with RankThreads(2, every=1) as ranks:
         unwritable = [state(0), state(1, what=lambda: None)]
         act = lambda one: directory(tmp_path, one, 2).save(10, parts(), unwritable[one.rank])  # noqa: E731
-        raised = everywhere(crew, act)
+        raised = everywhere(ranks, act)
         assert [type(one) for one in raised] == [FailedOnSomeRanks, FailedOnSomeRanks]
         assert all(str(one).startswith("rank 1: ") for one in raised)
         assert list(tmp_path.iterdir()) == []
-        assert directory(tmp_path, crew.members[0], 2).checkpoints() == []
+        assert directory(tmp_path, ranks.members[0], 2).checkpoints() == []
 
 
 def test_ranks_that_do_not_share_their_directory_are_told_so(tmp_path: Path) -> None:
     """A checkpoint that rank 0 does not see whole does not count."""
-    with Crew(2, every=1) as crew:
+    with RankThreads(2, every=1) as ranks:
         act = lambda one: directory(tmp_path / f"node-{one.rank}", one, 2).save(10, parts(), state(one.rank))  # noqa: E731
-        raised = everywhere(crew, act)
+        raised = everywhere(ranks, act)
     assert "a directory that all ranks share" in str(raised[0])
     assert "a directory that all ranks share" in str(raised[1])
     assert not list(tmp_path.rglob(checkpoints.COMPLETE))
@@ -117,11 +117,11 @@ def test_ranks_that_do_not_share_their_directory_are_told_so(tmp_path: Path) -> 
 
 def test_what_one_rank_cannot_read_no_rank_loads(tmp_path: Path) -> None:
     """Nothing is changed anywhere, so that an older one can be tried."""
-    with Crew(2, every=1) as crew:
-        found = saved(crew, tmp_path)
+    with RankThreads(2, every=1) as ranks:
+        found = saved(ranks, tmp_path)
         (found.path / "rank-00001.pt").write_bytes(b"damaged")
         held = [parts() for _ in range(2)]
-        raised = everywhere(crew, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
+        raised = everywhere(ranks, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
     assert [type(one) for one in raised] == [UnusableCheckpoint, UnusableCheckpoint]
     assert all("rank 1: step-00000010/rank-00001.pt cannot be read" in str(one) for one in raised)
     assert all(bool((one.by_name["model"].weight == 0.0).all()) for one in held)
@@ -129,10 +129,10 @@ def test_what_one_rank_cannot_read_no_rank_loads(tmp_path: Path) -> None:
 
 def test_another_number_of_ranks_goes_on_where_all_of_them_had_come_to(tmp_path: Path) -> None:
     """In the data; random numbers are not those of any rank before."""
-    with Crew(2, every=1) as crew:
-        found = saved(crew, tmp_path)
-    with Crew(3, every=1) as crew:
-        runs = everywhere(crew, lambda one: directory(tmp_path, one, 3).load(found, parts()))
+    with RankThreads(2, every=1) as ranks:
+        found = saved(ranks, tmp_path)
+    with RankThreads(3, every=1) as ranks:
+        runs = everywhere(ranks, lambda one: directory(tmp_path, one, 3).load(found, parts()))
     for run in runs:
         assert run["random"] is None
         assert run["feed"] == {"epoch": 1, "place": 8, "left_out": [[1, 2, 4]]}
@@ -142,7 +142,7 @@ def test_functions_of_the_users_own_are_called_on_every_rank(tmp_path: Path) -> 
     """One that fails to save on a rank is known to all; after one that fails to load nothing is sure any more."""
     calls: list[tuple[str, int]] = []
 
-    def storage(one: Member) -> JointOwnCheckpoints:
+    def storage(one: RankThread) -> JointOwnCheckpoints:
         def save(step: int, state: Any) -> Path:
             calls.append(("save", one.rank))
             if step == 20 and one.rank == 1:
@@ -154,10 +154,10 @@ def test_functions_of_the_users_own_are_called_on_every_rank(tmp_path: Path) -> 
 
         return JointOwnCheckpoints(OwnCheckpoints(save, load, list), one.rank, one.share.group)
 
-    with Crew(2, every=1) as crew:
-        storages = [storage(one) for one in crew.members]
-        first = everywhere(crew, lambda one: storages[one.rank].save(10, parts(), {}))
-        second = everywhere(crew, lambda one: storages[one.rank].save(20, parts(), {}))
+    with RankThreads(2, every=1) as ranks:
+        storages = [storage(one) for one in ranks.members]
+        first = everywhere(ranks, lambda one: storages[one.rank].save(10, parts(), {}))
+        second = everywhere(ranks, lambda one: storages[one.rank].save(20, parts(), {}))
         assert [one.step for one in first] == [10, 10]
         assert [str(one) for one in second] == ["rank 1: OSError: the disk is full"] * 2
         assert sorted(calls) == [("save", 0), ("save", 0), ("save", 1), ("save", 1)]
