@@ -38,8 +38,8 @@ steps:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a command did."""
+class CommandResult:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -47,13 +47,13 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Desk:
-    """A server, and somebody who types commands."""
+class CommandLine:
+    """Runs the command against one server."""
 
     url: str
     token: str = ""
 
-    def run(self, *arguments: str, **environment: str) -> Ran:
+    def run(self, *arguments: str, **environment: str) -> CommandResult:
         done = subprocess.run(
             [sys.executable, "-m", "trainmedic_server", *arguments],
             env=self.environment(**environment),
@@ -62,7 +62,7 @@ class Desk:
             timeout=60,
             check=False,
         )
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def environment(self, **more: str) -> dict[str, str]:
         path = {"PYTHONPATH": PYTHON_PATH, "COLUMNS": "300"}
@@ -89,7 +89,7 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     """A server in mode enforce that knows an operator, and a viewer whose token is "look"."""
     directory = tmp_path_factory.mktemp("server")
     (directory / "playbooks").mkdir()
@@ -104,59 +104,59 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         playbooks=directory / "playbooks",
     )
     with program:
-        yield Desk(url, "act")
+        yield CommandLine(url, "act")
 
 
-def test_a_run_waits_and_is_approved_from_the_command_line(desk: Desk) -> None:
+def test_a_run_waits_and_is_approved_from_the_command_line(command_line: CommandLine) -> None:
     """The operator finds it in the history, lets it go on, and the note and the actor are kept."""
-    run_id = desk.alert("llm-approved")
-    listed = desk.run("history", "--status", "awaiting_approval", "--job", "llm-approved")
+    run_id = command_line.alert("llm-approved")
+    listed = command_line.run("history", "--status", "awaiting_approval", "--job", "llm-approved")
     assert run_id in listed.out
-    approved = desk.run("runs", "approve", run_id, "--note", "go ahead")
+    approved = command_line.run("runs", "approve", run_id, "--note", "go ahead")
     assert approved.code == 0, approved.err
     assert approved.out.startswith("ask-first job:llm-approved: ")
-    story = desk.run("history", "show", run_id).out
+    story = command_line.run("history", "show", run_id).out
     assert "asks     Is llm-approved really in trouble?" in story
     assert "by ann" in story
     assert '"go ahead"' in story
 
 
-def test_an_order_that_does_not_fit_is_refused_with_1(desk: Desk) -> None:
+def test_an_order_that_does_not_fit_is_refused_with_1(command_line: CommandLine) -> None:
     """The server says why."""
-    run_id = desk.alert("llm-rejected")
-    assert desk.run("runs", "reject", run_id).code == 0
-    refused = desk.run("runs", "approve", run_id)
+    run_id = command_line.alert("llm-rejected")
+    assert command_line.run("runs", "reject", run_id).code == 0
+    refused = command_line.run("runs", "approve", run_id)
     assert refused.code == 1
     assert refused.err.startswith("Error: ")
     assert "rejected" in refused.err
 
 
-def test_what_is_not_there_ends_with_5(desk: Desk) -> None:
+def test_what_is_not_there_ends_with_5(command_line: CommandLine) -> None:
     """A run that does not exist is told apart from a server that does not."""
-    missing = desk.run("history", "show", "019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a")
+    missing = command_line.run("history", "show", "019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a")
     assert missing.code == 5
     assert "019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a" in missing.err
 
 
-def test_a_token_that_may_not_ends_with_4(desk: Desk) -> None:
+def test_a_token_that_may_not_ends_with_4(command_line: CommandLine) -> None:
     """Unknown tokens and tokens without the role, each with its reason."""
-    assert desk.run("history", TRAINMEDIC_TOKEN="guess").code == 4
-    viewer = desk.run("pause", TRAINMEDIC_TOKEN="look")
+    assert command_line.run("history", TRAINMEDIC_TOKEN="guess").code == 4
+    viewer = command_line.run("pause", TRAINMEDIC_TOKEN="look")
     assert viewer.code == 4
     assert "role" in viewer.err
 
 
-def test_the_token_can_be_in_a_file(desk: Desk, tmp_path: Path) -> None:
+def test_the_token_can_be_in_a_file(command_line: CommandLine, tmp_path: Path) -> None:
     """So that it is in no command line and no environment."""
     file = tmp_path / "token"
     file.write_text("look\n")
-    assert desk.run("history", TRAINMEDIC_TOKEN="", TRAINMEDIC_TOKEN_FILE=str(file)).code == 0
+    assert command_line.run("history", TRAINMEDIC_TOKEN="", TRAINMEDIC_TOKEN_FILE=str(file)).code == 0
 
 
 def test_a_server_that_is_not_there_ends_with_3_and_says_what_to_do() -> None:
     """The message names the URL and how to start or name a server."""
     nowhere = f"http://127.0.0.1:{free_port()}"
-    away = Desk(nowhere).run("status")
+    away = CommandLine(nowhere).run("status")
     assert away.code == 3
     assert nowhere in away.err
     assert "trainmedic serve" in away.err
@@ -165,84 +165,86 @@ def test_a_server_that_is_not_there_ends_with_3_and_says_what_to_do() -> None:
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://[::1"])
 def test_a_wrong_url_ends_with_2(url: str) -> None:
     """It is a mistake in the command, not a server that is away."""
-    assert Desk(url).run("history").code == 2
+    assert CommandLine(url).run("history").code == 2
 
 
-def test_pause_and_resume_are_shown_in_the_status(desk: Desk) -> None:
+def test_pause_and_resume_are_shown_in_the_status(command_line: CommandLine) -> None:
     """By whom too, where the server tells it."""
-    assert desk.run("pause").out.startswith("paused by ann since ")
-    paused = desk.run("status")
+    assert command_line.run("pause").out.startswith("paused by ann since ")
+    paused = command_line.run("status")
     assert paused.code == 0
     assert "paused, breaker closed" in paused.out
-    assert desk.run("resume", "--breaker").out == "not paused, breaker closed\n"
+    assert command_line.run("resume", "--breaker").out == "not paused, breaker closed\n"
 
 
-def test_the_status_is_there_for_programs_too(desk: Desk) -> None:
+def test_the_status_is_there_for_programs_too(command_line: CommandLine) -> None:
     """One JSON document with everything that the text shows."""
-    status = json.loads(desk.run("status", "--output", "json").out)
+    status = json.loads(command_line.run("status", "--output", "json").out)
     assert status["ready"]["ready"] is True
     assert [item["name"] for item in status["playbooks"]["items"]] == ["ask-first"]
 
 
-def test_the_history_is_there_for_programs_too(desk: Desk) -> None:
+def test_the_history_is_there_for_programs_too(command_line: CommandLine) -> None:
     """JSON and CSV hold the same runs, and a filter that nothing matches gives empty ones."""
-    run_id = desk.alert("llm-listed")
-    (item,) = json.loads(desk.run("history", "--job", "llm-listed", "--output", "json").out)
+    run_id = command_line.alert("llm-listed")
+    (item,) = json.loads(command_line.run("history", "--job", "llm-listed", "--output", "json").out)
     assert item["run_id"] == run_id
-    (row,) = csv.DictReader(io.StringIO(desk.run("history", "--job", "llm-listed", "--output", "csv").out))
+    (row,) = csv.DictReader(io.StringIO(command_line.run("history", "--job", "llm-listed", "--output", "csv").out))
     assert row["run_id"] == run_id
     assert json.loads(row["alert_labels"])["job_name"] == "llm-listed"
-    assert json.loads(desk.run("history", "--job", "none", "--output", "json").out) == []
-    assert desk.run("history", "--job", "none").err == "No run matches.\n"
+    assert json.loads(command_line.run("history", "--job", "none", "--output", "json").out) == []
+    assert command_line.run("history", "--job", "none").err == "No run matches.\n"
 
 
-def test_a_limit_is_kept(desk: Desk) -> None:
+def test_a_limit_is_kept(command_line: CommandLine) -> None:
     """And --all lifts it."""
     for number in range(3):
-        desk.alert(f"llm-many-{number}")
-    limited = json.loads(desk.run("history", "--limit", "2", "--output", "json").out)
+        command_line.alert(f"llm-many-{number}")
+    limited = json.loads(command_line.run("history", "--limit", "2", "--output", "json").out)
     assert len(limited) == 2
-    assert len(json.loads(desk.run("history", "--all", "--output", "json").out)) > 2
+    assert len(json.loads(command_line.run("history", "--all", "--output", "json").out)) > 2
 
 
 @pytest.mark.parametrize("since", ["1h", "2020-01-01", "2020-01-01T00:00:00Z"])
-def test_times_are_moments_or_how_long_ago(desk: Desk, since: str) -> None:
+def test_times_are_moments_or_how_long_ago(command_line: CommandLine, since: str) -> None:
     """A moment without a zone is in this machine's."""
-    assert desk.run("history", "--since", since).code == 0
+    assert command_line.run("history", "--since", since).code == 0
 
 
-def test_a_wrong_time_ends_with_2(desk: Desk) -> None:
+def test_a_wrong_time_ends_with_2(command_line: CommandLine) -> None:
     """Without asking the server."""
-    wrong = desk.run("history", "--since", "yesterday")
+    wrong = command_line.run("history", "--since", "yesterday")
     assert wrong.code == 2
     assert "neither a time" in wrong.err
 
 
-def test_a_server_can_be_named_before_the_subcommand(desk: Desk) -> None:
+def test_a_server_can_be_named_before_the_subcommand(command_line: CommandLine) -> None:
     """``history --server URL show RUN`` asks that server."""
-    run_id = desk.alert("llm-named")
-    shown = desk.run("history", "--server", desk.url, "show", run_id, TRAINMEDIC_URL="http://127.0.0.1:1")
+    run_id = command_line.alert("llm-named")
+    shown = command_line.run(
+        "history", "--server", command_line.url, "show", run_id, TRAINMEDIC_URL="http://127.0.0.1:1"
+    )
     assert shown.code == 0, shown.err
 
 
-def test_what_an_alert_says_cannot_steer_the_terminal(desk: Desk) -> None:
+def test_what_an_alert_says_cannot_steer_the_terminal(command_line: CommandLine) -> None:
     """Escape sequences and marks of direction in annotations are shown, not obeyed."""
-    run_id = desk.alert("llm-evil", summary="\x1b[2J\u202egnp.exe")
-    story = desk.run("history", "show", run_id).out
+    run_id = command_line.alert("llm-evil", summary="\x1b[2J\u202egnp.exe")
+    story = command_line.run("history", "show", run_id).out
     assert "\\x1b[2J\\u202egnp.exe" in story
     assert "\x1b" not in story
 
 
-def test_following_shows_what_happens(desk: Desk, tmp_path: Path) -> None:
+def test_following_shows_what_happens(command_line: CommandLine, tmp_path: Path) -> None:
     """First what there is, then each event of the runs that were asked for."""
     log = tmp_path / "followed"
     arguments = [sys.executable, "-u", "-m", "trainmedic_server", "history", "--follow", "--playbook", "ask-first"]
-    with Program(arguments, log, desk.environment()) as following:
+    with Program(arguments, log, command_line.environment()) as following:
         deadline = time.monotonic() + 20
         while "RUN" not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(1)  # the stream is opened after the page was printed, and nothing tells when
-        run_id = desk.alert("llm-followed")
+        run_id = command_line.alert("llm-followed")
         while f"{run_id}" not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert run_id in log.read_text(), following.tail()
@@ -251,9 +253,9 @@ def test_following_shows_what_happens(desk: Desk, tmp_path: Path) -> None:
 
 def test_the_whole_help_can_be_read() -> None:
     """Every command and subcommand explains itself, the exit codes included."""
-    assert "Exit codes:" in Desk("").run("--help").out
+    assert "Exit codes:" in CommandLine("").run("--help").out
     for command in ("serve", "status", "history", "history show", "runs", "runs undo", "pause", "resume", "playbook"):
-        helped = Desk("").run(*command.split(), "--help")
+        helped = CommandLine("").run(*command.split(), "--help")
         assert helped.code == 0, helped.err
         assert "Usage:" in helped.out
 
@@ -265,7 +267,7 @@ def test_the_client_commands_do_not_load_the_server() -> None:
         "print([name for name in ('fastapi', 'sqlalchemy', 'pydantic', 'redis') if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], env=Desk("").environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], env=CommandLine("").environment(), capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
 
@@ -273,7 +275,7 @@ def test_the_client_commands_do_not_load_the_server() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_are_printed(shell: str) -> None:
     """For each shell, and they call back the command."""
-    assert f"_TRAINMEDIC_COMPLETE={shell}_complete" in Desk("").run("completion", shell).out
+    assert f"_TRAINMEDIC_COMPLETE={shell}_complete" in CommandLine("").run("completion", shell).out
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,7 @@ def test_completion_scripts_are_printed(shell: str) -> None:
 def test_bash_completes_commands_and_values(typed: str, offered: str) -> None:
     """The script does what it is for."""
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
-    assert Desk("").run(**words, _TRAINMEDIC_COMPLETE="bash_complete").out.split() == [offered]
+    assert CommandLine("").run(**words, _TRAINMEDIC_COMPLETE="bash_complete").out.split() == [offered]
 
 
 def test_the_filters_know_every_status_and_reason() -> None:
@@ -300,6 +302,6 @@ def test_the_filters_know_every_status_and_reason() -> None:
         offered = choices[name]
         assert isinstance(offered, click.Choice)
         assert set(offered.choices) == set(values)
-    refused = Desk("").run("history", "--status", "suceeded")
+    refused = CommandLine("").run("history", "--status", "suceeded")
     assert refused.code == 2
     assert "'succeeded'" in refused.err

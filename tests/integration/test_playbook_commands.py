@@ -30,13 +30,13 @@ tests:
 """
 
 
-def playbook(directory: Path, *arguments: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def playbook(directory: Path, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``trainmedic playbook`` in `directory`."""
     return subprocess.run(
         [sys.executable, "-m", "trainmedic_server", "playbook", *arguments],
         cwd=directory,
         env={**inherited(), "PYTHONPATH": PYTHON_PATH, **environment},
-        input=given,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=60,
@@ -84,7 +84,7 @@ def test_the_schema_is_a_json_schema(directory: Path) -> None:
 def test_an_alert_is_explained(directory: Path) -> None:
     """The target, the decision and the parameters; read from standard input here."""
     labels = {"alertname": "GradientExplosion", "severity": "critical", "job_name": "llm-1"}
-    done = playbook(directory, "explain", "-", given=json.dumps({"labels": labels}))
+    done = playbook(directory, "explain", "-", stdin=json.dumps({"labels": labels}))
     assert done.returncode == 0, done.stderr
     assert "slow-down: reacts" in done.stdout
     assert "job:llm-1" in done.stdout
@@ -101,10 +101,10 @@ def test_an_alert_that_nothing_reacts_to_is_explained_too(directory: Path) -> No
     assert "severity" in explanation["why"]
 
 
-@pytest.mark.parametrize("given", ["{", "[]", '{"labels": 1}', ""])
-def test_what_is_no_alert_ends_with_2(directory: Path, given: str) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '{"labels": 1}', ""])
+def test_what_is_no_alert_ends_with_2(directory: Path, text: str) -> None:
     """It is a mistake in the file, and said to be."""
-    done = playbook(directory, "explain", "-", given=given)
+    done = playbook(directory, "explain", "-", stdin=text)
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
 

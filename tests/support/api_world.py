@@ -50,21 +50,21 @@ class MemoryHistory:
         self.events.append(event)
         return event
 
-    def newest_first(self, wanted: HistoryFilter) -> list[Run]:
+    def newest_first(self, conditions: HistoryFilter) -> list[Run]:
         if self.away:
             raise errors.StoreUnavailable("no such file: /secret/place.db")
-        return [r.run for r in reversed(self.records.values()) if _is_wanted(r.run, wanted)]
+        return [r.run for r in reversed(self.records.values()) if _is_wanted(r.run, conditions)]
 
-    async def page(self, wanted: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
-        runs = self.newest_first(wanted)
+    async def page(self, conditions: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
+        runs = self.newest_first(conditions)
         begin = int(cursor) if cursor else 0
         following = begin + limit
         return runs[begin:following], str(following) if following < len(runs) else None
 
-    async def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
+    async def stream(self, conditions: HistoryFilter) -> AsyncIterator[Run]:
         self.streams_open += 1
         try:
-            for run in self.newest_first(wanted):
+            for run in self.newest_first(conditions):
                 yield run
         finally:
             self.streams_closed += 1
@@ -72,8 +72,8 @@ class MemoryHistory:
     async def record(self, run_id: str) -> RunRecord | None:
         if self.away:
             raise errors.StoreUnavailable("away")
-        found = self.records.get(run_id)
-        return found and replace(found, events=tuple(e for e in self.events if e.run_id == run_id))
+        record = self.records.get(run_id)
+        return record and replace(record, events=tuple(e for e in self.events if e.run_id == run_id))
 
     async def events_after(self, seq: int, limit: int) -> list[Event]:
         return self.events[seq : seq + limit]
@@ -85,19 +85,19 @@ class MemoryHistory:
         return {"cool": {"succeeded": 3}}
 
 
-def _is_wanted(run: Run, wanted: HistoryFilter) -> bool:
+def _is_wanted(run: Run, conditions: HistoryFilter) -> bool:
     target = run.target or Target(TargetKind.CLUSTER)
     pairs = (
-        (wanted.alertname, run.alert_name),
-        (wanted.playbook, run.playbook),
-        (wanted.status, run.status),
-        (wanted.decision, run.decision),
-        (wanted.node, target.node),
-        (wanted.gpu, target.gpu),
-        (wanted.job, target.job),
+        (conditions.alertname, run.alert_name),
+        (conditions.playbook, run.playbook),
+        (conditions.status, run.status),
+        (conditions.decision, run.decision),
+        (conditions.node, target.node),
+        (conditions.gpu, target.gpu),
+        (conditions.job, target.job),
     )
-    in_time = (wanted.since is None or run.created_at >= wanted.since) and (
-        wanted.until is None or run.created_at < wanted.until
+    in_time = (conditions.since is None or run.created_at >= conditions.since) and (
+        conditions.until is None or run.created_at < conditions.until
     )
     return in_time and all(asked is None or asked == has for asked, has in pairs)
 
@@ -143,14 +143,14 @@ class MemoryEngine:
         )
 
     async def order(self, run_id: str, kind: OrderKind, actor: str, note: str) -> Run:
-        found = self.history.records.get(run_id)
-        if found is None:
+        record = self.history.records.get(run_id)
+        if record is None:
             raise errors.NotFound(f"There is no run {run_id}.")
-        if not found.run.is_open:
+        if not record.run.is_open:
             raise errors.Conflict(f"Run {run_id} is closed.")
-        run = replace(found.run, status=Status.CANCELLED, ended_at=START + timedelta(seconds=2))
+        run = replace(record.run, status=Status.CANCELLED, ended_at=START + timedelta(seconds=2))
         order = OperatorOrder(new_id(), run_id, kind, actor, START, note)
-        self.history.records[run_id] = replace(found, run=run, orders=(*found.orders, order))
+        self.history.records[run_id] = replace(record, run=run, orders=(*record.orders, order))
         return run
 
     async def pause(self, actor: str) -> Controls:

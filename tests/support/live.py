@@ -105,8 +105,8 @@ class Server:
 
     def runs(self) -> list[dict[str, Any]]:
         answer = self.ask("/history?limit=1000")
-        found: list[dict[str, Any]] = answer.body["items"] if answer.status == 200 else []
-        return found
+        items: list[dict[str, Any]] = answer.body["items"] if answer.status == 200 else []
+        return items
 
     def run(self, run_id: str) -> dict[str, Any]:
         whole: dict[str, Any] = self.ask(f"/history/{run_id}").body

@@ -43,8 +43,8 @@ class Servers(Server):
         self._keeper = threading.Thread(target=self._keep)
 
     def __enter__(self) -> Self:
-        for one in self.members:
-            one.start(wait=False)
+        for member in self.members:
+            member.start(wait=False)
         self._keeper.start()
         self.wait()
         return self
@@ -52,15 +52,15 @@ class Servers(Server):
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._keeper.join()
-        for one in self.members:
-            one.__exit__()
+        for member in self.members:
+            member.__exit__()
 
     def wait(self, but: Server | None = None) -> Server:
         """The server that works, once there is one, other than `but`."""
         return eventually(lambda: self.working(but), 60, "a server works", 0.05)
 
     def working(self, but: Server | None = None) -> Server | None:
-        return next((one for one in self.members if one is not but and works(one)), None)
+        return next((member for member in self.members if member is not but and works(member)), None)
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 20) -> Answer:
         answer = next(self._turns).ask(path, body, timeout)
@@ -84,7 +84,7 @@ class Servers(Server):
     def _keep(self) -> None:
         """Start again what has ended."""
         while not self._over.wait(0.1):
-            for one in self.members:
-                if one.program is not None and (status := one.program.process.poll()) is not None:
+            for member in self.members:
+                if member.program is not None and (status := member.program.process.poll()) is not None:
                     self.exits.append(status)
-                    one.start(wait=False)
+                    member.start(wait=False)

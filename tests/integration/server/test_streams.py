@@ -30,17 +30,17 @@ async def listening(address: Address, query: str = "", **headers: str) -> AsyncI
 
 async def seqs(lines: AsyncIterator[str], count: int) -> list[int]:
     """The seqs of the next `count` events; each carries it as its id too."""
-    seen: list[int] = []
+    received: list[int] = []
     last_id = ""
     async for line in lines:
         if line.startswith("id:"):
             last_id = line[3:].strip()
         elif line.startswith("data:"):
-            seen.append(json.loads(line[5:])["seq"])
-            assert last_id == str(seen[-1])
-            if len(seen) == count:
-                return seen
-    raise AssertionError(f"the stream ended after {seen}")
+            received.append(json.loads(line[5:])["seq"])
+            assert last_id == str(received[-1])
+            if len(received) == count:
+                return received
+    raise AssertionError(f"the stream ended after {received}")
 
 
 async def test_a_client_that_reconnects_misses_nothing_and_gets_nothing_twice() -> None:
@@ -54,13 +54,13 @@ async def test_a_client_that_reconnects_misses_nothing_and_gets_nothing_twice() 
 
     async with world.served() as address:
         happening = asyncio.create_task(happen())
-        seen: list[int] = []
+        received: list[int] = []
         for _ in range(6):
-            last = str(seen[-1] if seen else 0)
+            last = str(received[-1] if received else 0)
             async with listening(address, "?after=3", **{"last-event-id": last}) as lines:
-                seen += await seqs(lines, 25)
+                received += await seqs(lines, 25)
         happening.cancel()
-    assert seen == list(range(1, 151))
+    assert received == list(range(1, 151))
 
 
 async def test_without_a_place_only_new_events_come() -> None:
@@ -133,7 +133,7 @@ class Endless:
         self._world = world
         world.history.stream = self.stream  # type: ignore[method-assign, assignment]
 
-    async def stream(self, wanted: HistoryFilter) -> AsyncIterator[Run]:
+    async def stream(self, conditions: HistoryFilter) -> AsyncIterator[Run]:
         (record,) = self._world.history.records.values()
         try:
             while True:
@@ -185,7 +185,7 @@ async def test_a_stream_that_fails_midway_is_cut_off_not_ended() -> None:
         await client.post("/webhook", json=payload())
         (record,) = world.history.records.values()
 
-        async def failing(wanted: HistoryFilter) -> AsyncIterator[Run]:
+        async def failing(conditions: HistoryFilter) -> AsyncIterator[Run]:
             for _ in range(2000):
                 yield record.run
             raise RuntimeError("the disk is gone")

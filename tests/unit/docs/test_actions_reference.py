@@ -13,8 +13,8 @@ from trainmedic_server.domain.target import TargetKind
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "actions.md"
 SECTIONS = {
-    found[1]: found[2]
-    for found in re.finditer(r"^### `([^`]+)`\n(.*?)(?=^##|\Z)", REFERENCE.read_text(), re.MULTILINE | re.DOTALL)
+    match[1]: match[2]
+    for match in re.finditer(r"^### `([^`]+)`\n(.*?)(?=^##|\Z)", REFERENCE.read_text(), re.MULTILINE | re.DOTALL)
 }
 
 

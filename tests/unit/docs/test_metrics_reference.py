@@ -22,7 +22,9 @@ def test_the_reference_has_the_metrics_that_there_are(make_driver: Callable[...,
     families = list(AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}).collect())
     gpus.close()
     suffix = {"counter": "_total", "info": "_info"}
-    offered = {f"{one.name}{suffix.get(one.type, '')}": one.type.replace("info", "gauge") for one in families}
+    offered = {
+        f"{family.name}{suffix.get(family.type, '')}": family.type.replace("info", "gauge") for family in families
+    }
     rows = re.findall(r"^\| (`[a-z].*?) \| (\w*)", REFERENCE, re.MULTILINE)
     documented = {name: kind for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
     assert documented == offered

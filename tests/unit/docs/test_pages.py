@@ -27,14 +27,14 @@ free text
 
 def test_blocks_are_found_with_their_words_and_lines() -> None:
     """Indented ones too, without the indent; one without a kind is an illustration."""
-    found = doc_pages.blocks(PAGE)
-    assert [(block.kind, block.words, block.line) for block in found] == [
+    blocks = doc_pages.blocks(PAGE)
+    assert [(block.kind, block.words, block.line) for block in blocks] == [
         ("console", ("exit=1",), 3),
         ("yaml", ("file=a.yaml",), 12),
         ("text", (), 16),
     ]
-    assert found[1].body == "key: 1\n"
-    assert found[1].option("file") == "a.yaml"
+    assert blocks[1].body == "key: 1\n"
+    assert blocks[1].option("file") == "a.yaml"
 
 
 def test_commands_keep_their_output() -> None:

@@ -20,8 +20,8 @@ TESTS = (DOCS / "how-to" / "test-playbooks.md").read_text(encoding="utf-8")
 
 
 def section(page: str, title: str) -> str:
-    (found,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    return str(found)
+    (body,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return str(body)
 
 
 def keys(model: type[BaseModel]) -> set[str]:

@@ -45,8 +45,8 @@ def run(number: int, **changes: Any) -> Run:
 
 def world_of(*runs: Run) -> World:
     world = World()
-    for one in runs:
-        world.history.records[one.id] = RunRecord(one, (), ())
+    for run in runs:
+        world.history.records[run.id] = RunRecord(run, (), ())
     return world
 
 
@@ -179,9 +179,9 @@ async def test_one_run_is_shown_in_full() -> None:
         "steps", 0, "cap", "action", "gpu.power_limit", StepStatus.SUCCEEDED, {"percent": 80}, (attempt,), undo=undo
     )
     made = run(1, steps=(step,))
-    known = AlertRecord(delivery(payload(alert()), "d", START).alerts[0], START, START, 2)
+    record = AlertRecord(delivery(payload(alert()), "d", START).alerts[0], START, START, 2)
     world = World()
-    world.history.records[made.id] = RunRecord(made, (known,), ())
+    world.history.records[made.id] = RunRecord(made, (record,), ())
     world.history.append("run_started", made.id, by="alert")
     world.history.append("other", "run-9")
     world.history.append("step_succeeded", made.id, step="cap")

@@ -25,16 +25,16 @@ def directory() -> JobDirectory:
     )
 
 
-def told(view: JobView) -> dict[str, Any]:
+def shown(view: JobView) -> dict[str, Any]:
     return view.model_dump(exclude_unset=True, exclude={"last_seen"})
 
 
 def test_a_job_with_the_sdk_is_shown_with_its_ranks_places_and_the_pods_on_them() -> None:
     """Though its pods' labels call it by another name."""
-    said = {"placement": [{"rank": 0, "node": "n1", "gpu": A}, {"rank": 1, "node": "n3", "gpu": None}]}
-    assert told(directory().connected(Presence("llm", START, said))) == {
+    details = {"placement": [{"rank": 0, "node": "n1", "gpu": A}, {"rank": 1, "node": "n3", "gpu": None}]}
+    assert shown(directory().connected(Presence("llm", START, details))) == {
         "name": "llm",
-        "details": said,
+        "details": details,
         "nodes": ["n1", "n3"],
         "gpus": [{"node": "n1", "uuid": A}],
         "pods": [{"namespace": "ml", "name": "llm-0", "node": "n1"}],
@@ -43,7 +43,7 @@ def test_a_job_with_the_sdk_is_shown_with_its_ranks_places_and_the_pods_on_them(
 
 def test_a_job_that_does_not_say_where_it_runs_is_found_by_its_pods() -> None:
     """Those whose labels have its name, and the GPUs that the agents see them on."""
-    view = told(directory().connected(Presence("old", START, {})))
+    view = shown(directory().connected(Presence("old", START, {})))
     assert view["nodes"] == ["n1", "n2"]
     assert view["gpus"] == [{"node": "n1", "uuid": B}]
     assert [pod["name"] for pod in view["pods"]] == ["old-0", "old-1"]
@@ -51,9 +51,9 @@ def test_a_job_that_does_not_say_where_it_runs_is_found_by_its_pods() -> None:
 
 def test_jobs_that_only_the_cluster_knows_are_those_whose_pods_are_nobody_elses() -> None:
     """One whose pods a connected job works in is that job."""
-    picture = directory()
-    said = {"placement": [{"rank": 0, "node": "n1", "gpu": A}]}
-    (other,) = picture.others([picture.connected(Presence("llm", START, said))], START)
+    jobs = directory()
+    details = {"placement": [{"rank": 0, "node": "n1", "gpu": A}]}
+    (other,) = jobs.others([jobs.connected(Presence("llm", START, details))], START)
     assert (other.name, other.connected, other.nodes) == ("old", False, ["n1", "n2"])
 
 

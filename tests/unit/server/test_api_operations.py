@@ -123,7 +123,7 @@ async def test_playbooks_are_listed_with_counts_and_load_errors() -> None:
     world.catalog.problems.append(Problem("playbooks/bad.yaml", 3, 7, "unknown key 'stesp'; did you mean 'steps'?"))
     async with world.client() as client:
         listed = (await client.get("/playbooks")).json()
-        one = (await client.get("/playbooks/cool")).json()
+        shown = (await client.get("/playbooks/cool")).json()
         assert (await client.get("/playbooks/none")).status_code == 404
     (item,) = listed["items"]
     assert (item["name"], item["version"], item["source"]) == ("cool", "v1", "playbooks/cool.yaml")
@@ -134,7 +134,7 @@ async def test_playbooks_are_listed_with_counts_and_load_errors() -> None:
         "column": 7,
         "message": "unknown key 'stesp'; did you mean 'steps'?",
     }
-    assert one == {**item, "text": "playbook: cool\n"}
+    assert shown == {**item, "text": "playbook: cool\n"}
 
 
 @pytest.mark.parametrize("path", ["/agents", "/jobs"])

@@ -80,8 +80,8 @@ async def test_an_unexpected_error_is_500_and_says_nothing() -> None:
 
 async def test_a_token_is_asked_before_the_body_is_looked_at() -> None:
     """Nobody without one learns what a good body is, or has one parsed."""
-    known = Authenticator([Token("am", hashlib.sha256(b"hook").digest(), frozenset({TokenRole.WEBHOOK}))])
-    world = World(auth=known)
+    authenticator = Authenticator([Token("am", hashlib.sha256(b"hook").digest(), frozenset({TokenRole.WEBHOOK}))])
+    world = World(auth=authenticator)
     answer = await post(world, b"not json")
     assert answer.status_code == 401
     assert "Basic" in answer.headers["www-authenticate"]
@@ -91,9 +91,9 @@ async def test_a_token_is_asked_before_the_body_is_looked_at() -> None:
 
 async def test_secrets_are_not_logged() -> None:
     """Neither a wrong token nor a body reaches the log."""
-    known = Authenticator([Token("am", hashlib.sha256(b"hook").digest(), frozenset({TokenRole.WEBHOOK}))])
+    authenticator = Authenticator([Token("am", hashlib.sha256(b"hook").digest(), frozenset({TokenRole.WEBHOOK}))])
     with logged() as lines:
-        await post(World(auth=known), payload(), authorization="Bearer s3cr3t-token")
+        await post(World(auth=authenticator), payload(), authorization="Bearer s3cr3t-token")
         await post(World(), payload(alert(startsAt="s3cr3t-body")))
     assert [line["status"] for line in lines()] == [401, 422]
     assert "s3cr3t" not in str(lines())

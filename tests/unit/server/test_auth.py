@@ -99,9 +99,9 @@ def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time taken does not tell which token matched, or whether one did."""
     compared = []
 
-    def counted(one: bytes, other: bytes) -> bool:
-        compared.append(other)
-        return one == other
+    def counted(first: bytes, second: bytes) -> bool:
+        compared.append(second)
+        return first == second
 
     monkeypatch.setattr(authentication.hmac, "compare_digest", counted)
     KNOWN.require(request("Bearer hook"), TokenRole.WEBHOOK)
@@ -137,18 +137,18 @@ def test_a_changed_tokens_file_is_read_again(tmp_path: Path) -> None:
     link = tmp_path / "tokens.yaml"
     link.symlink_to(write("old", entry("old")))
     now = 0.0
-    known = Authenticator(authentication.tokens.read(link), link, monotonic=lambda: now)
+    authenticator = Authenticator(authentication.tokens.read(link), link, monotonic=lambda: now)
 
     def swap(target: Path) -> None:
         (tmp_path / "new-link").symlink_to(target)
         (tmp_path / "new-link").replace(link)
 
     swap(write("new", entry("new") + "# longer\n"))
-    known.require(request("Bearer old"), TokenRole.VIEWER)
+    authenticator.require(request("Bearer old"), TokenRole.VIEWER)
     now = 6.0
-    known.require(request("Bearer new"), TokenRole.VIEWER)
+    authenticator.require(request("Bearer new"), TokenRole.VIEWER)
     with pytest.raises(HttpProblem):
-        known.require(request("Bearer old"), TokenRole.VIEWER)
+        authenticator.require(request("Bearer old"), TokenRole.VIEWER)
     swap(write("broken", "- nonsense"))
     now = 12.0
-    known.require(request("Bearer new"), TokenRole.VIEWER)
+    authenticator.require(request("Bearer new"), TokenRole.VIEWER)

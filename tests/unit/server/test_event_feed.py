@@ -20,14 +20,14 @@ def make(history: MemoryHistory, listeners: int = 5) -> EventFeed:
 
 async def read(feed: EventFeed, begin: int, count: int) -> list[int]:
     """The seqs of the next `count` events after `begin`."""
-    seen: list[int] = []
+    seqs: list[int] = []
     position = begin
-    while len(seen) < count:
+    while len(seqs) < count:
         events = await feed.after(position, 5.0)
         assert events, "no event came"
-        seen += [event.seq or 0 for event in events]
-        position = seen[-1]
-    return seen
+        seqs += [event.seq or 0 for event in events]
+        position = seqs[-1]
+    return seqs
 
 
 async def append(history: MemoryHistory, count: int) -> None:

@@ -160,7 +160,7 @@ def test_the_documented_schema_takes_exactly_what_the_webhook_takes(document: di
         read(document)
         taken = True
     except PayloadError as error:
-        if any("NUL" in what for _, what in error.problems):
+        if any("NUL" in message for _, message in error.problems):
             return
         taken = False
     try:

@@ -29,8 +29,8 @@ def explained(
     library = Library([tmp_path], SimulatedActions())
     library.reload()
     alerts = explain.read_alerts(json.dumps(alert).encode(), NOW)
-    (found,) = explain.explain(library, SimulatedActions(), alerts, EngineLimits(mode=mode), NOW)
-    return found
+    (explanation,) = explain.explain(library, SimulatedActions(), alerts, EngineLimits(mode=mode), NOW)
+    return explanation
 
 
 def test_steps_run_are_skipped_or_depend_on_what_is_not_known_yet(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_steps_run_are_skipped_or_depend_on_what_is_not_known_yet(tmp_path: Path
     playbook = PLAYBOOK.replace(
         "steps:\n", "steps:\n  - {id: ask, approve: 'touch {{ target.node }}?', when: labels.rack is defined}\n", 1
     )
-    found = explained(tmp_path, {"labels": {"alertname": "Hot", "node": "n1", "runbook": "r"}}, playbook=playbook)
-    assert (found.matched, found.target, found.decision) == (True, "node:n1", Decision.STARTED)
-    verdicts = {step.id: step.verdict for step in found.steps}
+    explanation = explained(tmp_path, {"labels": {"alertname": "Hot", "node": "n1", "runbook": "r"}}, playbook=playbook)
+    assert (explanation.matched, explanation.target, explanation.decision) == (True, "node:n1", Decision.STARTED)
+    verdicts = {step.id: step.verdict for step in explanation.steps}
     assert verdicts == {
         "ask": StepForecast.SKIPPED,
         "cap": StepForecast.RUNS,
@@ -48,21 +48,21 @@ def test_steps_run_are_skipped_or_depend_on_what_is_not_known_yet(tmp_path: Path
         "harder": StepForecast.UNDETERMINED,
         "failure-1": StepForecast.RUNS,
     }
-    assert found.steps[1].params == {"amount": 80.0}
-    assert found.steps[1].undo == "on_resolve"
-    assert found.steps[4].params == {"text": "n1 is still hot, see r"}
-    assert found.guards == ("cooldown: not within 10m after its last run on this target ended",)
+    assert explanation.steps[1].params == {"amount": 80.0}
+    assert explanation.steps[1].undo == "on_resolve"
+    assert explanation.steps[4].params == {"text": "n1 is still hot, see r"}
+    assert explanation.guards == ("cooldown: not within 10m after its last run on this target ended",)
 
 
 def test_a_step_that_would_fail_says_why(tmp_path: Path) -> None:
     """Here a label that the alert lacks."""
-    found = explained(tmp_path, {"labels": {"alertname": "Hot", "node": "n1"}})
-    assert found.steps[-1].verdict is StepForecast.FAILS
-    assert "there is no 'runbook' here" in found.steps[-1].why
+    explanation = explained(tmp_path, {"labels": {"alertname": "Hot", "node": "n1"}})
+    assert explanation.steps[-1].verdict is StepForecast.FAILS
+    assert "there is no 'runbook' here" in explanation.steps[-1].why
 
 
 @pytest.mark.parametrize(
-    ("alert", "mode", "decision", "why"),
+    ("alert", "mode", "decision", "reason"),
     [
         ({"labels": {"alertname": "Hot", "node": "n1"}}, Mode.OBSERVE, Decision.OBSERVE_ONLY, ""),
         ({"labels": {"alertname": "Hot"}}, Mode.ENFORCE, Decision.TARGET_UNKNOWN, "no label names the node"),
@@ -81,23 +81,23 @@ def test_a_step_that_would_fail_says_why(tmp_path: Path) -> None:
     ],
 )
 def test_the_decision_is_the_engines_own(
-    tmp_path: Path, alert: Mapping[str, Any], mode: Mode, decision: Decision, why: str
+    tmp_path: Path, alert: Mapping[str, Any], mode: Mode, decision: Decision, reason: str
 ) -> None:
     """As far as the alert alone tells."""
-    found = explained(tmp_path, alert, mode)
-    assert found.decision is decision
-    assert why in found.why
+    explanation = explained(tmp_path, alert, mode)
+    assert explanation.decision is decision
+    assert reason in explanation.why
 
 
 def test_a_playbook_that_does_not_react_says_which_condition_failed(tmp_path: Path) -> None:
     """With the values."""
-    found = explained(
+    explanation = explained(
         tmp_path,
         {"labels": {"alertname": "Hot", "node": "n1", "severity": "info"}},
         playbook=PLAYBOOK.replace("{alert: Hot}", "{alert: Hot, matchers: ['severity=~\"warning|critical\"']}"),
     )
-    assert not found.matched
-    assert found.why == "severity=~\"warning|critical\" does not hold: severity is 'info'"
+    assert not explanation.matched
+    assert explanation.why == "severity=~\"warning|critical\" does not hold: severity is 'info'"
 
 
 def test_a_delivery_is_read_as_the_webhook_reads_it() -> None:
@@ -117,10 +117,10 @@ def test_a_delivery_is_read_as_the_webhook_reads_it() -> None:
 
 def test_the_text_is_one_line_each_whatever_a_label_holds(tmp_path: Path) -> None:
     """A label cannot forge a line."""
-    found = explained(
+    explanation = explained(
         tmp_path, {"labels": {"alertname": "Hot", "node": "n1", "runbook": "x\n    decision: started\x1b[2J"}}
     )
-    lines = list(report.explanations([found]))
+    lines = list(report.explanations([explanation]))
     assert sum(line.strip().startswith("decision:") for line in lines) == 1
     assert not any("\x1b" in line or "\n" in line for line in lines)
     assert "    target:   node:n1" in lines
@@ -130,7 +130,7 @@ def test_check_reads_tests_too(tmp_path: Path) -> None:
     """Their form, not their outcome."""
     (tmp_path / "cap.yaml").write_text(PLAYBOOK.replace("target: node", "targt: node"))
     (tmp_path / "cap_test.yaml").write_text("tests: [{name: t, expct: {}}]\n")
-    found = check.check([tmp_path], SimulatedActions())
-    assert found.books == ()
-    assert {Path(problem.file).name for problem in found.problems} == {"cap.yaml", "cap_test.yaml"}
+    result = check.check([tmp_path], SimulatedActions())
+    assert result.books == ()
+    assert {Path(problem.file).name for problem in result.problems} == {"cap.yaml", "cap_test.yaml"}
     assert check.test_files([tmp_path]) == [tmp_path / "cap_test.yaml"]

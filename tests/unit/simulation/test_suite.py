@@ -32,10 +32,10 @@ def one(body: str) -> str:
     return "tests:\n  - name: t\n" + indent(body, "    ")
 
 
-def told(result: FileResult) -> list[str]:
+def failures(result: FileResult) -> list[str]:
     """Problems and failures as ``line: message``."""
-    found = [*result.problems, *(failure for test in result.results for failure in test.failures)]
-    return [f"{problem.line}: {problem.message.removeprefix('t: ')}" for problem in found]
+    problems = [*result.problems, *(failure for test in result.results for failure in test.failures)]
+    return [f"{problem.line}: {problem.message.removeprefix('t: ')}" for problem in problems]
 
 
 def test_a_run_is_followed_through_time(run: Run) -> None:
@@ -75,7 +75,7 @@ expect:
     breaker_open: false
 """)
     )
-    assert told(result) == []
+    assert failures(result) == []
     assert result.passed
 
 
@@ -108,9 +108,9 @@ def test_what_is_not_as_expected_is_told_at_its_place(run: Run, expectation: str
     """With what was expected, what was got, and the line of the expectation."""
     result = run(one(f"alerts: [{{alert: {HOT}}}]\nexpect:\n  {expectation}\n"))
     assert not result.passed
-    (found,) = told(result)
-    assert found.startswith("5: at the end, ")
-    assert message in found
+    (failure,) = failures(result)
+    assert failure.startswith("5: at the end, ")
+    assert message in failure
 
 
 def test_the_place_is_that_of_the_value_in_a_list_of_checks_too(run: Run) -> None:
@@ -141,7 +141,7 @@ def test_replies_are_taken_one_after_the_other_and_the_last_stays(
     for key in ("cap", "test.cap"):
         expect = f"runs: [{{steps: {{cap: {{status: {status}, attempts: {attempts}}}}}}}]"
         result = run(one(f"alerts: [{{alert: {HOT}}}]\nreplies: {{{key}: {reply}}}\nexpect:\n  {expect}\n"))
-        assert told(result) == []
+        assert failures(result) == []
 
 
 def test_an_undo_has_replies_of_its_own(run: Run) -> None:
@@ -155,7 +155,7 @@ replies: {{cap.undo: [{{failed: busy}}, applied]}}
 expect: {{runs: [{{steps: {{cap: {{undo: done}}}}}}], calls: [test.cap, test.uncap, test.uncap]}}
 """)
     )
-    assert told(result) == []
+    assert failures(result) == []
 
 
 def test_operators_take_part(run: Run) -> None:
@@ -177,9 +177,9 @@ expect:
   - {{runs: [{{status: cancelled, message: operator, steps: {{cap: {{undo: done}}}}}}]}}
 """)
     )
-    assert told(result) == []
+    assert failures(result) == []
     unexpected = run(one("orders: [{do: approve}]\nexpect: {runs: []}\n"))
-    assert told(unexpected) == ["3: at 0s the order approve was refused: there is no such run yet"]
+    assert failures(unexpected) == ["3: at 0s the order approve was refused: there is no such run yet"]
 
 
 def test_a_restart_forgets_nothing(run: Run) -> None:
@@ -193,7 +193,7 @@ expect:
   - {{runs: [{{status: succeeded, steps: {{cooled: timed_out, harder: succeeded}}}}]}}
 """)
     )
-    assert told(result) == []
+    assert failures(result) == []
 
 
 def test_an_old_alert_is_stale_and_mode_observe_acts_on_nothing(run: Run) -> None:
@@ -203,8 +203,8 @@ def test_an_old_alert_is_stale_and_mode_observe_acts_on_nothing(run: Run) -> Non
         f"mode: observe\nalerts: [{{alert: {HOT}}}]\n"
         "expect: {runs: [{status: observed, steps: {cap: {status: observed, params: {amount: 80}}}}], calls: []}\n"
     )
-    assert told(run(stale)) == []
-    assert told(run(observe)) == []
+    assert failures(run(stale)) == []
+    assert failures(run(observe)) == []
 
 
 @pytest.mark.parametrize(
@@ -228,13 +228,13 @@ def test_a_test_that_cannot_mean_what_it_says_is_refused(run: Run, body: str, me
     """A misspelt expectation would otherwise pass for ever."""
     result = run(one(body + "\n"))
     assert result.results == ()
-    assert any(message in each for each in told(result)), told(result)
+    assert any(message in failure for failure in failures(result)), failures(result)
 
 
 def test_mistakes_of_the_playbook_are_told_and_nothing_runs(run: Run) -> None:
     """The test names the playbook of its own file name, unless it says others."""
     broken = run(one("expect: {runs: []}\n"), playbook=PLAYBOOK.replace("target: node", "targt: node"))
-    assert any("unknown key 'targt'" in each for each in told(broken))
+    assert any("unknown key 'targt'" in failure for failure in failures(broken))
     missing = run("playbooks: [other.yaml]\n" + one("expect: {runs: []}\n"))
     assert any("no such file" in problem.message for problem in missing.problems)
 
@@ -243,7 +243,7 @@ def test_an_alert_that_no_playbook_reacts_to_is_told_with_the_reason(run: Run) -
     """Otherwise nobody would know why nothing happened."""
     other = HOT.replace("Hot", "Cold")
     result = run(one(f"alerts: [{{alert: {other}}}]\nexpect: {{decisions: [started]}}\n"))
-    assert told(result)[0].endswith("got 0:\n      cap did not react to Cold: alertname is 'Cold', not 'Hot'")
+    assert failures(result)[0].endswith("got 0:\n      cap did not react to Cold: alertname is 'Cold', not 'Hot'")
 
 
 def test_the_report_reads_like_a_test_runners(run: Run) -> None:

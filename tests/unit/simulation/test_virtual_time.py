@@ -98,8 +98,8 @@ def test_work_in_a_thread_is_waited_for() -> None:
 
     async def scenario() -> tuple[str, float]:
         async with asyncio.timeout(1):
-            said = await asyncio.to_thread(work)
-        return said, asyncio.get_running_loop().time()
+            result = await asyncio.to_thread(work)
+        return result, asyncio.get_running_loop().time()
 
     assert virtual_time.run(scenario()) == ("done", 0)
 
