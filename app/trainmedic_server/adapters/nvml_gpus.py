@@ -67,7 +67,7 @@ class NvmlGpus:
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
         with self._nvml.card(uuid) as (_, handle):
-            # A handle is an index inside NVML: better ask once more than cap another card.
+            # A last look before anything is set: whatever NVML makes of its handles, no other card may be capped.
             if pynvml.nvmlDeviceGetUUID(handle) != uuid:
                 raise GpuFailure(f"the driver takes another GPU for {uuid}; nothing was set")
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, milliwatts)
@@ -102,13 +102,13 @@ class NvmlGpus:
                 if name in unread:
                     raise GpuFailure(f"{uuid} does not tell its {name.replace('_', ' ')}: {unread[name]}")
             return gpus.PowerLimits(
-                limit,
-                enforced if enforced is not None else limit,
-                self._nvml.name_for(session, uuid),
-                fixed.get("power_default_mw"),
-                fixed.get("power_min_mw"),
-                fixed.get("power_max_mw"),
-                draw,
+                limit_mw=limit,
+                enforced_mw=enforced if enforced is not None else limit,
+                session=self._nvml.name_for(session, uuid),
+                default_mw=fixed.get("power_default_mw"),
+                min_mw=fixed.get("power_min_mw"),
+                max_mw=fixed.get("power_max_mw"),
+                draw_mw=draw,
             )
 
     def _read(self, uuid: str) -> gpus.GpuReading:
