@@ -92,14 +92,15 @@ class TreeFigures:
         return [f"{module.path}: {module.lines}" for module in self.modules if module.lines > LONGEST_FILE]
 
     def broad_excepts(self) -> tuple[list[str], list[str]]:
-        """Those with a comment beside them that gives the reason, and those without."""
+        """Those that raise again, or have a comment beside them that gives the reason; and those without either."""
         reasoned, bare = [], []
         for module in self.modules:
             lines = module.text.splitlines()
             for node in module.nodes:
                 if isinstance(node, ast.ExceptHandler) and _is_broad(node):
                     near = lines[node.lineno - 2 : node.lineno + 1]
-                    (reasoned if any("#" in line for line in near) else bare).append(f"{module.path}:{node.lineno}")
+                    is_reasoned = _raises_again(node) or any("#" in line for line in near)
+                    (reasoned if is_reasoned else bare).append(f"{module.path}:{node.lineno}")
         return reasoned, bare
 
     def cycle(self) -> list[str]:
@@ -132,6 +133,11 @@ def _variables(module: Module) -> Iterator[str]:
 
 def _is_broad(handler: ast.ExceptHandler) -> bool:
     return handler.type is None or getattr(handler.type, "id", "") in ("Exception", "BaseException")
+
+
+def _raises_again(handler: ast.ExceptHandler) -> bool:
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
 
 
 def _imported(module: Module, names: set[str]) -> set[str]:
@@ -167,7 +173,7 @@ def report(figures: TreeFigures) -> str:
             f"class names of several classes: {len(figures.shared_class_names())}",
             f"vague names: {vague} of {len(names)} ({vague / len(names):.2%})",
             f"broad excepts: {(len(reasoned) + len(bare)) / sum(lines) * 1000:.2f} in 1000 lines; "
-            f"{len(reasoned)} of {len(reasoned) + len(bare)} with a reason beside them",
+            f"{len(reasoned)} of {len(reasoned) + len(bare)} raise again or have a reason beside them",
         )
     )
 
