@@ -69,7 +69,7 @@ class CommandAction(BasicAction):
         self._bus.acknowledge(command_id)
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """The parameters as they are sent."""
+        """Return the parameters as they are sent."""
         return call.params.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def _command(self, call: Call) -> envelope.Command:
@@ -96,7 +96,7 @@ class CommandAction(BasicAction):
         return next((presence for presence in present if presence.name == name), None)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
-        """Who has not answered, as a sentence without its full stop; empty where everybody has.
+        """Return who has not answered, as a sentence without its full stop; empty where everybody has.
 
         Where the receiver does not say which ranks it has, one final reply is taken for all, unless the bus waited
         to its end: then it knew of a rank that is missing.
@@ -120,7 +120,7 @@ class CommandAction(BasicAction):
 
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
-    """The output, where every reply is ``applied`` and nobody is missing; else raises the failure."""
+    """Return the output, where every reply is ``applied`` and nobody is missing; else raises the failure."""
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)

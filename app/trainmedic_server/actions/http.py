@@ -37,7 +37,7 @@ _GATEWAY = frozenset({502, 504})
 
 
 def _url(text: str) -> str:
-    """A URL that goes where it says. What is refused is not repeated: it may hold a password."""
+    """Refuse a URL that may go elsewhere than it says. The message does not repeat it: it may hold a password."""
     if re.search(r"[\x00-\x20\x7f\\]", text):
         raise ValueError("a URL has no spaces, control characters or backslashes")
     parts = urlsplit(text)
@@ -209,7 +209,7 @@ def _check_url_template(text: str) -> None:
 
 
 def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
-    """The output, where the status is an expected one; else raises the failure that it means."""
+    """Return the output, where the status is an expected one; else raises the failure that it means."""
     output: dict[str, Any] = {
         "status": reply.status,
         "headers": {name: reply.headers[name] for name in KEPT_HEADERS if name in reply.headers},

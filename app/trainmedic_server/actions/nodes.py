@@ -115,7 +115,7 @@ def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mappi
 
 
 def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
-    """What an agent's answer says of one cap. Agents of another version leave out what they do not know."""
+    """Return what an agent's answer says of one cap. Agents of another version leave out what they do not know."""
     unknown, lapsed = output.get("unknown"), output.get("lapsed")
     ended, again = output.get("ended"), output.get("again")
     if not isinstance(unknown, list) or command_id not in unknown:

@@ -93,13 +93,13 @@ class Registry:
 
 
 def specs_only() -> Registry:
-    """The registry for checking: every class, no instances."""
+    """Return the registry for checking: every class, no instances."""
     specs, problems = _collect()
     return Registry(specs, None, problems)
 
 
 def build(services: Services) -> Registry:
-    """The registry for acting."""
+    """Return the registry for acting."""
     specs, problems = _collect()
     return Registry(specs, services, problems)
 
@@ -112,7 +112,7 @@ def _collect() -> tuple[dict[str, type[Action]], list[str]]:
 def combine(
     built_in: Iterable[type[Action]], points: Iterable[metadata.EntryPoint]
 ) -> tuple[dict[str, type[Action]], list[str]]:
-    """The classes by action name, and a sentence for each entry point that was left out."""
+    """Return the classes by action name, and a sentence for each entry point that was left out."""
     specs = {spec.name: spec for spec in built_in}
     problems: list[str] = []
     for point in points:
@@ -134,7 +134,7 @@ def combine(
 
 
 def _fault(loaded: object) -> str | None:
-    """What keeps an object from being an action class; None where nothing does."""
+    """Return what keeps an object from being an action class; None where nothing does."""
     if not isinstance(loaded, type):
         return "it is not a class"
     name = getattr(loaded, "name", None)

@@ -77,7 +77,7 @@ class AlertmanagerApi:
         return False
 
     async def _all_firing(self) -> Mapping[str, list[datetime]]:
-        """The beginnings of what fires, by fingerprint. The API has no question about one alert, so
+        """Return the beginnings of what fires, by fingerprint. The API has no question about one alert, so
         one answer serves all who ask within a second of it."""
         async with self._asking:
             now = asyncio.get_running_loop().time()
@@ -167,7 +167,7 @@ class AlertmanagerApi:
 
 
 def _listed(reply: HttpReply) -> list[dict[str, Any]]:
-    """The list in a reply to a question, which may always be asked again."""
+    """Return the list in a reply to a question, which may always be asked again."""
     _require_success(reply, "the Alertmanager did not answer the question")
     try:
         listed = json.loads(reply.body)

@@ -57,7 +57,7 @@ class AppriseNotifier:
         raise PermanentFailure(f"{reason}; the others have it, so it is not sent again")
 
     def _load(self, name: str) -> tuple[Apprise, ...]:
-        """The services behind a channel, each by itself, so that each one's outcome is known."""
+        """Return the services behind a channel, each by itself, so that each one's outcome is known."""
         with self._loading:
             if name not in self._loaded:
                 self._loaded[name] = tuple(
@@ -67,7 +67,7 @@ class AppriseNotifier:
             return self._loaded[name]
 
 
-def _service(url: str, what: str) -> Apprise:
+def _service(url: str, label: str) -> Apprise:
     # Imported here because it takes 0.1 s, and 0.2 s more to load its plugins: a server is to be
     # ready within a second, and most never send a message.
     import apprise
@@ -76,5 +76,5 @@ def _service(url: str, what: str) -> Apprise:
     logging.getLogger("apprise").disabled = True
     service = apprise.Apprise(asset=apprise.AppriseAsset(app_id="Trainmedic", async_mode=False))
     if not service.add(url):
-        raise PermanentFailure(f"{what} is not one that Apprise can use")
+        raise PermanentFailure(f"{label} is not one that Apprise can use")
     return service

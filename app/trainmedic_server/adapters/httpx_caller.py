@@ -97,17 +97,17 @@ class HttpxCaller:
         return secret
 
 
-async def read_secret(path: Path, what: str) -> str:
-    """What the file holds, without the line's end. Raises TemporaryFailure: the file may come back."""
+async def read_secret(path: Path, name: str) -> str:
+    """Return what the file holds, without the line's end. Raises TemporaryFailure: the file may come back."""
     try:
         return (await asyncio.to_thread(path.read_text)).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise TemporaryFailure(f"the file of {what} cannot be read: {type(error).__name__}") from error
+        raise TemporaryFailure(f"the file of {name} cannot be read: {type(error).__name__}") from error
 
 
 def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes, bytes]]:
-    """The headers as bytes, since a value may hold any text. They ask for an answer that is not compressed, so that a
-    reply is never larger than it looks."""
+    """Return the headers as bytes, since a value may hold any text. They ask for an answer that is not compressed, so
+    that a reply is never larger than it looks."""
     own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity"}
     if secret is not None:
         own["Authorization"] = f"Bearer {secret}"
@@ -119,7 +119,7 @@ def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes
 
 
 async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
-    """The body's first `limit` bytes, or as much of it as came in time: the status is known already."""
+    """Return the body's first `limit` bytes, or as much of it as came in time: the status is known already."""
     content = bytearray()
     try:
         async with asyncio.timeout_at(until):

@@ -96,7 +96,7 @@ class KubernetesCluster:
     async def list_at(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> tuple[Sequence[Object], str]:
-        """The objects, and the resourceVersion from which a watch goes on."""
+        """Return the objects, and the resourceVersion from which a watch goes on."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         path = collection_of(resource, namespace)
         objects: list[Object] = []
@@ -255,21 +255,21 @@ class KubernetesCluster:
 
 
 def collection_of(resource: Resource, namespace: str | None) -> str:
-    """The API's path of all objects of a kind, in one namespace or in all."""
+    """Return the API's path of all objects of a kind, in one namespace or in all."""
     root = "/api/v1" if resource.api_version == "v1" else f"/apis/{resource.api_version}"
     where = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"{root}{where}/{resource.plural}"
 
 
 def path_of(ref: Ref, subresource: str = "") -> str:
-    """The API's path of one object."""
+    """Return the API's path of one object."""
     return f"{collection_of(ref.resource, ref.namespace)}/{quote(ref.name, safe='')}" + (
         f"/{subresource}" if subresource else ""
     )
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a connection, in words where the name alone would not help at night."""
+    """Return what is wrong with a connection, in words where the name alone would not help at night."""
     match error:
         case aiohttp.ClientConnectorCertificateError():
             return f"its certificate is not trusted ({error.certificate_error})"
@@ -287,7 +287,7 @@ class _Gone(ObjectChanged):
 
 
 def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
-    """What an answer that is no success means. `answer` is a Status object, if the API server wrote it."""
+    """Return what an answer that is no success means. `answer` is a Status object, if the API server wrote it."""
     message = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
     reason = answer.get("reason")
     match status:
@@ -321,7 +321,7 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """What Retry-After asks for; None where it is no number of seconds."""
+    """Return what Retry-After asks for; None where it is no number of seconds."""
     wait = headers.get("Retry-After", "")
     return float(wait) if wait.isdecimal() and wait.isascii() else None
 

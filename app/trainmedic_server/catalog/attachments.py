@@ -32,7 +32,7 @@ def is_template(path: Path) -> bool:
 
 
 def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
-    """The places of ``with.template`` in steps, and what they name."""
+    """Yield the places of ``with.template`` in steps, and what they name."""
     raw = document.value if isinstance(document.value, dict) else {}
     for phase in ("steps", "on_failure"):
         for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ()):
@@ -42,12 +42,12 @@ def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
 
 
 def paths(document: YamlDocument) -> list[Path]:
-    """The files beside the document that its steps name."""
+    """Return the files beside the document that its steps name."""
     return [Path(document.source).with_name(name) for _, name in named(document) if _NAME.fullmatch(name)]
 
 
 def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
-    """The document with the files that it names in it, or what is wrong with them."""
+    """Return the document with the files that it names in it, or what is wrong with them."""
     if isinstance(document.value, dict) and "files" in document.value:
         return document  # it brings its own
     added: dict[str, str] = {}
@@ -70,7 +70,7 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
 
 
 def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:
-    """The one YAML mapping that the attached file holds."""
+    """Return the one YAML mapping that the attached file holds."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     if not isinstance(text, str):
@@ -86,7 +86,7 @@ def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, An
 
 
 def _written(text: str, added: Mapping[str, str]) -> str:
-    """The document's text with the files in it, as block literals, so that it can be read again."""
+    """Return the document's text with the files in it, as block literals, so that it can be read again."""
     lines = [text.rstrip("\n"), "files:"]
     for name, content in added.items():
         lines.append(f"  {name}: |2-")

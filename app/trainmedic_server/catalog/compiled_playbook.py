@@ -65,7 +65,7 @@ class YamlPlaybook:
     identity: IdentityLabels = _BUILT_IN_CHAIN
 
     def match(self, alert: Alert) -> Match:
-        """Whether it reacts to this alert: alertname, matchers, ``when``, in this order."""
+        """Return whether it reacts to this alert: alertname, matchers, ``when``, in this order."""
         if alert.name not in self.spec.on.alertnames:
             return Match(False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.spec.on.alertnames))}")
         for matcher in self.matchers:
@@ -84,7 +84,7 @@ class YamlPlaybook:
         return Match(True)
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
-        """The target that the alert names; refused, never guessed, where it names none."""
+        """Return the target that the alert names; refused, never guessed, where it names none."""
         target = self._target_of(alert, topology)
         return target if isinstance(target, Unresolved) else targets.bounded(target)
 
@@ -110,12 +110,12 @@ class YamlPlaybook:
         return Target(self.spec.target.kind, **parts)
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
-        """Whether the step is to run. Raises ExpressionError."""
+        """Return whether the step is to run. Raises ExpressionError."""
         condition = self.steps[phase, index].when
         return condition is None or condition.holds(scope)
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
-        """The action step's rendered and checked parameters. Raises ExpressionError."""
+        """Return the action step's rendered and checked parameters. Raises ExpressionError."""
         step = self.steps[phase, index]
         if step.fixed is not None:
             return step.fixed
@@ -131,7 +131,7 @@ class YamlPlaybook:
             raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
-        """What an approve step asks. Raises ExpressionError."""
+        """Return what an approve step asks. Raises ExpressionError."""
         return _text(self.steps[phase, index].message, scope)
 
     def _part(self, name: str, template: Expression | TextTemplate | str, alert: Alert) -> str | Unresolved:
@@ -142,7 +142,7 @@ class YamlPlaybook:
         return value or Unresolved("target_unknown", f"target.{name} is empty for this alert")
 
     def _scope_of(self, alert: Alert) -> dict[str, Any]:
-        """The names that are known before there is a run."""
+        """Return the names that are known before there is a run."""
         data = alert.as_data()
         return {
             "alert": data,
@@ -153,7 +153,8 @@ class YamlPlaybook:
 
 
 def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
-    """The parameters. A number that a template made where text is wanted is written out. Raises ValidationError."""
+    """Return the parameters. A number that a template made where text is wanted is written out. Raises
+    ValidationError."""
     try:
         return model.model_validate(rendered)
     except ValidationError as error:

@@ -33,7 +33,7 @@ _PHASES = ("steps", "on_failure")
 def compile_document(
     document: YamlDocument, actions: Actions, identity: IdentityLabels = IdentityLabels()
 ) -> YamlPlaybook | list[FileProblem]:
-    """The playbook of one document, or everything that is wrong with it, in the order of the file."""
+    """Return the playbook of one document, or everything that is wrong with it, in the order of the file."""
     return _Compilation(document, actions, identity).run()
 
 
@@ -173,7 +173,8 @@ class _Compilation:
     def _with_manifest(
         self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath
     ) -> Mapping[str, Any]:
-        """The parameters with what a ``template`` holds in the place of its name, for an action that takes one."""
+        """Return the parameters with what a ``template`` holds in the place of its name, for an action that takes
+        one."""
         name = raw.get(attachments.PARAMETER)
         if not isinstance(name, str) or action is None or attachments.MANIFEST not in action.Params.model_fields:
             return raw
@@ -193,7 +194,7 @@ class _Compilation:
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
-        """The parameters where they are all constants; what is wrong with those that are, otherwise.
+        """Return the parameters where they are all constants; what is wrong with those that are, otherwise.
 
         A templated value is known only when it is rendered; that it has a place is checked here.
         """
@@ -233,7 +234,7 @@ class _Compilation:
     def _template(
         self, raw: Mapping[str, Any], path: DocumentPath, names: VisibleNames, name: str
     ) -> ValueTemplate | None:
-        """The parameters, compiled; None where a template among them is wrong."""
+        """Return the parameters, compiled; None where a template among them is wrong."""
         fine = [
             self._compiled(text, inner, names, expressions.parse_template, lambda: True)
             for inner, text in _texts(raw, path)
@@ -255,7 +256,7 @@ class _Compilation:
         parse: Callable[[str], nodes.Template],
         make: Callable[[], T],
     ) -> T | None:
-        """What `make` makes of a text whose syntax and names are right; None where they are not."""
+        """Return what `make` makes of a text whose syntax and names are right; None where they are not."""
         try:
             wrong = scope_check.check(parse(text), names, text)
             made = make()
@@ -281,7 +282,7 @@ def can_be_undone(action: type[Action]) -> bool:
 
 
 def _kind_of(target: Any) -> TargetKind | None:
-    """The kind of target that a document names, as far as it names one."""
+    """Return the kind of target that a document names, as far as it names one."""
     if isinstance(target, str):
         return TargetKind(target) if target in list(TargetKind) else None
     if isinstance(target, dict):
@@ -310,7 +311,7 @@ def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]
 
 
 def _is_sure(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
-    """Whether a fault of the raw parameters will still be one when the templates are rendered."""
+    """Return whether a fault of the raw parameters will still be one when the templates are rendered."""
     if fault.type in ("missing", "extra_forbidden"):
         return True
     return not any(

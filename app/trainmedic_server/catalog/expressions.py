@@ -98,7 +98,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
 
 
 def _urlencode(value: Any) -> str:
-    """One path segment or query value; everything that could end it is escaped, '/' too."""
+    """Return one path segment or query value; everything that could end it is escaped, '/' too."""
     if isinstance(value, jinja2.Undefined):
         str(value)  # raises, as every use of something undefined does
     return quote(value if isinstance(value, str) else str(value), safe="")
@@ -132,7 +132,7 @@ class Malformed(Exception):
 
 
 def parse_expression(text: str) -> nodes.Template:
-    """The syntax tree of an expression, as a template that outputs it. Raises Malformed."""
+    """Return the syntax tree of an expression, as a template that outputs it. Raises Malformed."""
     if "{{" in text:
         raise Malformed(f"{shown(text)}: an expression is written without braces here")
     try:
@@ -149,7 +149,7 @@ def parse_expression(text: str) -> nodes.Template:
 
 
 def parse_template(text: str) -> nodes.Template:
-    """The syntax tree of a template. Raises Malformed."""
+    """Return the syntax tree of a template. Raises Malformed."""
     try:
         tree = ENVIRONMENT.parse(text)
     except (jinja2.TemplateSyntaxError, RecursionError) as error:
@@ -197,7 +197,7 @@ class Expression:
         return _guarded(self._name, self.text, work)
 
     def holds(self, scope: Scope) -> bool:
-        """Whether the value is true. Raises ExpressionError."""
+        """Return whether the value is true. Raises ExpressionError."""
         return _guarded(self._name, self.text, lambda: bool(self._compiled(scope)))
 
 
@@ -229,7 +229,7 @@ class TextTemplate:
 
 
 def compile_text(text: str, name: str) -> Expression | TextTemplate:
-    """A template. One that is exactly one ``{{ expression }}`` keeps the type of its value. Raises Malformed."""
+    """Return a template. One that is exactly one ``{{ expression }}`` keeps the type of its value. Raises Malformed."""
     body = parse_template(text).body
     inner = _between_braces(text)
     is_single = len(body) == 1 and isinstance(body[0], nodes.Output) and len(body[0].nodes) == 1
@@ -250,7 +250,7 @@ class ValueTemplate:
         self._made = self._compile(value)
 
     def render(self, scope: Scope) -> Any:
-        """A new value with every template evaluated. Raises ExpressionError."""
+        """Return a new value with every template evaluated. Raises ExpressionError."""
         return _render(self._made, scope)
 
     def _compile(self, value: Any) -> Any:

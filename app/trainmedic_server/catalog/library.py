@@ -51,14 +51,14 @@ class StaticCatalog:
         self._versions: dict[str, YamlPlaybook] = {}
 
     def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
-        """The playbooks that name this alertname, in the order of their names."""
+        """Return the playbooks that name this alertname, in the order of their names."""
         return self._snapshot.by_alert.get(alertname, ())
 
     def get(self, name: str) -> YamlPlaybook | None:
         return self._snapshot.playbooks.get(name)
 
     def all(self) -> Sequence[YamlPlaybook]:
-        """In the order of their names."""
+        """Return the playbooks in the order of their names."""
         return tuple(self._snapshot.playbooks.values())
 
     def compile(self, text: str, source: str) -> YamlPlaybook:
@@ -136,7 +136,7 @@ class Library(StaticCatalog):
                 return
 
     def _load(self, path: Path) -> LoadedFile:
-        """The file as it is now, with the playbooks that it last gave where it cannot be used."""
+        """Return the file as it is now, with the playbooks that it last gave where it cannot be used."""
         before = self._files.get(path)
         now = loader.load_file(path, self._actions, self._identity, before)
         if before is None or now is before or not now.problems:
@@ -156,7 +156,7 @@ class Library(StaticCatalog):
 
 
 def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
-    """One catalog of all files. Of two playbooks with one name the one that is loaded already stays."""
+    """Return one catalog of all files. Of two playbooks with one name the one that is loaded already stays."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]

@@ -39,7 +39,7 @@ class LoadedFile:
 def load(
     text: str, source: str, actions: Actions, identity: IdentityLabels, attached: Attached | None = None
 ) -> tuple[list[YamlPlaybook], list[FileProblem]]:
-    """The playbooks that `text` holds, and the problems of all its documents.
+    """Return the playbooks that `text` holds, and the problems of all its documents.
 
     `attached` are the texts of the files that they name; None where the text is complete.
     """
@@ -61,7 +61,7 @@ def load(
 
 
 def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> YamlPlaybook:
-    """The one playbook that `text` holds. Raises PlaybookError with everything that is wrong."""
+    """Return the one playbook that `text` holds. Raises PlaybookError with everything that is wrong."""
     playbooks, problems = load(text, source, actions, identity)
     if problems or len(playbooks) != 1:
         raise errors.PlaybookError("\n".join(map(str, problems)) or f"{source}: not one playbook, but {len(playbooks)}")
@@ -71,7 +71,7 @@ def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels 
 def load_file(
     path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels(), before: LoadedFile | None = None
 ) -> LoadedFile:
-    """The file's content; `before` itself where that has not changed."""
+    """Return the file's content; `before` itself where that has not changed."""
     raw = _read(path)
     if isinstance(raw, FileProblem):
         return LoadedFile(path, "", (), (raw,))
@@ -88,7 +88,7 @@ def load_file(
 
 
 def _attached(text: str, source: str) -> Attached:
-    """The texts of the files that the playbooks in `text` name, or why one cannot be read."""
+    """Return the texts of the files that the playbooks in `text` name, or why one cannot be read."""
     if attachments.PARAMETER not in text:
         return {}  # nearly every file; it is not read twice
     documents, _ = yaml_text.read(text, source)
@@ -96,7 +96,7 @@ def _attached(text: str, source: str) -> Attached:
 
 
 def read_text(path: Path) -> str | FileProblem:
-    """The text of a file, or why it cannot be read."""
+    """Return the text of a file, or why it cannot be read."""
     raw = _read(path)
     return raw if isinstance(raw, FileProblem) else yaml_text.decode(raw, str(path))
 
@@ -115,7 +115,7 @@ def _read(path: Path) -> bytes | FileProblem:
 
 
 def playbook_files(root: Path) -> Iterator[Path]:
-    """The playbook files of a directory and of the directories in it, in order; or `root`, if it is a file.
+    """Yield the playbook files of a directory and of the directories in it, in order; or `root`, if it is a file.
 
     Names that begin with a dot are left out: editors keep half-written files there, and Kubernetes
     keeps in ``..data`` the files that the names beside it link to.
@@ -126,7 +126,7 @@ def playbook_files(root: Path) -> Iterator[Path]:
 
 
 def test_files(root: Path) -> Iterator[Path]:
-    """The files with tests, found as `playbook_files` finds playbooks."""
+    """Yield the files with tests, found as `playbook_files` finds playbooks."""
     yield from (path for path in _yaml_files(root) if root.is_file() or is_test(path))
 
 

@@ -40,7 +40,7 @@ class Matcher:
     pattern: re.Pattern[str] | None = None
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether it holds. Raises TooLong."""
+        """Return whether it holds. Raises TooLong."""
         value = labels.get(self.label, "")
         if self.pattern is None:
             return (value == self.value) is (self.operator == "=")
@@ -54,7 +54,7 @@ class Matcher:
 
 
 def parse(text: str) -> tuple[Matcher, ...]:
-    """The matchers that `text` writes: one, or several with commas, in braces or without. Raises ValueError."""
+    """Return the matchers that `text` writes: one, or several with commas, in braces or without. Raises ValueError."""
     tokens = _tokens(text)
     if tokens and tokens[0] == ("mark", "{"):
         if tokens[-1] != ("mark", "}"):

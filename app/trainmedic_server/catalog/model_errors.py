@@ -55,7 +55,7 @@ class ValidationFault:
 
 
 def validate(model: type[M], document: YamlDocument) -> M | list[FileProblem]:
-    """The document as a `model`, or everything that is wrong with it."""
+    """Return the document as a `model`, or everything that is wrong with it."""
     try:
         return model.model_validate(document.value)
     except ValidationError as error:
@@ -63,7 +63,7 @@ def validate(model: type[M], document: YamlDocument) -> M | list[FileProblem]:
 
 
 def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[ValidationFault]) -> list[FileProblem]:
-    """The faults of the value at `prefix`, each with its place in the file; what reads alike stands once."""
+    """Return the faults of the value at `prefix`, each with its place in the file; what reads alike stands once."""
     distinct: dict[FileProblem, None] = {}
     for fault in faults:
         path = (*prefix, *fault.path)
@@ -74,7 +74,7 @@ def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[Vali
 
 
 def faults(error: ValidationError, model: type[BaseModel], value: Any) -> list[ValidationFault]:
-    """The errors of validating `value`, with the branches of unions that it does not take left out."""
+    """Return the errors of validating `value`, with the branches of unions that it does not take left out."""
     details = error.errors(include_url=False)
     followed = [_follow(detail, value) for detail in details]
     kept: list[ValidationFault] = []
@@ -122,7 +122,7 @@ def _has(value: Any, part: int | str) -> bool:
 
 
 def _is_meant(place: _Place, rivals: Sequence[_Place]) -> bool:
-    """Whether an error is about the branch of a union that its value is meant for; the first if none is."""
+    """Return whether an error is about the branch of a union that its value is meant for; the first if none is."""
     here = _shape(place.value)
     shapes = [_shape_of_branch(rival.labels[0]) for rival in rivals]
     if here in shapes:
@@ -135,7 +135,7 @@ def _shape(value: Any) -> str:
 
 
 def _shape_of_branch(label: str) -> str:
-    """The shape that a union's branch is for, from pydantic's name of it."""
+    """Return the shape that a union's branch is for, from pydantic's name of it."""
     if re.search(r"\b(tuple|list|set|frozenset)\[", label):
         return "list"
     if "enum[" in label or "literal[" in label:
@@ -171,7 +171,7 @@ def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def allowed_keys(model: Any, loc: Sequence[int | str]) -> Collection[str]:
-    """The keys of the mapping at `loc` (as pydantic words it) within `model`; empty where not known."""
+    """Return the keys of the mapping at `loc` (as pydantic words it) within `model`; empty where not known."""
     candidates = [model]
     for part in loc:
         stepped: list[Any] = []
@@ -203,7 +203,7 @@ def _step_into(annotation: Any, part: int | str) -> Iterator[Any]:
 
 
 def _branches(annotation: Any, tag: str | None = None) -> Iterator[tuple[Any, str | None]]:
-    """The members of a union, each with its tag; the annotation itself where it is none."""
+    """Yield the members of a union, each with its tag; the annotation itself where it is none."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         own = next((each.tag for each in metadata if isinstance(each, Tag)), tag)

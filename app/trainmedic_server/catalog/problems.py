@@ -42,13 +42,13 @@ def did_you_mean(wrong: str, right: Iterable[str]) -> str:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value as a message shows it: on one line, cut."""
+    """Return a value as a message shows it: on one line, cut."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def path_text(path: DocumentPath) -> str:
-    """A path as people write it: ``steps[0].with.percent``."""
+    """Return a path as people write it: ``steps[0].with.percent``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

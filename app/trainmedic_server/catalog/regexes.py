@@ -31,7 +31,7 @@ _REPEAT = re.compile(r"(?:[*+?]|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\})\??
 
 
 def translate(pattern: str) -> re.Pattern[str]:
-    """The pattern, for `fullmatch`. Raises ValueError that says what is wrong."""
+    """Return the pattern, for `fullmatch`. Raises ValueError that says what is wrong."""
     if len(pattern) > _LONGEST_PATTERN:
         raise ValueError(f"a regular expression has at most {_LONGEST_PATTERN} characters")
     translated = _Translation(pattern).run()

@@ -22,7 +22,7 @@ _CONSTRAINTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 
 
 def json_schema(actions: Actions) -> dict[str, Any]:
-    """The schema of one playbook document, for the actions that are there."""
+    """Return the schema of one playbook document, for the actions that are there."""
     specs = {name: spec for name in actions.names() if (spec := actions.spec(name)) is not None}
     models: list[type[BaseModel]] = [Playbook, *(spec.Params for spec in specs.values())]
     refs, made = models_json_schema([(model, "validation") for model in dict.fromkeys(models)])
@@ -47,7 +47,7 @@ def json_schema(actions: Actions) -> dict[str, Any]:
 
 
 def _reachable(definitions: Mapping[str, Any], name: str, before: frozenset[str] = frozenset()) -> set[str]:
-    """The definitions that the one of this name uses, itself included."""
+    """Return the definitions that the one of this name uses, itself included."""
     reached = {name}
     for ref in _refs(definitions[name]):
         if ref not in before | reached:
@@ -65,7 +65,7 @@ def _refs(schema: Any) -> list[str]:
 
 
 def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of parameters in which any value may be a template instead."""
+    """Return the schema of parameters in which any value may be a template instead."""
     changed = dict(schema)
     if isinstance(schema.get("properties"), dict):
         changed["properties"] = {name: _or_template(each) for name, each in schema["properties"].items()}

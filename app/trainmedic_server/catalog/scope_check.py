@@ -47,7 +47,7 @@ class VisibleNames:
 
 
 def check(tree: nodes.Template, scope: VisibleNames, text: str) -> list[str]:
-    """What is wrong with the names in `tree`; `text` is what was written."""
+    """Return what is wrong with the names in `tree`; `text` is what was written."""
     try:
         unknown = meta.find_undeclared_variables(tree) - set(scope.names)
     except (jinja2.TemplateError, RecursionError):
@@ -73,7 +73,7 @@ def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
 
 
 def _chains(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
-    """Each ``name.member.member`` in the tree, as far as its members are written out."""
+    """Yield each ``name.member.member`` in the tree, as far as its members are written out."""
     for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
         parts = _chain(node)
         if parts is not None:
@@ -94,7 +94,7 @@ def _chain(node: nodes.Node) -> tuple[str, ...] | None:
 
 
 def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
-    """What is wrong with the last member of a chain; the chains that lead to it are looked at themselves."""
+    """Return what is wrong with the last member of a chain; the chains that lead to it are looked at themselves."""
     owner, member = parts[:-1], parts[-1]
     match owner:
         case ("vars",):
@@ -124,7 +124,7 @@ def _missing(prefix: str, member: str, members: Collection[str] | None) -> str |
 
 
 def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
-    """The keys of the mapping at `path`; None where there is none, for then nothing can be said."""
+    """Return the keys of the mapping at `path`; None where there is none, for then nothing can be said."""
     for part in path:
         if not isinstance(value, Mapping) or part not in value:
             return None
@@ -157,7 +157,7 @@ def _unknown_statuses(tree: nodes.Template) -> Iterator[str]:
 
 
 def _constants(node: nodes.Node) -> Iterator[Any]:
-    """The values that are written out in `node`, those of a list or tuple one by one."""
+    """Yield the values that are written out in `node`, those of a list or tuple one by one."""
     if isinstance(node, (nodes.List, nodes.Tuple)):
         for item in node.items:
             yield from _constants(item)

@@ -67,7 +67,7 @@ class YamlDocument:
     keys: Mapping[DocumentPath, TextPosition]
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
-        """A problem with what stands at `path`, or as near above it as anything stands."""
+        """Return a problem with what stands at `path`, or as near above it as anything stands."""
         mark = (self.keys if at_key else self.marks).get(path) or self._nearest(path)
         return FileProblem(self.source, mark.line, mark.column, message)
 
@@ -86,7 +86,7 @@ class _Refused(Exception):
 
 
 def decode(raw: bytes, source: str) -> str | FileProblem:
-    """The text of a file, or why it is none."""
+    """Return the text of a file, or why it is none."""
     if len(raw) > MAX_BYTES:
         return FileProblem(source, None, None, f"the file has over {MAX_BYTES} bytes")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -100,7 +100,7 @@ def decode(raw: bytes, source: str) -> str | FileProblem:
 
 
 def read(text: str, source: str) -> tuple[list[YamlDocument], list[FileProblem]]:
-    """The documents of `text` in order, empty ones left out, and everything that is wrong with its YAML.
+    """Return the documents of `text` in order, empty ones left out, and everything that is wrong with its YAML.
 
     After a syntax error nothing of the file is returned, because nobody can say what it meant.
     """
@@ -269,7 +269,7 @@ class _Reader:
 
 
 def resolve(text: str) -> Any:
-    """The value of a plain scalar by the core schema. Raises ValueError on a number of absurd length."""
+    """Return the value of a plain scalar by the core schema. Raises ValueError on a number of absurd length."""
     if text in _NULL:
         return None
     if text in _BOOL:

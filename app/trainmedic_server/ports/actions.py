@@ -110,7 +110,7 @@ class Action(Protocol):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """What would take it back. Asked before the act with `output` None, and after it with the
+        """Return what would take it back. Asked before the act with `output` None, and after it with the
         output; None where it cannot be taken back, or where only the output will tell how.
 
         A class whose effect can never be taken back annotates it ``-> None``; a playbook that asks
@@ -123,7 +123,7 @@ class HasPlaces(Protocol):
     """An action that may work in other places than the run's target: on the nodes of a job."""
 
     async def locate(self, call: Call) -> BaseModel:
-        """The parameters, with the places put in if they are not there yet.
+        """Return the parameters, with the places put in if they are not there yet.
 
         Asked before an attempt, and on record before the attempt is made. Changes nothing; raises as `perform` does.
         """
@@ -131,7 +131,8 @@ class HasPlaces(Protocol):
 
     @classmethod
     def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
-        """Where else than on its target an attempt with these parameters, or with these as plain values, works."""
+        """Return where else than on its target an attempt with these parameters, or with these as plain values,
+        works."""
         ...
 
 
@@ -200,9 +201,9 @@ class Actions(Protocol):
 
     def names(self) -> Sequence[str]: ...
     def spec(self, name: str) -> type[Action] | None:
-        """The class, for checking; None where there is none of that name."""
+        """Return the class, for checking; None where there is none of that name."""
         ...
 
     def get(self, name: str) -> Action:
-        """The instance, for acting. Raises PermanentFailure where there is none."""
+        """Return the instance, for acting. Raises PermanentFailure where there is none."""
         ...

@@ -27,7 +27,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """One object. ``namespace`` is None exactly where the resource has none."""
+    """Names one object. ``namespace`` is None exactly where the resource has none."""
 
     resource: Resource
     name: str
@@ -60,20 +60,21 @@ class Cluster(Protocol):
     async def list(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> Sequence[Object]:
-        """All of them, by label and field selectors in the API's own syntax."""
+        """Return all of them, by label and field selectors in the API's own syntax."""
         ...
 
     async def patch(self, ref: Ref, change: Mapping[str, Any], subresource: str = "") -> Object:
-        """A JSON merge patch (RFC 7386); with ``metadata.resourceVersion`` in `change` it is refused
+        """Apply a JSON merge patch (RFC 7386); with ``metadata.resourceVersion`` in `change` it is refused
         with ObjectChanged unless the object is still at that version. Returns the object after it."""
         ...
 
     async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
-        """Returns it as it was made. Raises ObjectExists."""
+        """Return the object as it was made. Raises ObjectExists."""
         ...
 
     async def delete(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
-        """Of this `uid` only; one that is gone already is fine. ObjectChanged where another has its name."""
+        """Delete the object with this `uid`; one that is gone already is fine. Raises ObjectChanged where another
+        object has its name by now."""
         ...
 
     async def evict(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:

@@ -15,7 +15,7 @@ class Clock(Protocol):
     """The time of day, and waiting for it."""
 
     def now(self) -> datetime:
-        """Aware, UTC."""
+        """Return the time of day, aware and in UTC."""
         ...
 
     async def sleep_until(self, when: datetime) -> None: ...
@@ -31,7 +31,7 @@ class Presence:
 
 
 class CommandBus(Protocol):
-    """Commands out, replies in, at least once each."""
+    """Carries commands out and replies in, each at least once."""
 
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
@@ -49,7 +49,7 @@ class CommandBus(Protocol):
         ...
 
     def acknowledge(self, command_id: str) -> None:
-        """The outcome is durable: its replies need not be delivered again after a restart."""
+        """Note that the outcome is durable, so that its replies need not be delivered again after a restart."""
         ...
 
     async def agents(self) -> list[Presence]: ...
@@ -86,7 +86,7 @@ class HttpCaller(Protocol):
         timeout: timedelta,
         bearer: str | None = None,
     ) -> HttpReply:
-        """Raises TemporaryFailure where nothing was sent, OutcomeUnknown where a reply is missing.
+        """Make the call. Raises TemporaryFailure where nothing was sent, OutcomeUnknown where a reply is missing.
 
         `bearer` is the name of the secret to send as a bearer token; PermanentFailure where there is
         none of that name. Header names in the reply are in lower case, and a secret that the reply
@@ -99,7 +99,7 @@ class AlertSource(Protocol):
     """The Alertmanager's own API, where its URL is configured."""
 
     async def is_firing(self, identity: Identity) -> bool:
-        """Raises TemporaryFailure where it cannot tell."""
+        """Return whether the alert fires. Raises TemporaryFailure where it cannot tell."""
         ...
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
@@ -107,9 +107,9 @@ class AlertSource(Protocol):
         ...
 
     async def find_silence(self, comment: str) -> str | None:
-        """The id of the silence with exactly this comment that has not ended."""
+        """Return the id of the silence with exactly this comment that has not ended."""
         ...
 
     async def expire_silence(self, silence_id: str) -> None:
-        """Idempotent."""
+        """End the silence. One that has ended already is fine."""
         ...

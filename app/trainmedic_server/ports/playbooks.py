@@ -49,21 +49,21 @@ class CompiledPlaybook(Protocol):
         ...
 
     def match(self, alert: Alert) -> Match:
-        """Whether it reacts to this alert: alertname, matchers, ``when``."""
+        """Return whether it reacts to this alert: alertname, matchers, ``when``."""
         ...
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
-        """Whether the step is to run. Raises ExpressionError."""
+        """Return whether the step is to run. Raises ExpressionError."""
         ...
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
-        """The action step's rendered and checked parameters. Raises ExpressionError."""
+        """Return the action step's rendered and checked parameters. Raises ExpressionError."""
         ...
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
-        """What an approve step asks. Raises ExpressionError."""
+        """Return what an approve step asks. Raises ExpressionError."""
         ...
 
 

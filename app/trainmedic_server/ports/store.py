@@ -28,14 +28,15 @@ class LinkedRun:
 class GuardFacts:
     """What the guards of one (playbook, target) look at. Observed runs count like started ones.
 
-    ``last_ended_at``: when its last run ended. ``started``: how many runs of the playbook, on any
-    target, were created after the asked moment. ``open_runs``: how many of the playbook are open.
     Decisions not to start count for none of them.
     """
 
     last_ended_at: datetime | None = None
+    """When the last run of the playbook on this target ended."""
     started: int = 0
+    """How many runs of the playbook, on any target, were created after the moment that was asked for."""
     open_runs: int = 0
+    """How many runs of the playbook are open, on any target."""
 
 
 class Transaction(Protocol):
@@ -47,7 +48,7 @@ class Transaction(Protocol):
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
     def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
-        """The alerts of these fingerprints, whatever their beginning, that have not resolved."""
+        """Return the alerts of these fingerprints, whatever their beginning, that have not resolved."""
         ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
@@ -55,26 +56,27 @@ class Transaction(Protocol):
         ...
 
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
-        """Unresolved alerts last heard before, that are tied to a run which is open or owes an undo."""
+        """Return unresolved alerts last heard before, that are tied to a run which is open or owes an undo."""
         ...
 
     # runs
     def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
-        """In the order of tying, for those that have any."""
+        """Return the runs of each alert that led to any, in the order of tying."""
         ...
 
     def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """The open run's id for each (playbook, target key) that has one."""
+        """Return the open run's id for each (playbook, target key) that has one."""
         ...
 
     def guard_facts(
         self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
     ) -> dict[tuple[str, str], GuardFacts]:
-        """For each (playbook, target key); ``started_since`` is by playbook, those without are not counted."""
+        """Return what the guards of each (playbook, target key) look at. ``started_since`` is by playbook; the runs of
+        a playbook without one are not counted."""
         ...
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
-        """Distinct nodes of runs with decision ``started`` that were created after `since`."""
+        """Return distinct nodes of runs with decision ``started`` that were created after `since`."""
         ...
 
     def known_nodes(self) -> set[str]: ...
@@ -110,28 +112,28 @@ class Transaction(Protocol):
 
     def run(self, run_id: str) -> Run | None: ...
     def runs(self, run_ids: Collection[str]) -> list[Run]:
-        """Those that there are, oldest first."""
+        """Return those that there are, oldest first."""
         ...
 
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-        """The alerts tied to each run, in the order of tying."""
+        """Return the alerts tied to each run, in the order of tying."""
         ...
 
     def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
-        """How many alerts are tied to each run that has any."""
+        """Return how many alerts are tied to each run that has any."""
         ...
 
     def unfinished(self) -> list[Run]:
-        """Runs that are open, or closed and still owe an undo; oldest first."""
+        """Return runs that are open, or closed and still owe an undo; oldest first."""
         ...
 
     def runs_in_effect(self, actions: Collection[str]) -> list[str]:
-        """The ids of runs that have begun a step of one of these actions, and are open, owe an undo, or are
+        """Return the ids of runs that have begun a step of one of these actions, and are open, owe an undo, or are
         tied to an alert that has not resolved; in no order."""
         ...
 
     def run_of_command(self, command_id: str) -> str | None:
-        """The run whose step or undo has this as its current command."""
+        """Return the run whose step or undo has this as its current command."""
         ...
 
     # orders, events, controls, playbook versions
@@ -139,7 +141,7 @@ class Transaction(Protocol):
     def orders_of(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
     def append(self, events: Sequence[Event]) -> None: ...
     def events_of(self, run_id: str, kind: str) -> list[Event]:
-        """The run's events of this kind, in order."""
+        """Return the run's events of this kind, in order."""
         ...
 
     def controls(self) -> Controls: ...
@@ -204,25 +206,25 @@ class RunRecord:
 
 
 class History(Protocol):
-    """Reading what was done. Never waits for a writer."""
+    """Reads what was done, and never waits for a writer."""
 
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
-        """Newest first, at most `limit`, and the cursor of the next page or None.
+        """Return at most `limit` runs, the newest first, and the cursor of the next page or None.
 
         Runs that arrive in between never shift a page. Raises ValueError on a cursor that is not one.
         """
         ...
 
     def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
-        """All of it, newest first, in bounded memory."""
+        """Return all of it, newest first, in bounded memory."""
         ...
 
     async def record(self, run_id: str) -> RunRecord | None: ...
     async def events_after(self, seq: int, limit: int) -> list[Event]:
-        """Events with a larger `seq`, in order."""
+        """Return events with a larger `seq`, in order."""
         ...
 
     async def last_seq(self) -> int: ...
     async def playbook_counts(self) -> dict[str, dict[str, int]]:
-        """Runs by playbook and status."""
+        """Return runs by playbook and status."""
         ...

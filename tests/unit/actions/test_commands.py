@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.clocks import ManualClock
+from trainmedic.job import parameters
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.actions import jobs, nodes
@@ -213,6 +214,18 @@ async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
     bus.is_away = True
     with pytest.raises(OutcomeUnknown, match="nobody answered, and Redis is away"):
         await perform(bus, jobs.JobCheckpoint)
+
+
+@pytest.mark.parametrize("action", jobs.ACTIONS, ids=lambda action: action.name)
+def test_what_a_playbook_leaves_out_means_the_same_to_a_job(action: type[Action]) -> None:
+    """The server's parameters and those of the SDK are written twice; their names, defaults and wire forms agree."""
+    required = {
+        name: {"factor": 0.5, "count": 2}[name]
+        for name, field in action.Params.model_fields.items()
+        if field.is_required()
+    }
+    sent = action.Params(**required).model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert parameters.parse(action.name, sent) == parameters.ACTIONS[action.name](**required)
 
 
 async def test_the_outcome_being_durable_settles_the_replies(bus: ScriptedBus) -> None:

@@ -95,7 +95,7 @@ class ClusterAction(BasicAction):
         return self.services.cluster
 
     async def insist(self, call: Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """What `attempt` returns, tried until the deadline.
+        """Return what `attempt` returns, tried until the deadline.
 
         Raises OutcomeUnknown where it is not done by then and a failure left open whether something was changed.
         """
@@ -192,17 +192,17 @@ class RestorableAction(ClusterAction):
 
 
 async def clearance_of(call: Call) -> Clearance:
-    """Whether operators have paused the server, or cancelled the run, since the attempt began."""
+    """Return whether operators have paused the server, or cancelled the run, since the attempt began."""
     return await call.clearance() if call.clearance is not None else "go_on"
 
 
-def because(call: Call, what: str) -> str:
-    """The message of an Event."""
-    return f"{what} by Trainmedic, playbook {call.playbook}, run {call.run_id}: {call.reason}"
+def because(call: Call, change: str) -> str:
+    """Return the message of an Event."""
+    return f"{change} by Trainmedic, playbook {call.playbook}, run {call.run_id}: {call.reason}"
 
 
 def node_of(call: Call) -> str:
-    """The node of the target. Raises PermanentFailure where it has none."""
+    """Return the node of the target. Raises PermanentFailure where it has none."""
     if call.target.node is None:
         raise PermanentFailure(f"this works on a node, and {call.target.key} is none")
     return call.target.node

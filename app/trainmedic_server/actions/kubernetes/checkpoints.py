@@ -23,7 +23,7 @@ ACTION = "job.checkpoint"
 
 
 async def ask_for(bus: CommandBus, clock: Clock, call: Call, patience: timedelta) -> dict[str, str]:
-    """What became of each job's checkpoint, by job: ``written``, or why not. Returns when all have
+    """Return what became of each job's checkpoint, by job: ``written``, or why not. Returns when all have
     answered, and at the latest when `patience` is over, counted from when the step began."""
     until = min(call.issued_at + patience, call.deadline)
     try:

@@ -100,7 +100,7 @@ class _Progress:
     reported_at: datetime | None = None
 
     def ends(self, pod: Object) -> None:
-        """It is on its way out, by us or by somebody else."""
+        """Note that the pod is on its way out, by us or by somebody else."""
         holders = ", ".join(map(str, pod["metadata"].get("finalizers") or ()))
         self.evicted.add(uid_of(pod))
         self.why[uid_of(pod)] = f"ends, and is held by its finalizers: {holders}" if holders else "ends"
@@ -151,7 +151,7 @@ class DrainNode(ClusterAction):
         return Inverse(nodes.UncordonNode.name, {"restore": True})
 
     async def _may_begin(self, call: Call, params: DrainParams) -> None:
-        """Before jobs are held up for a checkpoint: raise PermanentFailure where pods forbid the drain."""
+        """Raise PermanentFailure where pods forbid the drain, before jobs are held up for a checkpoint in vain."""
         try:
             await self._look(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
@@ -161,7 +161,7 @@ class DrainNode(ClusterAction):
                 raise
 
     async def _unless_stopped(self, call: Call, work: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
-        """What `work` returns. Raises TemporaryFailure as soon as the run is cancelled."""
+        """Return what `work` returns. Raises TemporaryFailure as soon as the run is cancelled."""
         task = asyncio.ensure_future(work)
         try:
             while True:
@@ -205,7 +205,7 @@ class DrainNode(ClusterAction):
             await self._clock.sleep_until(again_at)
 
     async def _look(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
-        """The pods that are still to end. Raises PermanentFailure where one forbids the drain."""
+        """Return the pods that are still to end. Raises PermanentFailure where one forbids the drain."""
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={node_of(call)}")
         selection = sort(pods, params)
         if forbidding := selection.forbidding:
@@ -260,16 +260,16 @@ class DrainNode(ClusterAction):
         progress.reported_at = now
         await call.report_wait(_unfinished(left, progress))
 
-    async def _leave_event(self, call: Call, reason: str, what: str, warning: bool = False) -> None:
+    async def _leave_event(self, call: Call, reason: str, message: str, warning: bool = False) -> None:
         try:
             node = await self.cluster.get(Ref(NODES, node_of(call)))
         except ActionFailure:
             return  # the history has it as well
-        await self.cluster.record(node, reason, because(call, what), warning)
+        await self.cluster.record(node, reason, because(call, message), warning)
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
-    """Which of a node's pods a drain ends, leaves alone, or must not begin because of."""
+    """Return which of a node's pods a drain ends, leaves alone, or must not begin because of."""
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}

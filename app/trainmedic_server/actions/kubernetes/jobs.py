@@ -108,14 +108,14 @@ class CreateClusterJob(Irreversible, ClusterAction):
 
 
 def _without_none(value: Any) -> Any:
-    """A member whose template came to none is left out, as `runtimeClassName: "{{ vars.runtime or none }}"`."""
+    """Leave out every member whose template came to none, such as `runtimeClassName: "{{ vars.runtime or none }}"`."""
     if isinstance(value, Mapping):
         return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
-    """The Job of this command, and its name: always the same for the same command."""
+    """Return the Job of this command, and its name: always the same for the same command."""
     manifest = params.manifest or {}
     written = manifest.get("metadata") or {}
     metadata = dict(written) if isinstance(written, Mapping) else {}

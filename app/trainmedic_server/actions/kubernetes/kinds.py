@@ -92,7 +92,7 @@ class WorkloadParams(ActionParams):
 
 
 def field_at(name: str, path: str) -> notes.NotedField:
-    """The value at `path`, as a field that can be set and put back."""
+    """Return the value at `path`, as a field that can be set and put back."""
     parts = tuple(path.split("."))
 
     def read(present: Object) -> Any:

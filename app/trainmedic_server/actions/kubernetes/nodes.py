@@ -47,7 +47,7 @@ UNSCHEDULABLE = notes.NotedField(
 
 
 def label_field(key: str) -> notes.NotedField:
-    """A label of an object; None where it has none of that name."""
+    """Return a label of an object; None where it has none of that name."""
     return notes.NotedField(
         f"label/{key}",
         lambda present: (present["metadata"].get("labels") or {}).get(key),
@@ -57,7 +57,7 @@ def label_field(key: str) -> notes.NotedField:
 
 
 def taint_field(key: str, effect: str) -> notes.NotedField:
-    """A taint's value; None where the node has no such taint. A taint without a value counts as ``""``."""
+    """Return a taint's value; None where the node has no such taint. A taint without a value counts as ``""``."""
 
     def read(node: Object) -> str | None:
         for taint in (node.get("spec") or {}).get("taints") or ():

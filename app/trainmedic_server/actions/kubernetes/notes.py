@@ -57,7 +57,7 @@ class TakenBack:
 
 
 def notes(present: Object, field: NotedField) -> dict[str, RunNote]:
-    """The notes on `field`, by run id. What cannot be read is nobody's."""
+    """Return the notes on `field`, by run id. What cannot be read is nobody's."""
     kept: dict[str, RunNote] = {}
     for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
@@ -68,7 +68,7 @@ def notes(present: Object, field: NotedField) -> dict[str, RunNote]:
 
 
 def change(present: Object, field: NotedField, value: Any, run_id: str) -> Change | None:
-    """The patch that sets `field` and notes it for the run; None where somebody else has it so already,
+    """Return the patch that sets `field` and notes it for the run; None where somebody else has it so already,
     or where this run has."""
     held = notes(present, field)
     before = field.read(present)
@@ -109,7 +109,8 @@ def release(present: Object, field: NotedField) -> TakenBack:
 
 
 def _is_ours(present: Object, field: NotedField) -> bool:
-    """Whether nobody else has set the field since. Where the API server does not say who did, it counts as ours."""
+    """Return whether nobody else has set the field since. Where the API server does not say who did, it counts as
+    ours."""
     entries = present["metadata"].get("managedFields") or []
     setters = [entry.get("manager") for entry in entries if field.managed and _has(entry.get("fieldsV1"), field)]
     return not setters or FIELD_MANAGER in setters

@@ -21,7 +21,7 @@ _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 
 
 def _permissions(has: str) -> tuple[Permission, ...]:
-    """To read and patch every known kind that has such a path."""
+    """Return the permissions to read and patch every known kind that has such a path."""
     groups: dict[str, list[str]] = {}
     for workload in KNOWN.values():
         if getattr(workload, has) is not None:

@@ -28,7 +28,7 @@ _REFUSING_STATES = ("22", "23", "54")
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the database failed, rather than refused what it was given."""
+    """Return whether the database failed, rather than refused what it was given."""
     if not isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.TimeoutError)
     state = getattr(error.orig, "sqlstate", None)
@@ -38,25 +38,26 @@ def is_outage(error: BaseException) -> bool:
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Errors of the database within mean that the store is unavailable."""
+def translated(failure: str) -> Iterator[None]:
+    """Translate errors of the database within: they mean that the store is unavailable."""
     try:
         yield
     except exc.SQLAlchemyError as error:
-        raise unavailable(what, error) from error
+        raise unavailable(failure, error) from error
 
 
-def unavailable(what: str, error: BaseException) -> errors.StoreUnavailable:
-    """The error to raise for `error`; its text has the database's words, but not the statement and its values."""
+def unavailable(failure: str, error: BaseException) -> errors.StoreUnavailable:
+    """Return the error to raise for `error`; its text has the database's words, but not the statement and its
+    values."""
     cause = getattr(error, "orig", None) or error
-    return errors.StoreUnavailable(f"{what}: {' '.join(str(cause).split())}")
+    return errors.StoreUnavailable(f"{failure}: {' '.join(str(cause).split())}")
 
 
 _FORMS = "write sqlite:////path/to/file or postgresql://user:password@host/database"
 
 
 def parse(url: str) -> sa.URL:
-    """The SQLite file that `url` names. Raises ConfigurationError."""
+    """Return the SQLite file that `url` names. Raises ConfigurationError."""
     try:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError) as error:
@@ -74,7 +75,7 @@ def file_of(url: sa.URL) -> Path:
 
 
 def make_directory(url: sa.URL) -> None:
-    """The directory of the database's file, readable by its owner only where it is made here."""
+    """Make the directory of the database's file where it is missing, readable by its owner only."""
     directory = file_of(url).absolute().parent
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ class Election:
         self.holder = ""
 
     async def win(self) -> postgresql.Session:
-        """The session that has the lock. While PostgreSQL does not answer it waits for that.
+        """Return the session that has the lock. While PostgreSQL does not answer it waits for that.
 
         Raises ConfigurationError where waiting would be of no use.
         """
@@ -67,13 +67,13 @@ class Election:
         if session is not None:
             await asyncio.to_thread(session.close)
 
-    def _report(self, why: str, error: str | None = None) -> None:
+    def _report(self, reason: str, error: str | None = None) -> None:
         """Keep what it waits for, and log that where it has changed."""
-        if why != self.why:
-            self.why = why
+        if reason != self.why:
+            self.why = reason
             if error is None:
-                log.info("takes over" if why == _WON else "stands by", why=why)
+                log.info("takes over" if reason == _WON else "stands by", why=reason)
             else:
-                log.warning("stands by", why=why, error=error)
+                log.warning("stands by", why=reason, error=error)
         if error is not None:
             self.holder = ""

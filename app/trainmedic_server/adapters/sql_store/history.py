@@ -98,7 +98,7 @@ class SqlHistory(History):
 
 
 def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
-    """The runs of one page, newest first; `before` is where the page above ended."""
+    """Return the runs of one page, newest first; `before` is where the page above ended."""
     statement = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     equal = (
         (runs.c.alert_name, matching.alertname),

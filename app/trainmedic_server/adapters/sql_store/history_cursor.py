@@ -22,18 +22,18 @@ def microseconds_of(moment: datetime) -> int:
 
 
 def time_of(microseconds: int) -> datetime:
-    """The aware UTC time that these microseconds since 1970 mean."""
+    """Return the aware UTC time that these microseconds since 1970 mean."""
     return EPOCH + timedelta(microseconds=microseconds)
 
 
 def encode(created_at: datetime, run_id: str) -> str:
-    """The cursor of a page that ended with this run."""
+    """Return the cursor of a page that ended with this run."""
     raw = f"{microseconds_of(created_at)}.{run_id}".encode()
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def decode(cursor: str) -> tuple[datetime, str]:
-    """The creation time and id that `cursor` holds. Raises ValueError."""
+    """Return the creation time and id that `cursor` holds. Raises ValueError."""
     try:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")

@@ -72,13 +72,13 @@ class InMemoryStore(SqlStore):
 
 @cache
 def _flusher() -> Flusher:
-    """The compiled statements of all stores in memory, because compiling them takes longer than most tests."""
+    """Return the compiled statements of all stores in memory, because compiling them takes longer than most tests."""
     return Flusher(database.memory_engine().dialect)
 
 
 @cache
 def _empty_database() -> bytes:
-    """The tables, as SQLite writes a database: read in a fraction of the time in which they are made."""
+    """Return the tables, as SQLite writes a database: read in a fraction of the time in which they are made."""
     engine = database.memory_engine()
     schema.metadata.create_all(engine)
     with engine.connect() as connection:

@@ -34,7 +34,7 @@ class Lookup:
         self._prepared: dict[str, _Prepared] = {}
 
     def rows(self, connection: sa.Connection, keys: Collection[str], **others: Any) -> list[Row]:
-        """The rows for `keys`, each asked for once; `others` are the select's further parameters."""
+        """Return the rows for `keys`, each asked for once; `others` are the select's further parameters."""
         dialect = connection.dialect
         prepared = self._prepared.get(dialect.name)
         if prepared is None:

@@ -56,12 +56,12 @@ _HOLDER = """
 
 
 def names_postgresql(url: str) -> bool:
-    """Whether `url` names a PostgreSQL database."""
+    """Return whether `url` names a PostgreSQL database."""
     return _SCHEME.match(url) is not None
 
 
 def conninfo(url: str) -> str:
-    """What libpq gets: the URL, which it reads itself, also one of several hosts. Raises ConfigurationError."""
+    """Return what libpq gets: the URL, which it reads itself, also one of several hosts. Raises ConfigurationError."""
     try:
         import psycopg.conninfo
     except ImportError:
@@ -106,7 +106,7 @@ class Session:
 
     @classmethod
     def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> Session:
-        """A session with the database; `address` is where others reach this server.
+        """Return a session with the database; `address` is where others reach this server.
 
         Raises StoreUnavailable where PostgreSQL does not answer, ConfigurationError where the URL, the
         login or the version is of no use.
@@ -131,11 +131,11 @@ class Session:
             raise
 
     def take_lock(self) -> bool:
-        """Whether this session has the lock now."""
+        """Return whether this session has the lock now."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
-        """Where the server that has the lock can be reached, as it said itself; empty where unknown."""
+        """Return where the server that has the lock can be reached, as it said itself; empty where unknown."""
         name = str(self._ask(_HOLDER, self._key) or "")
         return name.removeprefix(_NAME_PREFIX) if name.startswith(_NAME_PREFIX) else ""
 
@@ -227,7 +227,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
 
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:
-    """The lock's number: locks are a database's, and each schema in it can hold a store of its own."""
+    """Return the lock's number: locks are a database's, and each schema in it can hold a store of its own."""
     import psycopg
 
     try:

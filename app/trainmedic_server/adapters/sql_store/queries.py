@@ -32,7 +32,7 @@ _ALERTS = Lookup(
 
 
 def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
-    """The condition that goes with `of_alerts`."""
+    """Return the condition that goes with `of_alerts`."""
     return starts_at.between(
         sa.bindparam("first", type_=schema.TimeColumn), sa.bindparam("last", type_=schema.TimeColumn)
     )
@@ -41,7 +41,7 @@ def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
 def of_alerts(
     connection: sa.Connection, lookup: Lookup, identities: Collection[Identity]
 ) -> Iterator[tuple[Identity, Row]]:
-    """The rows that `lookup` finds for these alerts, each with its alert's identity.
+    """Yield the rows that `lookup` finds for these alerts, each with its alert's identity.
 
     Its first two columns are an alert's fingerprint and beginning, and it has the condition
     `within`: it asks for the fingerprints and the time between the first and last beginning, which
@@ -59,7 +59,7 @@ def of_alerts(
 
 
 def with_steps(connection: sa.Connection, rows: Sequence[Sequence[Any]]) -> list[Run]:
-    """The runs of these rows, in their order."""
+    """Return the runs of these rows, in their order."""
     steps: dict[str, list[StepState]] = {row[0]: [] for row in rows}
     for row in _STEPS.rows(connection, steps):
         steps[row[0]].append(mapping.step_of(row))
@@ -67,13 +67,13 @@ def with_steps(connection: sa.Connection, rows: Sequence[Sequence[Any]]) -> list
 
 
 def runs(connection: sa.Connection, run_ids: Collection[str]) -> list[Run]:
-    """The runs of these ids, oldest first."""
+    """Return the runs of these ids, oldest first."""
     runs_of_rows = with_steps(connection, _RUNS.rows(connection, run_ids))
     return sorted(runs_of_rows, key=lambda run: (run.created_at, run.id))
 
 
 def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-    """The alerts tied to each run that has any, in the order of tying."""
+    """Return the alerts tied to each run that has any, in the order of tying."""
     alerts: dict[str, list[AlertRecord]] = {}
     for row in _ALERTS.rows(connection, run_ids):
         alerts.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
@@ -81,7 +81,7 @@ def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, 
 
 
 def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-    """The orders given to each run that has any, in the order of giving."""
+    """Return the orders given to each run that has any, in the order of giving."""
     orders: dict[str, list[OperatorOrder]] = {}
     for row in _ORDERS.rows(connection, run_ids):
         order = mapping.order_of(row)

@@ -20,7 +20,7 @@ _VERSION = sa.text("SELECT version_num FROM alembic_version")
 
 
 def current(connection: sa.Connection) -> str | None:
-    """The revision that the database is at; None where it is empty."""
+    """Return the revision that the database is at; None where it is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.execute(_VERSION).scalar()

@@ -32,7 +32,7 @@ class Writer(Protocol):
         ...
 
     async def transact(self, work: Callable[[SqlTransaction], Any]) -> Any:
-        """The result of `work`, once it is committed. Raises what `work` raises, and StoreUnavailable."""
+        """Return the result of `work`, once it is committed. Raises what `work` raises, and StoreUnavailable."""
         ...
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class SqlStore(SqlHistory, RunStore):
         on_error: Callable[[], object] = lambda: None,
         busy_timeout: timedelta = timedelta(seconds=5),
     ) -> SqlStore:
-        """The store at `url`, with its schema brought up to date. Blocks.
+        """Return the store at `url`, with its schema brought up to date. Blocks.
 
         `url` is ``sqlite:////path/to/file``, or ``postgresql://…`` where no other server works; to wait
         for that, see ``election`` and `of_session`.
@@ -116,7 +116,7 @@ class SqlStore(SqlHistory, RunStore):
         on_error: Callable[[], object] = lambda: None,
         on_lost: Callable[[str], object] = end_process,
     ) -> SqlStore:
-        """The store in the database where `session` has the lock, with its schema brought up to date. Blocks.
+        """Return the store in the database where `session` has the lock, with its schema brought up to date. Blocks.
 
         `on_lost` is called, on some thread, when the session is over or cannot be relied on any more; by
         default the process ends. Raises ConfigurationError and StoreUnavailable, as `open`.

@@ -77,7 +77,7 @@ class SqlTransaction(Transaction):
             self._cache.forget()
 
     def flushed_connection(self) -> sa.Connection:
-        """The connection, for statements of the caller's own, after everything pending was sent."""
+        """Return the connection, for statements of the caller's own, after everything pending was sent."""
         send_shared(self._connection, self._flush, self._shared)
         self._send_own()
         self._cache.forget()
@@ -90,7 +90,7 @@ class SqlTransaction(Transaction):
         self._own.clear()
 
     def _see(self, touches: Callable[[PendingWrites], object]) -> sa.Connection:
-        """The connection for a read, after what is pending was sent if it `touches` what is read."""
+        """Return the connection for a read, after what is pending was sent if it `touches` what is read."""
         if touches(self._own):
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()

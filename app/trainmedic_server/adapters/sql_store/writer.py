@@ -216,7 +216,7 @@ class StoreWriter:
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """The error that a unit's caller sees."""
+    """Return the error that a unit's caller sees."""
     if isinstance(error, StopIteration):  # a future does not take one
         stopped = RuntimeError("a unit of work raised StopIteration")
         stopped.__cause__ = error

@@ -46,7 +46,7 @@ class WriterCache:
         return len(self._open_ids.get(playbook, ()))
 
     def acted_since(self, since: datetime) -> set[str] | None:
-        """The nodes acted on after `since`, or None where that goes further back than is remembered."""
+        """Return the nodes acted on after `since`, or None where that goes further back than is remembered."""
         if self._acted_since is None or since < self._acted_since:
             return None
         if self._acted_first is not None and self._acted_first > since:
@@ -58,7 +58,7 @@ class WriterCache:
         self._acted_first = min(latest.values(), default=None)
 
     def unseen(self, node: str, at: datetime) -> bool:
-        """Whether the sight of `node` is worth writing; it then counts as written."""
+        """Return whether the sight of `node` is worth writing; it then counts as written."""
         if self.nodes is None:
             return True
         last = self.nodes.get(node)
