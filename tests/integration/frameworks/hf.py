@@ -34,7 +34,7 @@ class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def make_trainer(
     directory: Path, *callbacks: Any, cls: type[Trainer] = Trainer, dropout: float = 0.1, **options: Any
 ) -> Trainer:
-    """60 steps in an epoch of 60, a checkpoint every 10, a log line every step."""
+    """A Trainer for an epoch of 60 steps, with a checkpoint every 10 and a log line every step."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = GPT2Config(

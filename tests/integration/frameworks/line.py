@@ -30,7 +30,7 @@ class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Line(pl.LightningModule):
-    """With dropout, so that the random state matters."""
+    """It has dropout, so that the random state matters."""
 
     def __init__(self, fails_at: tuple[int, ...] = (), constant: bool = False) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Script(pl.Callback):
 
 
 def make_trainer(directory: Path, *callbacks: Any, **options: Any) -> pl.Trainer:
-    """Epochs of 30 steps, a checkpoint every 5."""
+    """A Trainer with epochs of 30 steps and a checkpoint every 5."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     keep = ModelCheckpoint(dirpath=directory / "out", every_n_train_steps=5, save_top_k=-1)

@@ -55,7 +55,7 @@ def test_a_crash_of_a_new_training_is_not_followed_by_an_old_one(tmp_path: Path,
 
 
 def test_a_new_training_has_a_budget_of_its_own(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """The one before, in the same directory, had spent all of its."""
+    """The training before, in the same directory, had spent all of its own."""
     for _ in range(2):
         script = hf.Script(at_7=sent("job.rollback"))
         huggingface.train(hf.make_trainer(tmp_path, script, max_steps=8, save_steps=5), medic=medic, limits=QUICK)
@@ -63,7 +63,7 @@ def test_a_new_training_has_a_budget_of_its_own(tmp_path: Path, medic: trainmedi
 
 
 def test_a_scaled_rate_is_kept_over_a_kill(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Though the checkpoint that is resumed from was written before; an undo still fits. A new training has none."""
+    """It is kept though the checkpoint is older than the scale, and an undo still fits. A new training has no scale."""
     plain = hf.Script()
     hf.make_trainer(tmp_path / "plain", plain, max_steps=20).train()
     script = hf.Script(at_12=sent("job.scale_lr", factor=0.3), at_13=killed)
@@ -91,7 +91,7 @@ def fit(trainer: Any, medic: trainmedic.Medic, **options: Any) -> None:
 
 
 def test_a_new_fit_does_not_go_back_to_an_old_one(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Nor is its budget that of the old one."""
+    """Its budget is not that of the old one either."""
     for _ in range(2):
         script = line.Script(at_4=sent("job.rollback"), at_7=sent("job.rollback"))
         fit(line.make_trainer(tmp_path, script, max_steps=9), medic)
@@ -103,7 +103,7 @@ def test_a_new_fit_does_not_go_back_to_an_old_one(tmp_path: Path, medic: trainme
 def test_a_rate_that_was_scaled_in_a_fit_is_kept_over_a_kill(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """Though the checkpoint that is resumed from was written before."""
+    """It is kept though the checkpoint that is resumed from was written before."""
     plain = line.Script()
     fit(line.make_trainer(tmp_path / "plain", plain, max_steps=12), medic)
     script = line.Script(at_7=sent("job.scale_lr", factor=0.5), at_8=killed)

@@ -30,7 +30,7 @@ def weights(trainer: Any) -> torch.Tensor:
 
 
 def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Back at step 20 from step 27: the same losses again, the same weights at the end, and the answer says where."""
+    """From step 27 it goes back to 20: the losses come again, the last weights are the same, the answer says where."""
     plain = Script()
     undisturbed = make_trainer(tmp_path / "plain", plain)
     undisturbed.train()
@@ -49,7 +49,7 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
 
 
 class SaveFirst(TrainerCallback):  # type: ignore[misc]
-    """As in docs/how-to/protect-huggingface.md."""
+    """The callback of docs/how-to/protect-huggingface.md."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 1:
@@ -111,7 +111,7 @@ def test_by_default_it_goes_back_to_before_the_alert(tmp_path: Path, medic: trai
 def test_what_was_written_after_the_place_gone_back_to_is_put_aside(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """So that neither the Trainer nor a later rollback goes on from what was to be undone."""
+    """Neither the Trainer nor a later rollback goes on from what was to be undone."""
     script = Script(at_35=sent("job.rollback", step=12))
     huggingface.train(make_trainer(tmp_path, script, max_steps=35, save_steps=10), medic=medic, limits=QUICK)
     names = sorted(path.name for path in (tmp_path / "out").glob("*checkpoint*"))
@@ -154,7 +154,7 @@ def test_rollbacks_to_the_same_place_are_limited(tmp_path: Path, medic: trainmed
 def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """Halved at step 15, and still half after a rollback to a checkpoint of before."""
+    """It is halved at step 15, and still half after a rollback to a checkpoint from before."""
     plain = Script()
     make_trainer(tmp_path / "plain", plain, lr_scheduler_type="cosine").train()
     script = Script(at_15=sent("job.scale_lr", factor=0.5), at_25=sent("job.rollback", step=12))
@@ -168,7 +168,7 @@ def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
 def test_a_checkpoint_is_written_at_once_and_answered_when_it_is_there(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """By the callback alone, without the helper."""
+    """The callback alone does it, without the helper."""
     script = Script(at_7=sent("job.checkpoint"))
     make_trainer(tmp_path, script, huggingface.Callback(medic), max_steps=9).train()
     assert (tmp_path / "out" / "checkpoint-7" / "trainer_state.json").exists()
@@ -176,7 +176,7 @@ def test_a_checkpoint_is_written_at_once_and_answered_when_it_is_there(
 
 
 def test_training_stops_in_order(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """After a checkpoint, and is not started again."""
+    """It stops after a checkpoint, and is not started again."""
     script = Script(at_7=sent("job.stop", checkpoint=True))
     result = huggingface.train(make_trainer(tmp_path, script), medic=medic, limits=QUICK)
     assert (result.global_step, script.steps[-1]) == (7, 7)
@@ -184,7 +184,7 @@ def test_training_stops_in_order(tmp_path: Path, medic: trainmedic.Medic, sent: 
 
 
 def test_a_pause_ends_by_command(tmp_path: Path, commander: Commander, medic: trainmedic.Medic, sent: Sent) -> None:
-    """And training goes on."""
+    """Training goes on then."""
     sent_later = []
 
     def pause(_: Any) -> None:
@@ -211,7 +211,7 @@ def test_a_pause_ends_by_its_time(tmp_path: Path, medic: trainmedic.Medic, sent:
 def test_the_micro_batch_is_halved_and_the_global_batch_kept(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """Half the micro-batch, twice the accumulation, no step repeated or lost, and the losses nearly the same."""
+    """With half the micro-batch and twice the accumulation no step is lost, and the losses are nearly the same."""
     plain = Script()
     make_trainer(tmp_path / "plain", plain, dropout=0.0).train()
     script = Script(at_15=sent("job.scale_batch", factor=0.5))
@@ -261,7 +261,7 @@ def test_loader_workers_are_changed_and_changed_back(tmp_path: Path, medic: trai
 def test_a_micro_batch_is_found_that_keeps_the_global_batch(
     batch: int, accumulation: int, factor: float, expected: tuple[int, int] | None
 ) -> None:
-    """Or the command is rejected."""
+    """Where there is none, the command is rejected."""
     if expected is None:
         with pytest.raises(trainmedic.Rejected, match="global batch"):
             split(batch, accumulation, factor)
@@ -273,7 +273,7 @@ def test_a_micro_batch_is_found_that_keeps_the_global_batch(
 
 
 def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Once, when it does not come again; the run ends as if nothing had been."""
+    """One start is enough when the crash does not come again; the run ends as if nothing had been."""
 
     script = Script()
     trainer = make_trainer(tmp_path, script, cls=crashing(at=[25]))
@@ -283,7 +283,7 @@ def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Pat
 
 
 def test_a_crash_at_the_same_place_ends_it_after_some_tries(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """With the Trainer's own error."""
+    """The caller gets the Trainer's own error."""
     trainer = make_trainer(tmp_path, Script(), cls=crashing(at=[25] * 10))
     with pytest.raises(RuntimeError, match="out of memory"):
         huggingface.train(trainer, medic=medic, limits=QUICK)
@@ -330,7 +330,7 @@ def test_a_restart_that_does_not_come_up_is_answered_failed_and_taken_back(
 
 
 def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Commander) -> None:
-    """And starts again from the checkpoint, as from a crash; what else waited is told to come again."""
+    """It starts again from the checkpoint, as from a crash; any other command that waited is told to come again."""
     sent: list[str] = []
 
     class Hanging(Trainer):  # type: ignore[misc]
@@ -345,7 +345,7 @@ def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Co
         result = huggingface.train(make_trainer(tmp_path, script, cls=Hanging, max_steps=30), medic=medic, limits=QUICK)
     assert result.global_step == 30
     assert script.steps == [*range(1, 26), *range(21, 31)]
-    checkpoint, rollback = (commander.final(one) for one in sent)
+    checkpoint, rollback = (commander.final(command_id) for command_id in sent)
     assert (checkpoint.status, "hung" in checkpoint.output["reason"]) == ("rejected", True)
     assert (rollback.status, rollback.output["left_step"], rollback.output["checkpoint_step"]) == ("applied", 25, 20)
 
@@ -377,7 +377,7 @@ def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: t
 
 
 def test_within_protect_every_trainer_restarts(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Also where a program makes and runs the Trainer itself; afterwards the Trainer is as it was."""
+    """This holds also where a program makes and runs the Trainer itself; afterwards the Trainer is as it was."""
     original = Trainer.train
     script = Script(at_15=sent("job.rollback"))
     with huggingface.protect(medic=medic, limits=QUICK):
@@ -388,7 +388,7 @@ def test_within_protect_every_trainer_restarts(tmp_path: Path, medic: trainmedic
 
 
 def test_each_step_is_reported_once_with_its_loss(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Also where the Trainer logs seldom; saving and evaluating are windows of their own."""
+    """This holds also where the Trainer logs seldom; saving and evaluating are windows of their own."""
     script = Script()
     trainer = make_trainer(
         tmp_path,

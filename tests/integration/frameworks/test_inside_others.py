@@ -1,10 +1,10 @@
 """Inside programs that make and run the Trainer themselves: the interfaces by which they take callbacks.
 
-Not those programs, but look-alikes of the few lines in which they touch a callback, over the real Trainer. Of
-ms-swift (4.6.0): importing a plugin file under a name of its own, with the file's directory first on the path;
-the registry ``swift.callbacks.callbacks_map``; making what is named there with its arguments and its trainer,
-before the trainer is initialised, or, in versions before that, afterwards. Of LLaMA-Factory (0.9.5): a function
-that takes callbacks in a list, makes a Trainer with them, and calls ``train(resume_from_checkpoint=...)``.
+Here are not those programs, but look-alikes of the few lines in which they touch a callback, over the real Trainer.
+ms-swift (4.6.0) imports a plugin file under a name of its own, with the file's directory first on the path; it has
+the registry ``swift.callbacks.callbacks_map``, and makes what is named there with its arguments and its trainer,
+before the trainer is initialised, or, in earlier versions, afterwards. LLaMA-Factory (0.9.5) has a function that
+takes callbacks in a list, makes a Trainer with them, and calls ``train(resume_from_checkpoint=...)``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PLUGIN = ROOT / "sdk" / "trainmedic" / "huggingface" / "ms_swift.py"
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Any, Any], Any]]:
-    """ms-swift's, with the plugin in it."""
+    """ms-swift's registry, with the plugin in it."""
     package, callbacks = types.ModuleType("swift"), types.ModuleType("swift.callbacks")
-    callbacks.callbacks_map = found = {}  # type: ignore[attr-defined]
+    callbacks.callbacks_map = entries = {}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "swift", package)
     monkeypatch.setitem(sys.modules, "swift.callbacks", callbacks)
     monkeypatch.syspath_prepend(PLUGIN.parent)
@@ -40,7 +40,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Any, Any], 
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    return found
+    return entries
 
 
 class SwiftBefore(Trainer):  # type: ignore[misc]
@@ -75,7 +75,7 @@ def test_a_callback_that_ms_swift_makes_by_name_restarts_its_trainer(
     monkeypatch.setattr(kind, "registry", registry, raising=False)
     script = Script()
     trainer = make_trainer(tmp_path, script, cls=kind, max_steps=16)
-    (callback,) = [one for one in trainer.callback_handler.callbacks if isinstance(one, huggingface.Callback)]
+    (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, huggingface.Callback)]
     with callback.medic as medic:
         sent = Sent(commander, medic)
         script.acts[13] = sent("job.rollback")
@@ -85,14 +85,14 @@ def test_a_callback_that_ms_swift_makes_by_name_restarts_its_trainer(
 
 
 def run_exp(directory: Path, callbacks: list[Any], **options: Any) -> int:
-    """LLaMA-Factory's part."""
+    """Stands in for LLaMA-Factory's function of that name."""
     trainer = make_trainer(directory, *callbacks, **options)
     step: int = trainer.train(resume_from_checkpoint=None).global_step
     return step
 
 
 def test_callbacks_in_a_list_carry_out_what_is_live(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """As LLaMA-Factory takes them: without its trainer, so that a rollback is unsupported."""
+    """LLaMA-Factory takes them so, without its trainer; a rollback is unsupported."""
     script = Script(at_3=sent("job.scale_lr", factor=0.5), at_4=sent("job.rollback"))
     assert run_exp(tmp_path, [script, huggingface.Callback(medic)], max_steps=6) == 6
     assert [reply.status for reply in sent.replies()] == ["applied", "unsupported"]
@@ -101,7 +101,7 @@ def test_callbacks_in_a_list_carry_out_what_is_live(tmp_path: Path, medic: train
 def test_a_program_that_makes_its_own_trainer_restarts_within_protect(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """Whatever callbacks it has of its own."""
+    """It does so whatever callbacks the program has of its own."""
     script = Script(at_13=sent("job.rollback"))
     with huggingface.protect(medic=medic):
         assert run_exp(tmp_path, [script], max_steps=16) == 16

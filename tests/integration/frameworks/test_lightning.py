@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 
 
 def fit(trainer: pl.Trainer, medic: trainmedic.Medic, data: Any = None, module: Line | None = None) -> Line:
-    """With the script before the callback."""
+    """Fit by the helper, which puts its callback after the script."""
     model = module or Line()
     trainmedic.lightning.fit(trainer, model, data or loader(), medic=medic, limits=QUICK)
     return model
@@ -34,7 +34,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
 
 
 def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Over the end of an epoch: the same losses again, the same weights at the end, and the answer says where."""
+    """Over the end of an epoch the losses come again, the last weights are the same, and the answer says where."""
     plain = Script()
     undisturbed = make_trainer(tmp_path / "plain", plain)
     model = fit(undisturbed, medic)
@@ -50,7 +50,7 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
 
 
 class SaveFirst(pl.Callback):
-    """As in docs/how-to/protect-lightning.md."""
+    """The callback of docs/how-to/protect-lightning.md."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_step == 0 and trainer.ckpt_path is None:
@@ -60,7 +60,7 @@ class SaveFirst(pl.Callback):
 def test_a_checkpoint_of_the_programs_own_before_the_first_step_is_gone_back_to(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """The same losses again, the same weights at the end."""
+    """The losses come again, and the weights at the end are the same."""
     plain = Script()
     model = fit(make_trainer(tmp_path / "plain", plain, SaveFirst(), max_steps=12), medic)
     script = Script(at_4=sent("job.rollback"))
@@ -85,7 +85,7 @@ def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medi
 
 
 def test_what_was_written_later_is_put_aside(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """So that nothing goes on from it."""
+    """Nothing goes on from it."""
     script = Script(at_13=sent("job.rollback", step=7))
     fit(make_trainer(tmp_path, script, max_steps=15), medic)
     assert sorted(path.name for path in (tmp_path / "out").glob("*step=10*")) == [
@@ -111,7 +111,7 @@ def test_half_written_checkpoints_are_not_gone_back_to(tmp_path: Path, medic: tr
 def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """Halved at step 7, and still half after a rollback to a checkpoint of before."""
+    """It is halved at step 7, and still half after a rollback to a checkpoint from before."""
     plain = Script()
     fit(make_trainer(tmp_path / "plain", plain, max_steps=15), medic)
     script = Script(at_7=sent("job.scale_lr", factor=0.5), at_12=sent("job.rollback", step=6))
@@ -121,7 +121,7 @@ def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
 
 
 def test_accumulation_changes_where_whole_steps_begin(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Doubled after the third batch: in force from the fourth on, for 26 batches and so 13 steps more."""
+    """It is doubled after the third batch, and in force from the fourth on: 26 batches are 13 steps more."""
     script = Script(at_3=sent("job.accumulate", factor=2))
     trainer = make_trainer(tmp_path, script, max_steps=-1, max_epochs=1)
     fit(trainer, medic)
@@ -143,7 +143,7 @@ def test_accumulation_is_taken_back_from_the_process_that_changed_it(
 
 
 def test_a_checkpoint_a_pause_and_a_stop(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """By the callback alone. The least number of epochs does not keep it from stopping with the helper."""
+    """The callback carries them out. The least number of epochs does not keep the fit from stopping."""
     script = Script(at_4=sent("job.checkpoint"), at_5=sent("job.pause", max="50ms"), at_7=sent("job.stop"))
     fit(make_trainer(tmp_path, script, min_epochs=1, max_steps=-1, max_epochs=3), medic)
     checkpoint, pause, stop = sent.replies()
@@ -154,7 +154,7 @@ def test_a_checkpoint_a_pause_and_a_stop(tmp_path: Path, medic: trainmedic.Medic
 
 
 def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Once, when it does not come again; too often, and Lightning's error is the caller's."""
+    """One start is enough when it does not come again; when it comes too often, the caller gets Lightning's error."""
     script = Script()
     fit(make_trainer(tmp_path, script, max_steps=15), medic, module=Line(fails_at=(8,)))
     assert script.steps == [*range(1, 8), *range(6, 16)]
@@ -163,7 +163,7 @@ def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Pat
 
 
 def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Commander) -> None:
-    """And starts again from the checkpoint."""
+    """It starts again from the checkpoint."""
     sent: list[str] = []
 
     class Hanging(Line):
@@ -203,7 +203,7 @@ def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: t
 
 
 def test_each_optimizer_step_is_reported(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Not each batch; with loss, norm and rate."""
+    """The report has loss, norm and rate; a batch within an accumulation makes none."""
     script = Script()
     fit(make_trainer(tmp_path, script, max_steps=7, accumulate_grad_batches=2), medic)
     assert (medic.progress.step, medic.progress.steps) == (7, 7)

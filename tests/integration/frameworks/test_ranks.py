@@ -45,9 +45,9 @@ def stories(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory)
     }
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
     with Program([sys.executable, *launcher, PROGRAM], directory / "log", environment) as torchrun:
-        told = {job: command(job, directory, shared_redis.url, torchrun) for job in ("huggingface", "lightning")}
+        stories = {job: command(job, directory, shared_redis.url, torchrun) for job in ("huggingface", "lightning")}
         assert torchrun.process.wait(60) == 0, torchrun.tail()
-    return told
+    return stories
 
 
 def command(job: str, directory: Path, url: str, torchrun: Program) -> Story:
@@ -81,7 +81,7 @@ def command(job: str, directory: Path, url: str, torchrun: Program) -> Story:
 
 @pytest.mark.parametrize("job", ["huggingface", "lightning"])
 def test_all_ranks_carry_out_each_command_at_the_same_step(stories: dict[str, Story], job: str) -> None:
-    """Live, by a restart, and the end: each rank answers for itself, with the same step and the same output."""
+    """Whether it needs a restart or not, each rank answers for itself, with the same step and the same output."""
     story = stories[job]
     for action, replies in story.replies.items():
         assert {rank: reply.status for rank, reply in replies.items()} == {0: "applied", 1: "applied"}, action

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 def test_no_checkpoint_is_asked_of_a_trainer_whose_disk_has_no_room_for_it(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would end with an error, for a command. A stop stops without one."""
+    """The training would end with an error, because of a command. A stop stops without a checkpoint."""
     script = hf.Script(
         at_5=sent("job.checkpoint"), at_6=sent("job.scale_batch", factor=0.5), at_8=sent("job.stop", checkpoint=True)
     )
@@ -71,7 +71,7 @@ def test_the_loss_is_known_where_it_is_logged_by_the_epoch(tmp_path: Path, medic
 
 
 def test_more_workers_than_a_machine_bears_are_rejected(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Before anything is restarted."""
+    """The command is rejected before anything is restarted."""
     script = hf.Script(at_2=sent("job.dataloader_workers", count=1_000_000))
     huggingface.train(hf.make_trainer(tmp_path, script, max_steps=4), medic=medic, limits=QUICK)
     assert (sent.reply().status, script.steps) == ("rejected", [1, 2, 3, 4])
@@ -168,7 +168,7 @@ def test_a_model_that_steps_by_itself_cannot_be_told_to_accumulate(
 def test_an_accumulation_that_cannot_be_is_rejected(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, factor: float
 ) -> None:
-    """Part of a batch, or more than will ever come."""
+    """A step cannot be part of a batch, nor more batches than will ever come."""
     script = line.Script(at_2=sent("job.accumulate", factor=factor))
     fit(line.make_trainer(tmp_path, script, max_steps=4), medic)
     assert sent.reply().status == "rejected"
