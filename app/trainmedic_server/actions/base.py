@@ -25,7 +25,8 @@ class ActionParams(BaseModel):
 class BasicAction:
     """An action that works on every kind of target, changes something, and keeps nothing between its attempts.
 
-    A subclass gives ``name``, ``summary``, ``Params`` and ``perform``, and overrides what is different for it.
+    A subclass gives ``name``, ``summary``, ``Params`` and ``perform``, and overrides what is different for it. What it
+    may use of the outside is ``self.services``.
     """
 
     name: ClassVar[str]

@@ -40,7 +40,7 @@ class Matcher:
     pattern: re.Pattern[str] | None = None
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether it holds. Raises TooLong."""
+        """Return whether it holds. Raises ValueTooLong."""
         value = labels.get(self.label, "")
         if self.pattern is None:
             return (value == self.value) is (self.operator == "=")

@@ -1,4 +1,4 @@
-"""What all actions on Kubernetes share: the cluster, insisting, and the permissions they declare.
+"""What all actions on Kubernetes share: the cluster, trying again, and the permissions they declare.
 
 Not here: the API (`ports.Cluster`), how a change is remembered (``notes``).
 """
@@ -75,7 +75,7 @@ class Refusals:
 
 
 class ClusterAction(BasicAction):
-    """Base of the actions: it insists. Where there is a conflict, or the API server is away, overloaded or failing,
+    """Base of the actions. Where there is a conflict, or the API server is away, overloaded or failing,
     it tries again until the call's deadline; where our account is refused, for a moment only."""
 
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
@@ -94,7 +94,7 @@ class ClusterAction(BasicAction):
             )
         return self.services.cluster
 
-    async def insist(self, call: Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
+    async def retry_until_deadline(self, call: Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """Return what `attempt` returns, tried until the deadline.
 
         Raises OutcomeUnknown where it is not done by then and a failure left open whether something was changed.
@@ -137,7 +137,7 @@ class ClusterAction(BasicAction):
                 return present, before, note is not None
             return await self.cluster.patch(ref, change), before, True
 
-        return await self.insist(call, attempt)
+        return await self.retry_until_deadline(call, attempt)
 
     async def take_back(
         self, call: Call, ref: Ref, field: notes.NotedField, of_all_runs: bool = False
@@ -151,7 +151,7 @@ class ClusterAction(BasicAction):
                 return present, undone.why, False
             return await self.cluster.patch(ref, undone.change), undone.why, undone.why == notes.PUT_BACK
 
-        return await self.insist(call, attempt)
+        return await self.retry_until_deadline(call, attempt)
 
     async def assign(
         self, call: Call, ref: Ref, field: notes.NotedField, value: Any, event: str, message: str = ""

@@ -70,7 +70,7 @@ class CreateClusterJob(Irreversible, ClusterAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(CreateJobParams, call.params)
         body, ref = _job(call, params)
-        made = await self.insist(call, lambda: self._make(call, ref, body))
+        made = await self.retry_until_deadline(call, lambda: self._make(call, ref, body))
         output = {"job": f"{ref.namespace}/{ref.name}", "uid": made["metadata"]["uid"]}
         if not params.wait:
             return {**output, "result": "created"}
@@ -90,7 +90,7 @@ class CreateClusterJob(Irreversible, ClusterAction):
     async def _result(self, call: Call, ref: Ref, output: Mapping[str, Any]) -> dict[str, Any]:
         while True:
             try:
-                job = await self.insist(call, lambda: self.cluster.get(ref))
+                job = await self.retry_until_deadline(call, lambda: self.cluster.get(ref))
             except ObjectMissing as error:
                 raise PermanentFailure(f"{ref} was deleted before it had ended", output) from error
             conditions = (job.get("status") or {}).get("conditions") or ()

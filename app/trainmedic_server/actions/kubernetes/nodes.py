@@ -111,7 +111,7 @@ class CordonNode(_NodeAction):
 
     async def _is_not_ready(self, call: Call) -> None:
         ref = Ref(NODES, node_of(call))
-        node = await self.insist(call, lambda: self.cluster.get(ref))
+        node = await self.retry_until_deadline(call, lambda: self.cluster.get(ref))
         if _is_ready(node) and call.run_id not in notes.notes(node, UNSCHEDULABLE):
             raise TemporaryFailure(
                 f"node {ref.name} was left as it is: its kubelet reports it Ready to Kubernetes, so it is the "
@@ -167,7 +167,7 @@ class UncordonNode(_NodeAction):
                 node = await self.cluster.patch(ref, UNSCHEDULABLE.write(node, False))
             return node, was or why == notes.PUT_BACK
 
-        node, was = await self.insist(call, attempt)
+        node, was = await self.retry_until_deadline(call, attempt)
         if was:
             await self.cluster.record(node, "Uncordoned", because(call, "Uncordoned"))
         return node, was

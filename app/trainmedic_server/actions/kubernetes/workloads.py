@@ -76,7 +76,7 @@ class RestartWorkload(Irreversible, _WorkloadAction):
             change = field.write(workload, {"metadata": {"annotations": {_RESTARTED_AT: moment}}})
             return await self.cluster.patch(ref, {**change, "metadata": version}), before
 
-        workload, before = await self.insist(call, attempt)
+        workload, before = await self.retry_until_deadline(call, attempt)
         await self.cluster.record(workload, "Restarted", because(call, "Restarted"))
         return {"object": str(ref), "before": {"restarted_at": before}, "after": {"restarted_at": moment}}
 
@@ -171,7 +171,7 @@ class DeletePod(Irreversible, ClusterAction):
                 await self.cluster.delete(ref, str(metadata["uid"]), params.grace_period)
             return "deleted"
 
-        why = await self.insist(call, attempt)
+        why = await self.retry_until_deadline(call, attempt)
         if pod is not None and why == "deleted":
             await self.cluster.record(pod, "Deleted", because(call, "Deleted"))
         before = None if pod is None else {"uid": pod["metadata"]["uid"], "node": pod["spec"].get("nodeName")}

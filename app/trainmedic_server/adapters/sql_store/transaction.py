@@ -263,7 +263,7 @@ class SqlTransaction(Transaction):
 
 
 def send_shared(connection: sa.Connection, flush: Flusher, shared: PendingWrites) -> None:
-    """Send what several units have written. Raises Entangled where that is refused."""
+    """Send what several units have written. Raises SharedWritesRefused where that is refused."""
     if not shared:
         return
     try:
