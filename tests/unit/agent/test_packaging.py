@@ -78,7 +78,7 @@ def test_the_unit_gives_the_capabilities_that_the_check_asks_for(unit: dict[str,
 
 def test_the_unit_sets_what_the_agent_knows(unit: dict[str, list[str]]) -> None:
     """Its variables are settings of the agent."""
-    known = {spec.option.variable for spec in SETTINGS.values()}
+    known = {setting.source.variable for setting in SETTINGS.values()}
     assert {one.partition("=")[0] for one in unit["Environment"]} <= known
     configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",)).read_string(UNIT.read_text())
 
