@@ -43,7 +43,7 @@ def span(milliseconds: float | None) -> str:
 
 
 def data(values: Mapping[str, Any]) -> str:
-    """``percent=80 reason="too hot"``."""
+    """The values as ``percent=80 reason="too hot"``, without those that are empty."""
     return " ".join(f"{plain(name)}={_value(value)}" for name, value in values.items() if value not in (None, {}, []))
 
 

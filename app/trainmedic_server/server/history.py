@@ -182,7 +182,7 @@ def _ndjson(run: Run | None) -> bytes:
 
 
 def _csv(run: Run | None) -> bytes:
-    """One record of RFC 4180; the header for None."""
+    """The run as a CSV record (RFC 4180); the header where `run` is None."""
     cells: list[str] = list(_COLUMNS)
     if run is not None:
         members = views.item(run).model_dump(mode="json")

@@ -79,7 +79,7 @@ def router(
 
 
 class JobDirectory:
-    """The jobs, put into their places by what agents and cluster know at one moment."""
+    """Says where each job runs, by what the agents and the cluster know at one moment."""
 
     def __init__(self, agents: AgentTopology, cluster: ClusterTopology) -> None:
         self._agents = agents
@@ -100,7 +100,7 @@ class JobDirectory:
         return JobView(**presence, **_where(nodes, places, pods))
 
     def others(self, connected: Sequence[JobView], now: datetime) -> list[JobView]:
-        """The jobs of which only the cluster knows."""
+        """The jobs that only the cluster knows: those with pods in which no connected job works."""
         taken = {(pod.namespace, pod.name) for job in connected for pod in job.pods or ()}
         jobs = []
         for name, job_pods in self._cluster.pods_by_job.items():
@@ -115,7 +115,7 @@ class JobDirectory:
 
 
 def _where(nodes: Collection[str], gpus: Collection[tuple[str, str]], pods: Collection[Pod]) -> dict[str, Any]:
-    """The members of a view for which there is something to say."""
+    """The members of a view that have a value."""
     members = {
         "nodes": sorted(nodes),
         "gpus": [GpuPlace(node=node, uuid=uuid) for node, uuid in sorted(gpus)],

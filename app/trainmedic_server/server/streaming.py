@@ -69,7 +69,7 @@ class StreamedResponse(Response):
 
 
 class ClientStalled(Exception):
-    """The client of a stream does not read it."""
+    """Raised when the client of a stream does not read it."""
 
 
 async def _disconnected(receive: Receive) -> None:

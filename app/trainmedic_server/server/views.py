@@ -16,7 +16,7 @@ from trainmedic_server.server import examples
 
 
 class View(BaseModel):
-    """Base of what is shown: made from a domain value's attributes of the same names."""
+    """The base of the models. A view is made from a domain value's attributes of the same names."""
 
     model_config = ConfigDict(from_attributes=True)
 

@@ -54,7 +54,7 @@ class _PlainRoute(APIRoute):
 def endpoint(
     engine: EnginePort, auth: Authenticator, bodies: BodyReader, clock: Clock, metrics: telemetry.Metrics
 ) -> _Handler:
-    """The handler of deliveries."""
+    """Make the handler of deliveries."""
 
     async def webhook(request: Request) -> Response:
         """Take a delivery of alerts.

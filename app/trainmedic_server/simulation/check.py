@@ -24,7 +24,7 @@ class CheckResult:
 
 
 def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = IdentityLabels()) -> CheckResult:
-    """Check the playbooks of directories or files as a server would load them, and the form of their tests."""
+    """Check playbooks in directories or files as a server would load them, and the form of their tests."""
     tests = test_files(roots)
     library = Library([root for root in roots if root not in tests], actions, identity)
     library.reload()

@@ -1,9 +1,9 @@
 """The format of playbook tests: the models that validate a test file, and its reader.
 
 A test is a timeline: alerts, operators' orders and the replies of actions, and what is expected of
-the engine at given times. Times are durations since the test's start.
+the engine at certain times. Times are durations since the test's start.
 
-Not here: running tests (``suite``) and comparing (``expectations``).
+Not here: running tests (``suite``) and comparing (``expectations``). Who calls it: ``suite`` and ``check``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AlertContent(_Model):
 
 
 class AlertEntry(_Model):
-    """One delivery to the webhook. ``starts_at`` is, unless given, when the alert was first said to fire."""
+    """One delivery to the webhook. Without ``starts_at`` the alert began when the test first reported it as firing."""
 
     at: Duration = timedelta(0)
     alert: AlertContent
@@ -80,7 +80,7 @@ class SimulatedOperation(StrEnum):
 
 
 class OrderEntry(_Model):
-    """An operator's order. It is about the newest run (of `playbook` and `target`, where given).
+    """An operator's order, which goes to the newest run (of `playbook` and `target`, where they are set).
 
     ``restart`` kills the server where it stands and starts another one `down` later.
     """
@@ -96,7 +96,7 @@ class OrderEntry(_Model):
 
 
 class ReplyOutcome(StrEnum):
-    """How an attempt of an action ends, in the words of replies."""
+    """How an attempt of an action ends. The values are those of replies, and ``timeout`` where none comes."""
 
     APPLIED = "applied"
     FAILED = "failed"
@@ -106,7 +106,7 @@ class ReplyOutcome(StrEnum):
 
 
 def _long_form(value: Any) -> Any:
-    """``applied`` and ``{failed: why}`` as the full mapping."""
+    """The full mapping for the short forms ``applied`` and ``{failed: reason}``."""
     if isinstance(value, str):
         return {"outcome": value}
     if isinstance(value, dict) and "outcome" not in value:
@@ -130,7 +130,7 @@ Reply = Annotated[ReplyModel, BeforeValidator(_long_form)]
 
 
 class UndoExpected(_Model):
-    """A step's undo. `params` are compared as far as they are given."""
+    """What is expected of a step's undo. `params` may name some of the parameters only."""
 
     status: UndoStatus | None = None
     action: str | None = None
@@ -138,7 +138,7 @@ class UndoExpected(_Model):
 
 
 class StepExpected(_Model):
-    """A step. Mappings are compared as far as they are given, texts by containing what is given."""
+    """What is expected of a step. A mapping may name some of the members only, a text may be a part of the text."""
 
     status: StepStatus | None = None
     params: dict[str, Any] | None = None
@@ -154,7 +154,7 @@ def _status_alone(value: Any) -> Any:
 
 
 class RunExpected(_Model):
-    """One item of the history."""
+    """What is expected of one item of the history."""
 
     playbook: str | None = None
     target: str | None = None
@@ -168,7 +168,7 @@ class RunExpected(_Model):
 
 
 class CallExpected(_Model):
-    """An action that was carried out."""
+    """An action that is expected to be carried out."""
 
     action: str
     params: dict[str, Any] | None = None
@@ -176,7 +176,7 @@ class CallExpected(_Model):
 
 
 class DecisionExpected(_Model):
-    """What one playbook decided on one delivered alert."""
+    """What one playbook is expected to decide on one delivered alert."""
 
     playbook: str | None = None
     target: str | None = None
@@ -184,7 +184,7 @@ class DecisionExpected(_Model):
 
 
 class Check(_Model):
-    """What holds at one time: at the end where `at` is not given. Lists are complete and in order."""
+    """What is expected at one time, or at the end where `at` is not set. Lists are complete and in order."""
 
     at: Duration | None = None
     decisions: (
@@ -212,7 +212,7 @@ class Check(_Model):
 
 
 class TestEntry(_Model):
-    """One test."""
+    """One test: its timeline, and what is expected."""
 
     __test__ = False
 
@@ -237,7 +237,7 @@ class TestEntry(_Model):
 
     @property
     def last_moment(self) -> timedelta:
-        """When the last thing that is written down happens."""
+        """The time of the last entry."""
         times = [alert.at for alert in self.alerts] + [order.at for order in self.orders]
         times += [check.at for check in self.expect if check.at is not None]
         return max(times, default=timedelta(0))
@@ -256,7 +256,7 @@ class SuiteEntry(_Model):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of one document, and where everything in it is written."""
+    """The tests of one document, and the document, which knows the line of each value."""
 
     path: Path
     document: YamlDocument
@@ -285,7 +285,7 @@ class Suite:
 
 
 def read(path: Path) -> tuple[list[Suite], list[FileProblem]]:
-    """The suites of a test file, and everything that is wrong with it."""
+    """The suites of a test file, and every problem that it has."""
     text = loader.read_text(path)
     if isinstance(text, FileProblem):
         return [], [text]

@@ -68,10 +68,10 @@ class TrainmedicServer:
         self._metrics = telemetry.Metrics()
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
-        """Serve until `stop` is set; `on_started` is told the address once requests are answered.
+        """Serve until `stop` is set; `on_started` is called with the address once requests are answered.
 
-        Raises ConfigurationError where a setting or file is of no use, StoreUnavailable where the
-        run store is.
+        Raises ConfigurationError where a setting or file cannot be used, StoreUnavailable where the run
+        store does not answer.
         """
         settings = self._settings
         if postgresql.names_postgresql(settings.database_url):
@@ -292,7 +292,7 @@ def _names_its_job(book: CompiledPlaybook) -> bool:
 
 
 def _key(settings: ServerSettings) -> bytes | None:
-    """The signing key, trimmed as the SDK trims it; a file often ends in a newline."""
+    """The signing key, trimmed as the SDK trims it, because a file often ends in a newline."""
     if settings.signing_key is None:
         return None
     key = settings.signing_key.get_secret_value().strip().encode()
