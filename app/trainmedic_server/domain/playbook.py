@@ -46,8 +46,11 @@ class TargetParts(_Model):
     """The parts of the target, each a template; for labels that the built-in chain does not know."""
 
     node: str | None = None
+    """The node's name or address."""
     gpu: str | None = None
+    """A UUID, a PCI address or an index on the node."""
     job: str | None = None
+    """The job's name, or what it uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_names``)."""
 
     @model_validator(mode="after")
     def _names_one_thing(self) -> TargetParts:
@@ -70,7 +73,9 @@ class RateLimit(_Model):
     """At most `count` runs of the playbook started in any window of length `per`."""
 
     count: int = Field(ge=1)
+    """A number of runs."""
     per: Duration
+    """A sliding window that ends now."""
 
 
 class Guards(_Model):
@@ -78,6 +83,7 @@ class Guards(_Model):
 
     cooldown: Duration | None = Field(None, description="Quiet time for the same target after a run ended.")
     max_runs: RateLimit | None = None
+    """For all targets together; None for no limit."""
     max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
 
 
@@ -85,25 +91,33 @@ class Retry(_Model):
     """How often an action is tried: `attempts` in all, waiting `delay` × `backoff`^(n-1) after the n-th."""
 
     attempts: int = Field(1, ge=1, le=100)
+    """In all, the first included."""
     delay: Duration = Field(default="2s", validate_default=True)
+    """The wait after the first attempt."""
     backoff: float = Field(2.0, ge=1.0, le=10.0)
+    """By what each wait is longer than the one before."""
     max_delay: Duration = Field(default="5m", validate_default=True)
+    """The longest wait."""
 
 
 class _Step(_Model):
     id: Identifier | None = Field(None, description="For steps.<id> in expressions; step-<n> by default.")
     when: Expression | None = Field(None, description="Skip the step unless this holds.")
     timeout: Duration | None = None
+    """Of an action: for one attempt; None for the action's own. Of a wait or an approval: None for ever."""
     on_error: Literal["fail", "continue"] = "fail"
+    """What the run does where the step fails."""
 
 
 class ActionStep(_Step):
     """A step that acts. `timeout` bounds one attempt; the action has a default."""
 
     action: str
+    """The action's name in the registry."""
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="The action's parameters.")
     retry: Retry = Retry()
     undo: UndoTrigger = UndoTrigger.NEVER
+    """When the action is taken back by itself."""
 
 
 class WaitStep(_Step):
@@ -111,6 +125,7 @@ class WaitStep(_Step):
 
     wait_for: Literal["resolved"]
     on_timeout: Literal["fail", "continue"] = "fail"
+    """What the run does where the alerts have not resolved in time."""
 
 
 class Question(_Model):
@@ -123,7 +138,9 @@ class ApproveStep(_Step):
     """A step that waits for an operator."""
 
     approve: str | Question
+    """What is asked, as a template."""
     on_timeout: Literal["fail", "continue"] = "fail"
+    """What the run does where nobody has answered in time."""
 
     @property
     def message(self) -> str:
@@ -151,12 +168,18 @@ class Playbook(_Model):
 
     playbook: Identifier = Field(description="The playbook's name, unique among those loaded.")
     summary: str = ""
+    """For people: what it does."""
     mode: Mode = Mode.ENFORCE
+    """The most that it may do; the server's mode may allow less."""
     on: Trigger
+    """The alerts that it reacts to."""
     target: TargetKind | TargetParts
+    """What its runs work on: a kind, found by the alert's labels, or templates for the names."""
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
     guards: Guards = Guards()
+    """When it does not start although it reacts."""
     steps: tuple[Step, ...] = Field(min_length=1)
+    """What a run does, in order."""
     on_failure: tuple[Step, ...] = Field((), description="Run when the run fails.")
     files: dict[str, str] = Field(
         default_factory=dict,

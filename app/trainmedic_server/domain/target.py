@@ -1,4 +1,4 @@
-"""What a run works on, when two of them overlap, and how labels name one.
+"""What a run works on, when two targets overlap, and how labels name one.
 
 Not here: what is known beyond an alert's labels, such as the node behind an address (``topology``); nor the job
 that uses a GPU or a node (``job_names``).
@@ -27,7 +27,7 @@ class TargetKind(StrEnum):
 
 
 LONGEST_NAME = 512
-"""Bytes of a node's, GPU's or job's name; Kubernetes' own names have 253 at most."""
+"""In bytes, of a node, a GPU or a job. Kubernetes' own names have 253 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """The target in one line: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
+        """The target as text: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
         match self.kind:
             case TargetKind.GPU:
                 return f"gpu:{self.node}/{self.gpu}"
@@ -56,10 +56,10 @@ class Target:
                 return "cluster"
 
     def overlaps(self, other: Target) -> bool:
-        """Whether two runs on these targets could touch the same thing.
+        """Whether two runs on these targets could change the same thing.
 
-        The cluster covers everything, a node covers its GPUs. Two GPUs of one node that are named
-        in different ways (one by UUID, one by index) cannot be told apart here, so they overlap.
+        The cluster covers everything, a node covers its GPUs. Where two GPUs of one node are named in different
+        ways (one by UUID, one by index) nobody can tell here whether they are the same, so they overlap.
         """
         if TargetKind.CLUSTER in (self.kind, other.kind):
             return True
@@ -84,11 +84,11 @@ class Unresolved:
 
 @dataclass(frozen=True, slots=True)
 class IdentityLabels:
-    """Which labels name a target, most trusted first. Compared without regard to case.
+    """Which labels name a target, most trusted first. They are compared without regard to case.
 
-    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter,
-    kube-state-metrics and Trainmedic's own exporter. ``exported_`` forms, which Prometheus makes
-    when a scrape adds a label of the same name, are looked up with each.
+    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics and
+    Trainmedic's own exporter. With each name its ``exported_`` form is looked up, which Prometheus makes when a
+    scrape adds a label of the same name.
     """
 
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid")
@@ -126,7 +126,7 @@ def resolve(
 
 
 def bounded(target: Target) -> Target | Unresolved:
-    """The target, unless a name in it is longer than any real one, which no index of a database would take."""
+    """The target, unless a name in it is longer than any real one: no index of a database would take that."""
     for part, name in (("node", target.node), ("GPU", target.gpu), ("job", target.job)):
         if name is not None and len(name.encode(errors="replace")) > LONGEST_NAME:
             begins = f"{name[:40]!r}…"
@@ -154,7 +154,7 @@ def node_named_by(
 
 
 def named_node(name: str, topology: Topology) -> str | Unresolved:
-    """The node of that name, or of that address, with a port or not."""
+    """The node of that name, or with that address; a port after it is ignored."""
     host = host_of(name)
     node = topology.node_at(host)
     if node is None and is_address(host):
@@ -166,7 +166,7 @@ def _job(folded: Mapping[str, set[str]], topology: Topology, identity: IdentityL
     named = _single(folded, identity.job, "job")
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
-    # Of the pods that the labels may mean one can be the exporter; it belongs to no job.
+    # One of the pods that the labels may mean can be the exporter's; it belongs to no job.
     pods = [(namespace, pod) for namespace in _values(folded, "namespace") for pod in _values(folded, "pod")]
     jobs = {job for namespace, pod in pods for job in topology.jobs_of_pod(f"{namespace}/{pod}")}
     if len(jobs) > 1:

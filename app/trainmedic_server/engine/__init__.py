@@ -1,7 +1,9 @@
 """The engine: what happens between an alert and a finished, undone, recorded repair.
 
-Deciding is pure and lives in ``matching``, ``guards``, ``admission`` (may a run start?), ``scope``
-and ``plan`` (what does a run do next?). Acting lives in ``intake`` (deliveries), ``recorder``
-(commits), ``driver`` (one run), ``workers`` (all of them), ``silent_alerts`` (alerts nobody resolves).
-``service`` is what the rest of the program sees.
+Deciding is pure: ``admission`` and ``guards`` (does a run start?), ``plan`` with ``step_sequence``, ``steps`` and
+``undoing`` (what does it do next?), ``scope`` (the names in its expressions), ``plan_values`` (what these take and
+return), ``set_again`` (may an expired effect come back?). Acting: ``intake`` (deliveries), ``recorder`` (commits),
+``workers`` (all runs), ``driver`` (one run), ``attempts`` (one attempt), ``locks`` (targets), ``leases`` and
+``expired_leases`` (effects that must be renewed), ``silent_alerts`` (alerts of which nobody speaks any more),
+``topology_watch`` (where jobs run). ``service`` is what the rest of the program sees.
 """

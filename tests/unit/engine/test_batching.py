@@ -48,7 +48,7 @@ async def test_a_full_queue_refuses_at_once() -> None:
         await asyncio.sleep(1)
         return list(entries)
 
-    batcher = Batcher(slow, most=1, limit=2, what="deliveries")
+    batcher = Batcher(slow, most=1, limit=2, entries="deliveries")
     waiting = asyncio.gather(*(batcher.ask(n) for n in range(2)))
     await asyncio.sleep(0)
     with pytest.raises(errors.Saturated, match="2 deliveries are waiting"):
