@@ -12,6 +12,7 @@ from tests.support.postgres import PostgresServer
 from trainmedic_server.adapters.sql_store import schema
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.adapters.sql_store.writer import UnitOfWork
 
 _EMPTY = [f"DELETE FROM {table.name}" for table in reversed(schema.metadata.sorted_tables)]
 _EMPTY += [
@@ -23,6 +24,18 @@ _EMPTY += [
 def shared_database(shared_postgres: PostgresServer) -> str:
     """The URL of a database that one test after the other has; each leaves it empty."""
     return shared_postgres.database()
+
+
+def forget_before_each_transaction(opened: SqlStore) -> None:
+    """Have the writer remember nothing, as if others wrote as well, so that it asks the tables each time."""
+    committer = opened._writer._committer
+    commit = committer.commit
+
+    def forgetful(units: list[UnitOfWork]) -> None:
+        committer._cache.forget()
+        commit(units)
+
+    committer.commit = forgetful
 
 
 @pytest.fixture(params=["memory", "sqlite", "sqlite, as if others wrote too", "postgresql"])
@@ -40,7 +53,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             connection.execute("; ".join(_EMPTY).encode())
         return
     opened = SqlStore.open(f"sqlite:///{tmp_path}/state/trainmedic.db")
-    # a writer that is not alone remembers nothing between transactions, and asks the tables each time
-    opened._writer._committer._exclusive = request.param == "sqlite"
+    if request.param != "sqlite":
+        forget_before_each_transaction(opened)
     yield opened
     await opened.close()

@@ -61,7 +61,7 @@ class InMemoryStore(SqlStore):
     def __init__(self) -> None:
         engine = database.memory_engine()
         _load(engine, _empty_database())
-        committer = Committer(engine, exclusive=True, flusher=_flusher())
+        committer = Committer(engine, flusher=_flusher())
         super().__init__(_ImmediateWriter(committer), engine, _NoLock(), lambda: None)
 
     async def _read(self, work: Callable[[sa.Connection], T]) -> T:

@@ -23,7 +23,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 T = TypeVar("T")
 
 
-class Writer(Protocol):
+class UnitRunner(Protocol):
     """Runs units of work, one after the other, each in a transaction."""
 
     @property
@@ -51,7 +51,7 @@ class SqlStore(SqlHistory, RunStore):
 
     def __init__(
         self,
-        writer: Writer,
+        writer: UnitRunner,
         readers: sa.Engine,
         lock: StoreLock,
         on_error: Callable[[], object],
@@ -91,7 +91,7 @@ class SqlStore(SqlHistory, RunStore):
             engine = database.writer_engine(parsed, busy_timeout)
             with database.translated(f"the run store at {database.file_of(parsed)} could not be opened"):
                 _migrate(engine)
-            writer = StoreWriter(Committer(engine, exclusive=True))
+            writer = StoreWriter(Committer(engine))
         except BaseException:
             lock.release()
             raise
@@ -128,7 +128,7 @@ class SqlStore(SqlHistory, RunStore):
         except BaseException:
             session.close()
             raise
-        writer = StoreWriter(Committer(session.engine, exclusive=True, leadership=leadership), leadership)
+        writer = StoreWriter(Committer(session.engine, leadership), leadership)
         lock = _SessionLock(session, leadership)
         return cls(writer, postgresql.reader_engine(session.url), lock, on_error, leadership.require)
 

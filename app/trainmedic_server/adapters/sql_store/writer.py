@@ -48,19 +48,11 @@ class UnitOfWork:
 class Committer:
     """Runs units of work in one transaction, on the connection that writes.
 
-    ``exclusive`` says that nobody else writes this database, so that what was read may be remembered.
+    Nobody else writes the database, so what was read in one transaction may be remembered in the next.
     """
 
-    def __init__(
-        self,
-        engine: sa.Engine,
-        *,
-        exclusive: bool,
-        leadership: Leadership | None = None,
-        flusher: Flusher | None = None,
-    ) -> None:
+    def __init__(self, engine: sa.Engine, leadership: Leadership | None = None, flusher: Flusher | None = None) -> None:
         self._engine = engine
-        self._exclusive = exclusive
         self._leadership = leadership
         # After an error PostgreSQL refuses the rest of the transaction, unless it goes back to a savepoint.
         self._errors_spread = engine.dialect.name == "postgresql"
@@ -77,7 +69,7 @@ class Committer:
                 self._leadership.require()
             if self._transaction(self._connected(), units):
                 self.failing = False
-        except Exception as error:  # the loop's boundary: whatever it was, these units failed, not the thread
+        except Exception as error:  # the thread's boundary: whatever it was, these units failed, not the thread
             self._let_go()
             if not self.failing:
                 log.error("run store failed", error=str(database.unavailable("the run store", error)))
@@ -107,9 +99,7 @@ class Committer:
             leadership.lose("the lock is not this session's; does something between pool connections?")
 
     def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
-        """Run and commit the units; whether anything was written."""
-        if not self._exclusive:
-            self._cache.forget()
+        """Run and commit the units, together or else one by one. Returns whether anything was written."""
         try:
             with connection.begin():
                 return self._run(connection, units, together=True)

@@ -1,9 +1,8 @@
 """What the writer remembers between transactions, so that a storm does not ask for it anew each time.
 
 Open runs, nodes acted on of late and known nodes are asked for by every admission, and the answers
-grow with the storm itself. Where the writer is the only one (SQLite), it follows its own writes
-instead. It forgets whenever a write may not have become true, and where others write too it
-forgets before each transaction; then the tables are asked.
+grow with the storm itself. Since nobody else writes, the writer follows its own writes instead. It forgets
+whenever a write may not have become true; then the tables are asked.
 """
 
 from __future__ import annotations
