@@ -28,23 +28,9 @@ _DURATION = re.compile(r"(\d+(ms|[ywdhms]))+")
 # The members of an item, in the order of the server's own CSV. The model that names them is the server's
 # (`server.views.HistoryItem`), and importing it would load pydantic.
 _COLUMNS = (
-    "run_id",
-    "timestamp",
-    "alert_name",
-    "alert_labels",
-    "playbook",
-    "target",
-    "node",
-    "gpu",
-    "job",
-    "mode",
-    "status",
-    "decision",
-    "action_taken",
-    "success",
-    "message",
-    "duration_ms",
-)
+    "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
+    "decision", "action_taken", "success", "message", "duration_ms",
+)  # fmt: skip
 _HEADER = ("RUN", "TIME", "ALERT", "PLAYBOOK", "TARGET", "STATUS", "WHAT")
 # Fixed while following, where the rows to come are not known; the last column takes what is left.
 _WIDTHS = (36, 20, 24, 28, 26, 17, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -196,21 +197,8 @@ def event(stored: Event) -> EventView:
 
 
 def _alert(stored: AlertRecord) -> AlertView:
-    alert = stored.alert
-    return AlertView(
-        fingerprint=alert.fingerprint,
-        status=alert.status,
-        labels=dict(alert.labels),
-        annotations=dict(alert.annotations),
-        starts_at=alert.starts_at,
-        ends_at=alert.ends_at,
-        generator_url=alert.generator_url,
-        first_heard_at=stored.first_heard_at,
-        last_heard_at=stored.last_heard_at,
-        count=stored.count,
-        resolved_at=stored.resolved_at,
-        resolved_because=stored.resolved_because,
-    )
+    members = (stored, stored.alert)
+    return AlertView.model_validate({field.name: getattr(of, field.name) for of in members for field in fields(of)})
 
 
 def _line(run: Run) -> dict[str, Any]:

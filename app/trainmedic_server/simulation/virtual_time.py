@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -30,39 +30,24 @@ class Stalled(RuntimeError):
     """Every task waits, and neither a timer nor a thread is left that could wake one."""
 
 
-class _JumpingSelector(selectors.BaseSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     """A selector that moves the clock instead of waiting, except for ``threads`` that are at work."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = 0.0
         self.threads = 0
-        self._real = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.threads:
-            return self._real.select(None if timeout is None or timeout > 0 else 0)
-        ready = self._real.select(0)
+            return super().select(None if timeout is None or timeout > 0 else 0)
+        ready = super().select(0)
         if ready or timeout == 0:
             return ready
         if timeout is None:
             raise Stalled("every task waits for something that nothing is left to do")
         self.now += max(timeout, 0)
         return []
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.modify(fileobj, events, data)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._real.get_map()
-
-    def close(self) -> None:
-        self._real.close()
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
