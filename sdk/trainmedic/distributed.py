@@ -98,13 +98,14 @@ def _connection(store: Any) -> Any:
 
 
 class _Device:
-    """The CUDA device of this rank, once the job itself has begun to use CUDA: asking makes no context."""
+    """The CUDA device of this rank, once the job itself has begun to use CUDA, because asking must make no context."""
 
     def __init__(self) -> None:
         self._uuid: str | None = None
 
     def uuid(self) -> str | None:
-        """As NVML names it. For the training thread: which device is current differs between threads."""
+        """The device's name as NVML has it. Only the training thread may ask, because which device is current differs
+        between threads."""
         if self._uuid is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             try:
                 self._uuid = devices.named(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

@@ -50,9 +50,9 @@ class JobCommand:
         self.status: str | None = None
         self.is_deferred = False
         self.entry = entry
-        # Where several ranks carry it out: agreeing on a value, and hearing from all of them.
+        # Handlers agree and hear from all ranks by it, where several carry the command out.
         self.group: Group = Alone()
-        # Where several ranks carry it out: the sync point at which they do, and its number among the commands there.
+        # The sync point at which several ranks carry it out, and its number among the commands there.
         self.place: tuple[int, int] | None = None
         # The outcome of each rank; on rank 0 alone.
         self.outcomes: dict[int, RankOutcome] = {}
@@ -93,7 +93,7 @@ class JobCommand:
         self.status = status
         try:
             plain_output = plain(output)
-        # Anything: the output's own objects are asked what they are.
+        # Every error is caught, because objects of the user's are asked what they are.
         except Exception as error:
             log.exception("the output of %s cannot be told", self.action)
             plain_output = {"reason": f"its output cannot be told: {type(error).__name__}"}

@@ -39,7 +39,7 @@ class HandlerRegistry:
         self.handlers: dict[str, CommandHandler] = {}
         self._refusals: dict[str, str] = {}
         self.handed: dict[str, JobCommand] = {}
-        """By id, the commands that the handlers or the training loop have and did not answer."""
+        """The commands that handlers or the training loop have and did not answer, by id."""
 
     def register(self, action: str, handler: CommandHandler, capability: str) -> None:
         self.handlers[action] = handler
@@ -89,7 +89,7 @@ class HandlerRegistry:
             command.rejected(str(refusal))
         except Unsupported as refusal:
             command.unsupported(str(refusal))
-        # Anything: the handler is the user's, and its error must not end the training.
+        # Every error is caught, because the handler is the user's and must not end the training.
         except Exception as error:
             log.exception("%s: the handler of %s failed", self._job, command.action)
             if not command.is_answered:
@@ -103,6 +103,6 @@ def _text(error: BaseException) -> str:
     """The type and text of an exception, or its type alone where it cannot be written out."""
     try:
         return f"{type(error).__name__}: {error}"
-    # Anything: the text is made by code of the user's.
+    # Every error is caught, because the text is made by code of the user's.
     except Exception:
         return type(error).__name__

@@ -101,7 +101,7 @@ class Interrupter:
                     if self._hangs():
                         self.interrupt()
                     pause.wait(_LOOK_EVERY)
-            # Anything: both questions may touch a file system that is away, which may be the hang's cause as well.
+            # Every error is caught: both questions may touch a file system that is away, perhaps the hang's cause.
             except Exception:
                 log.exception("looking for a hang failed; trying again")
                 pause.wait(_TRY_EVERY)

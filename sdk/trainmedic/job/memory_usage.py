@@ -29,9 +29,9 @@ class Cuda:
     """The memory of the CUDA device that this process has most on. All but ``retries`` are bytes."""
 
     allocated: int
-    """In use by tensors."""
+    """What tensors use."""
     reserved: int
-    """Held by PyTorch's allocator, in use or cached."""
+    """What PyTorch's allocator holds, in use or cached."""
     total: int
     """What the device has."""
     retries: int
@@ -106,7 +106,7 @@ class Growth:
         self._taken = float("-inf")
 
     def note(self, steps: int, size: float, now: float) -> None:
-        """One sample; left out where it comes too soon, or no step was completed since the last."""
+        """Take one sample. It is left out where it comes too soon, or no step was completed since the last."""
         if now - self._taken < self._apart or (self._samples and steps <= self._samples[-1][0]):
             return
         self._taken = now

@@ -57,7 +57,7 @@ class CommandQueue:
         self.arrived: deque[JobCommand] = deque()
         """The commands whose turn has not come."""
         self.waiting: dict[str, JobCommand] = {}
-        """By id, all commands that are not answered; also those that were taken out."""
+        """All commands that are not answered, those that were taken out included, by id."""
         self.on_arrival: Callable[[], None] = lambda: None
         """Called in the receiver's thread when a command waits for the training loop."""
         self.ranks: Sequence[int] = (0,)

@@ -26,7 +26,7 @@ log = logging.getLogger("trainmedic")
 
 _IDLE_SECONDS = 2.0
 _WIDEST = 32
-"""By how many times the usual number of calls the sync points may come to lie apart while rank 0 does not decide."""
+"""While rank 0 does not decide, the sync points come to lie at most this many times the usual calls apart."""
 
 
 class Participant:
@@ -132,7 +132,7 @@ class Participant:
         return _IDLE_SECONDS
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Asked of rank 0 alone, whose conclusion every round waits for."""
+        """Only rank 0 is asked about, because every round waits for its conclusion."""
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_EVERY
             status = self._store.get("heartbeat/0")

@@ -22,7 +22,7 @@ class RankLost(Exception):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Where the training thread is. Made anew at each sync point."""
+    """Where the training thread is. A new one is made at each sync point."""
 
     number: int = -1
     """The sync point that it has passed last."""

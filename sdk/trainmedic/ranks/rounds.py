@@ -28,7 +28,7 @@ _LOOK_EVERY = 1.0
 
 @dataclass(frozen=True)
 class Round:
-    """One round."""
+    """One round, as each rank describes it alike."""
 
     key: str
     """Its place in the shared store."""
@@ -36,7 +36,7 @@ class Round:
     """Draws the conclusion on rank 0, from what each rank has said and which ranks are missing. Without it rank 0
     alone speaks, and what it says is the conclusion."""
     outcomes_key: str | None = None
-    """Where the ranks enter their outcome of the command that the round is part of; who has, comes no more."""
+    """Where the ranks enter their outcome of the command that the round is part of; a rank that has comes no more."""
     patience: float = PATIENCE
     """Seconds to wait for ranks that live."""
 
@@ -112,7 +112,7 @@ class RankGroup:
                 choice = {"value": make()}
             except Refusal as refusal:
                 choice = {"unsupported" if isinstance(refusal, Unsupported) else "rejected": str(refusal)}
-            # Anything: `make` is the user's, and the other ranks wait for what came of it.
+            # Every error is caught, because the other ranks wait for what came of it; it is raised again below.
             except Exception as error:
                 fault = error
                 choice = {GONE: f"rank 0 could not choose: {type(error).__name__}: {error}"}

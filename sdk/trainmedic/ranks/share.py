@@ -43,7 +43,7 @@ class LocalRank:
     world_size: int
     handlers: HandlerRegistry
     queue: CommandQueue | None
-    """Where the commands arrive; rank 0's alone."""
+    """The queue in which the commands arrive; None on ranks other than 0."""
     conclude: Conclude
     """What a command calls when it is answered."""
     about: Callable[[], Mapping[str, Any]]
@@ -62,7 +62,7 @@ class SharingOptions:
 
 
 class Share:
-    """One rank's part."""
+    """The part of one rank, as its training thread has it."""
 
     def __init__(self, store: KeyValueStore, local: LocalRank, options: SharingOptions) -> None:
         self._local = local
@@ -92,7 +92,7 @@ class Share:
         self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:
-        """On rank 0 the latest figures of every rank that lives; elsewhere nothing. Waits for nothing."""
+        """The latest figures of every rank that lives, on rank 0; elsewhere nothing. Waits for nothing."""
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:

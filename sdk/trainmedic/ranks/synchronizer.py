@@ -67,7 +67,10 @@ class Inquiry:
 
 
 class Synchronizer:
-    """One rank's. The training thread sets ``position``, ``about`` and ``published``, and reads ``next_decision``."""
+    """The background thread of one rank.
+
+    The training thread sets ``position``, ``about`` and ``published``, and reads ``next_decision``.
+    """
 
     def __init__(
         self, base: SharedStore, role: Role, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
@@ -159,7 +162,7 @@ class Synchronizer:
                         return
             except RankLost as error:
                 self.end(str(error))
-            # Anything: the errors of the store's library are not known, nor what another rank has written.
+            # Every error is caught: the store may be of any library, and another rank may have written anything.
             except Exception as error:
                 level = logging.WARNING if self._closing_at is None else logging.DEBUG
                 reason = f"{type(error).__name__}: {_first_line(error)}"
@@ -213,7 +216,7 @@ class Synchronizer:
         count, stats = self._status.heartbeat + 1, self._status.stats
         try:
             stats = {**self._stats(), **self.published}
-        # Anything: what measures may be the user's, and the heartbeat is needed all the same.
+        # Every error is caught, because the heartbeat is needed although the figures are not there.
         except Exception:
             if count == 1:
                 log.exception("the figures of rank %d cannot be measured", self._rank)
@@ -244,7 +247,7 @@ class Synchronizer:
     # --- attempts at what the training thread waits for ---------------------------------------------------
 
     def find_decision(self, since: float, now: float) -> SyncDecision | None:
-        """The decision of the next sync point."""
+        """An attempt at the decision of the next sync point."""
         if self._store is None:
             if now - since > JOIN_PATIENCE:
                 raise RankLost(f"rank 0 has not answered for {JOIN_PATIENCE:g} s: has it called share()?")
@@ -256,7 +259,7 @@ class Synchronizer:
     def meet(
         self, decision: SyncDecision, statement: Any, patience: float, since: float, now: float
     ) -> AgreedOutcome | None:
-        """The agreed outcome, after this rank has come to a sync point with commands."""
+        """An attempt at the agreed outcome, after this rank has come to a sync point with commands."""
         meeting = Round(f"meeting/{decision.number}", partial(self._role.agree, decision), None, patience)
         conclusion = self.hold(meeting, statement, since, now)
         if conclusion is None:
@@ -266,7 +269,7 @@ class Synchronizer:
         return outcome
 
     def hold(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """The conclusion of a round."""
+        """An attempt at the conclusion of a round."""
         if self._rounds is None:
             return None
         conclusion = self._rounds.attempt(round_, value, since, now)

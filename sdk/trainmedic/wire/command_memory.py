@@ -41,7 +41,7 @@ class CommandRecord:
     owner: str
     """The instance id of the process that entered it."""
     status: str
-    """As in a reply; ``accepted`` while it is not answered."""
+    """The status of its reply; ``accepted`` while it is not answered."""
     output: Mapping[str, Any] = field(default_factory=dict)
     ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
     """The outcomes of ranks that differ from ``status`` and ``output``."""

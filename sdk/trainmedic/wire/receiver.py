@@ -109,7 +109,7 @@ class CommandReceiver:
         while not self._stopping.is_set():
             try:
                 self._follow(self._connection.client())
-            # Anything: Redis may also give an answer of a shape that it should never give.
+            # Every error is caught, because Redis may also answer in a shape that it should never use.
             except Exception as error:
                 if self._stopping.is_set():
                     break
@@ -148,7 +148,7 @@ class CommandReceiver:
             self._take(client, entry, fields)
         except REDIS_ERRORS:
             raise
-        # Anything: one message that cannot be dealt with must not stop those behind it.
+        # Every error is caught, because one message that cannot be dealt with must not stop those behind it.
         except Exception:
             name = self._addressee.log_name
             log.exception("%s: a message among the commands could not be dealt with and is left out", name)

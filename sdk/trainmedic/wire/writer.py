@@ -129,7 +129,7 @@ class ReplyWriter:
                 if self._stopping.is_set() and self._queue.empty():
                     self._take_presence_away()
                     break
-            # Anything: Redis may also give an answer of a shape that it should never give.
+            # Every error is caught, because Redis may also answer in a shape that it should never use.
             except Exception as error:
                 wait = self._connection.failed(error)
                 if self._stopping.is_set():
