@@ -114,6 +114,7 @@ class PowerControl:
                 self.end({cap_id}, if_not.format(error), uuids)
                 return {uuid: error}
         granted = min(lease, self.bounds.max_lease.total_seconds())
+        # All GPUs share one end of the lease, because `_ends` is kept by cap; the limits are each card's own.
         cap = PowerCap(cap_id, 0, self._unix_now() + granted, granted, 0, 0)
         states = {uuid: self._with_cap(uuid, cap, requested_mw[uuid], present) for uuid, present in before.items()}
         self.ledger.save({uuid: state.about_to_set(before[uuid]) for uuid, state in states.items()})
