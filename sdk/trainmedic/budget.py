@@ -1,0 +1,7 @@
+"""The rollback budget, by the name under which scripts import it; the code is in ``recovery.rollback_budget``."""
+
+from trainmedic.recovery.rollback_budget import FILE, LIMIT
+from trainmedic.recovery.rollback_budget import RollbackBudget as Budget
+from trainmedic.recovery.rollback_budget import RollbackCount as Spent
+
+__all__ = ["FILE", "LIMIT", "Budget", "Spent"]
