@@ -21,14 +21,13 @@ Scope = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Whether a playbook reacts to an alert, and why not where it does not.
-
-    ``failed`` marks a condition that could not be evaluated, which counts as not matching.
-    """
+    """Whether a playbook reacts to an alert."""
 
     matched: bool
     why: str = ""
+    """Why it does not react; empty where it does."""
     failed: bool = False
+    """Whether a condition could not be evaluated, which counts as not matching."""
 
 
 class CompiledPlaybook(Protocol):
@@ -52,7 +51,9 @@ class CompiledPlaybook(Protocol):
         """Return whether it reacts to this alert: alertname, matchers, ``when``."""
         ...
 
-    def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
+    def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
+        """Return the target that the alert names, or why it names none."""
+        ...
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
         """Return whether the step is to run. Raises ExpressionError."""

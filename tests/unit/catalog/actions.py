@@ -111,11 +111,11 @@ def problems_of(text: str) -> list[str]:
     return [str(problem).removeprefix("p.yaml:").strip() for problem in problems]
 
 
-def book_of(text: str) -> YamlPlaybook:
-    books, problems = loader.load(text, "p.yaml", TestActions(), IdentityLabels())
+def playbook_of(text: str) -> YamlPlaybook:
+    playbooks, problems = loader.load(text, "p.yaml", TestActions(), IdentityLabels())
     assert problems == []
-    assert len(books) == 1
-    return books[0]
+    assert len(playbooks) == 1
+    return playbooks[0]
 
 
 def library(*roots: Path) -> Library:

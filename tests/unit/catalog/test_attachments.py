@@ -45,15 +45,15 @@ def problems_of(folder: Path) -> list[str]:
     return [str(problem) for problem in loaded.problems]
 
 
-def manifest_of(book: object) -> dict[str, object]:
-    params = book.params("steps", 0, SCOPE)  # type: ignore[attr-defined]
+def manifest_of(playbook: object) -> dict[str, object]:
+    params = playbook.params("steps", 0, SCOPE)  # type: ignore[attr-defined]
     return dict(params.manifest)
 
 
 def test_the_manifest_is_rendered_with_the_runs_names(folder: Path) -> None:
     """Its strings are templates like those of the playbook itself."""
-    (book,) = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels()).playbooks
-    spec = manifest_of(book)["spec"]["template"]["spec"]  # type: ignore[index]
+    (playbook,) = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels()).playbooks
+    spec = manifest_of(playbook)["spec"]["template"]["spec"]  # type: ignore[index]
     assert spec["nodeName"] == "node-7"
     assert spec["containers"] == [{"name": "check", "image": "health:1"}]
 
@@ -61,11 +61,11 @@ def test_the_manifest_is_rendered_with_the_runs_names(folder: Path) -> None:
 def test_the_stored_text_is_whole(folder: Path) -> None:
     """A run that was begun with an earlier version finds its manifest in the text, whatever the file says now."""
     actions = registry.specs_only()
-    (book,) = loader.load_file(folder / "check.yaml", actions, IdentityLabels()).playbooks
+    (playbook,) = loader.load_file(folder / "check.yaml", actions, IdentityLabels()).playbooks
     (folder / "health_template.yaml").unlink()
-    again = loader.load_one(book.text, str(folder / "check.yaml"), actions)
-    assert again.version == book.version
-    assert manifest_of(again) == manifest_of(book)
+    again = loader.load_one(playbook.text, str(folder / "check.yaml"), actions)
+    assert again.version == playbook.version
+    assert manifest_of(again) == manifest_of(playbook)
 
 
 def test_a_changed_manifest_is_a_new_version(folder: Path) -> None:
@@ -117,6 +117,6 @@ def test_a_text_that_looks_like_yaml_comes_back_as_it_was(folder: Path) -> None:
         ["# a comment: 'x'", "", "spec:", "    a: |", "       kept", "", "         as it is", '    b: "\'"']
     )
     (folder / "health_template.yaml").write_text(content)
-    (book,) = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels()).playbooks
-    again = loader.load_one(book.text, "check.yaml", registry.specs_only())
-    assert manifest_of(again) == manifest_of(book)
+    (playbook,) = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels()).playbooks
+    again = loader.load_one(playbook.text, "check.yaml", registry.specs_only())
+    assert manifest_of(again) == manifest_of(playbook)

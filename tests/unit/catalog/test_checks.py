@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.catalog.actions import PLAYBOOK, book_of, problems_of
+from tests.unit.catalog.actions import PLAYBOOK, playbook_of, problems_of
 
 
 def changed(old: str, new: str) -> str:
@@ -133,7 +133,7 @@ def test_steps_of_on_failure_know_every_step() -> None:
 
 def test_the_version_is_of_the_documents_own_text() -> None:
     """A change elsewhere in the file makes no new version, one in the document does."""
-    alone = book_of(PLAYBOOK)
-    assert book_of(f"# a comment before\n{PLAYBOOK}").version == alone.version
-    assert book_of(PLAYBOOK.replace("100", "101")).version != alone.version
-    assert book_of(alone.text).version == alone.version
+    alone = playbook_of(PLAYBOOK)
+    assert playbook_of(f"# a comment before\n{PLAYBOOK}").version == alone.version
+    assert playbook_of(PLAYBOOK.replace("100", "101")).version != alone.version
+    assert playbook_of(alone.text).version == alone.version

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.catalog.actions import PLAYBOOK, alert, book_of
+from tests.unit.catalog.actions import PLAYBOOK, alert, playbook_of
 from trainmedic_server import errors
 from trainmedic_server.domain import inventory
 from trainmedic_server.domain.target import Target, TargetKind, Unresolved
@@ -16,22 +16,22 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Match
 SCOPE: dict[str, Any] = {"labels": {"n": "7", "word": "x"}, "steps": {}, "run": {"id": "r1"}}
 
 
-def book_with(step: str) -> CompiledPlaybook:
-    return book_of(PLAYBOOK + f"  - {step}\n")
+def playbook_with(step: str) -> CompiledPlaybook:
+    return playbook_of(PLAYBOOK + f"  - {step}\n")
 
 
 def test_it_reacts_to_its_alertnames_matchers_and_condition() -> None:
     """Each reason not to is told, with the value that failed."""
-    book = book_of(
+    playbook = playbook_of(
         PLAYBOOK.replace(
             "alert: TrainingLossSpike",
             "alert: [A, TrainingLossSpike]\n  matchers: ['severity=~\"a|b\"']\n  when: labels.runbook is not defined",
         )
     )
-    assert book.match(alert(severity="a")) == Match(True)
-    assert book.match(alert("Other")).why == "alertname is 'Other', not 'A' or 'TrainingLossSpike'"
-    assert book.match(alert(severity="c")).why == "severity=~\"a|b\" does not hold: severity is 'c'"
-    refused = book.match(alert(severity="b", runbook="x"))
+    assert playbook.match(alert(severity="a")) == Match(True)
+    assert playbook.match(alert("Other")).why == "alertname is 'Other', not 'A' or 'TrainingLossSpike'"
+    assert playbook.match(alert(severity="c")).why == "severity=~\"a|b\" does not hold: severity is 'c'"
+    refused = playbook.match(alert(severity="b", runbook="x"))
     assert (refused.matched, refused.failed) == (False, False)
     assert refused.why.startswith("on.when does not hold")
 
@@ -44,8 +44,8 @@ def test_a_condition_that_cannot_be_evaluated_does_not_match_and_says_so(
     condition: str, labels: dict[str, str]
 ) -> None:
     """It is marked as failed, so that the history can tell."""
-    book = book_of(PLAYBOOK.replace("  alert:", f"  {condition}\n  alert:"))
-    match = book.match(alert(**labels))
+    playbook = playbook_of(PLAYBOOK.replace("  alert:", f"  {condition}\n  alert:"))
+    match = playbook.match(alert(**labels))
     assert (match.matched, match.failed) == (False, True)
 
 
@@ -55,41 +55,43 @@ def known_by(written: dict[str, str]) -> Topology:
 
 def test_the_target_comes_from_the_labels() -> None:
     """By the built-in chain, where the playbook names a kind."""
-    assert book_of(PLAYBOOK).target_of(alert(job_name="llm-1"), Topology()) == Target(TargetKind.JOB, job="llm-1")
-    assert isinstance(book_of(PLAYBOOK).target_of(alert(), Topology()), Unresolved)
+    assert playbook_of(PLAYBOOK).target_of(alert(job_name="llm-1"), Topology()) == Target(TargetKind.JOB, job="llm-1")
+    assert isinstance(playbook_of(PLAYBOOK).target_of(alert(), Topology()), Unresolved)
 
 
 def test_the_target_comes_from_the_playbooks_templates() -> None:
     """Where it names the parts; addresses are looked up, and nothing is guessed."""
     text = PLAYBOOK.replace("target: job", "target: {node: '{{ labels.host }}', gpu: '{{ labels.card }}'}")
-    book = book_of(text.replace("test.rollback", "test.tell").replace("steps_back: 100", "message: hot"))
-    assert book.target_of(alert(host="n1", card="0"), Topology()) == Target(TargetKind.GPU, node="n1", gpu="0")
-    assert book.target_of(alert(host="10.0.0.1:9400", card="0"), known_by({"10.0.0.1": "n2"})) == Target(
+    playbook = playbook_of(text.replace("test.rollback", "test.tell").replace("steps_back: 100", "message: hot"))
+    assert playbook.target_of(alert(host="n1", card="0"), Topology()) == Target(TargetKind.GPU, node="n1", gpu="0")
+    assert playbook.target_of(alert(host="10.0.0.1:9400", card="0"), known_by({"10.0.0.1": "n2"})) == Target(
         TargetKind.GPU, node="n2", gpu="0"
     )
     for labels in ({"host": "n1"}, {"host": "n1", "card": " "}, {"host": "10.0.0.1", "card": "0"}):
-        refused = book.target_of(alert(**labels), Topology())
+        refused = playbook.target_of(alert(**labels), Topology())
         assert isinstance(refused, Unresolved), labels
         assert refused.reason == "target_unknown"
 
 
 def test_constant_parameters_are_checked_once() -> None:
     """They are the same object for every run."""
-    book = book_of(PLAYBOOK)
-    assert book.params("steps", 0, SCOPE) is book.params("steps", 0, {})
-    assert book.params("steps", 0, SCOPE).model_dump()["steps_back"] == 100
+    playbook = playbook_of(PLAYBOOK)
+    assert playbook.params("steps", 0, SCOPE) is playbook.params("steps", 0, {})
+    assert playbook.params("steps", 0, SCOPE).model_dump()["steps_back"] == 100
 
 
 def test_rendered_parameters_are_checked_when_they_are_known() -> None:
     """What the models accept as text they accept from a template."""
-    book = book_with("{action: test.rollback, with: {steps_back: '{{ labels.n }}', wait: '{{ 90 | duration }}'}}")
-    assert book.params("steps", 1, SCOPE).model_dump()["steps_back"] == 7
+    playbook = playbook_with(
+        "{action: test.rollback, with: {steps_back: '{{ labels.n }}', wait: '{{ 90 | duration }}'}}"
+    )
+    assert playbook.params("steps", 1, SCOPE).model_dump()["steps_back"] == 7
 
 
 def test_a_number_from_a_template_is_text_where_text_is_wanted() -> None:
     """A template alone keeps its type, which a message need not know."""
-    book = book_with("{action: test.tell, with: {message: '{{ 3 + 4 }}'}}")
-    assert book.params("steps", 1, SCOPE).model_dump() == {"message": "7"}
+    playbook = playbook_with("{action: test.tell, with: {message: '{{ 3 + 4 }}'}}")
+    assert playbook.params("steps", 1, SCOPE).model_dump() == {"message": "7"}
 
 
 @pytest.mark.parametrize(
@@ -102,29 +104,29 @@ def test_a_number_from_a_template_is_text_where_text_is_wanted() -> None:
 )
 def test_parameters_that_turn_out_wrong_are_an_error(given: str, told: str) -> None:
     """Before anything is done."""
-    book = book_with(f"{{action: test.rollback, with: {{{given}}}}}")
+    playbook = playbook_with(f"{{action: test.rollback, with: {{{given}}}}}")
     with pytest.raises(errors.ExpressionError) as caught:
-        book.params("steps", 1, SCOPE)
+        playbook.params("steps", 1, SCOPE)
     assert told in str(caught.value)
 
 
 def test_a_steps_condition_is_strict() -> None:
     """It is true, false, or an error, never false because a name is missing."""
-    book = book_with("{action: test.rollback, when: labels.n == '7'}")
-    assert book.when("steps", 1, SCOPE) is True
-    assert book.when("steps", 0, SCOPE) is True
+    playbook = playbook_with("{action: test.rollback, when: labels.n == '7'}")
+    assert playbook.when("steps", 1, SCOPE) is True
+    assert playbook.when("steps", 0, SCOPE) is True
     with pytest.raises(errors.ExpressionError):
-        book.when("steps", 1, {"labels": {}})
+        playbook.when("steps", 1, {"labels": {}})
 
 
 def test_an_approve_step_asks_its_rendered_message() -> None:
     """Written in short or in long."""
-    assert book_with("{approve: 'go on with {{ run.id }}?'}").message("steps", 1, SCOPE) == "go on with r1?"
-    assert book_with("{approve: {message: plain}}").message("steps", 1, SCOPE) == "plain"
+    assert playbook_with("{approve: 'go on with {{ run.id }}?'}").message("steps", 1, SCOPE) == "go on with r1?"
+    assert playbook_with("{approve: {message: plain}}").message("steps", 1, SCOPE) == "plain"
 
 
 def test_the_job_on_a_node_can_be_the_target() -> None:
     """Where one and only one is known to be there."""
-    book = book_of(PLAYBOOK.replace("target: job", "target: {job: 'node:{{ labels.node }}'}"))
-    assert book.target_of(alert(node="n1"), known_by({"node:n1": "llm"})) == Target(TargetKind.JOB, job="llm")
-    assert isinstance(book.target_of(alert(node="n2"), known_by({"node:n1": "llm"})), Unresolved)
+    playbook = playbook_of(PLAYBOOK.replace("target: job", "target: {job: 'node:{{ labels.node }}'}"))
+    assert playbook.target_of(alert(node="n1"), known_by({"node:n1": "llm"})) == Target(TargetKind.JOB, job="llm")
+    assert isinstance(playbook.target_of(alert(node="n2"), known_by({"node:n1": "llm"})), Unresolved)

@@ -100,18 +100,11 @@ class SqlHistory(History):
 def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
     """Return the runs of one page, newest first; `before` is where the page above ended."""
     statement = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
-    equal = (
-        (runs.c.alert_name, matching.alertname),
-        (runs.c.playbook, matching.playbook),
-        (runs.c.status, matching.status),
-        (runs.c.decision, matching.decision),
-        (runs.c.node, matching.node),
-        (runs.c.gpu, matching.gpu),
-        (runs.c.job, matching.job),
-    )
-    for column, value in equal:
-        if value is not None:
-            statement = statement.where(column == value)
+    for name in ("playbook", "status", "decision", "node", "gpu", "job"):
+        if (value := getattr(matching, name)) is not None:
+            statement = statement.where(runs.c[name] == value)
+    if matching.alertname is not None:
+        statement = statement.where(runs.c.alert_name == matching.alertname)
     if matching.since is not None:
         statement = statement.where(runs.c.created_at >= matching.since)
     if matching.until is not None:
