@@ -29,13 +29,13 @@ Figures = Mapping[str, Any]
 def shown(scrapes: int, train: Callable[[int], None], others: Callable[[int], Figures]) -> list[dict[str, Any]]:
     """The series that a job of two ranks shows: this process, and one with the figures of `others`."""
     progress = Progress()
-    vitals = RankStats(progress, "node-1")
+    stats = RankStats(progress, "node-1")
     values: dict[str, list[str]] = {}
     for scrape in range(scrapes):
         now = float(scrape * EVERY)
         train(scrape)
         progress.note(scrape, 2.0, 0.5, None, 8, now)
-        ranks = {0: vitals.measure(now), 1: others(scrape)}
+        ranks = {0: stats.measure(now), 1: others(scrape)}
         families = JobCollector("llm-1", progress, lambda ranks=ranks: ranks, lambda now=now: now).collect()  # type: ignore[misc]
         for sample in (sample for family in families for sample in family.samples):
             if "memory" in sample.name or sample.name == "training_steps_total":
