@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
@@ -107,31 +107,32 @@ class PlacedAction(CommandAction):
             return await super().perform(call)
         parts = [part_of(call, place) for place in self.places(call.params)]
         self._sent[call.command_id] = [part.command_id for part in parts]
-        ended = await asyncio.gather(*(self._part(part) for part in parts))
-        return combine(ended, is_undo=call.undo_of is not None)
+        outcomes = await asyncio.gather(*(self._part(part) for part in parts))
+        return combine(outcomes, is_undo=call.undo_of is not None)
 
     def outcome_saved(self, command_id: str) -> None:
-        for sent in self._sent.pop(command_id, [command_id]):
-            super().outcome_saved(sent)
+        for sent_id in self._sent.pop(command_id, [command_id]):
+            super().outcome_saved(sent_id)
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         assert isinstance(call.params, PlacedParams)
         return call.params.of_command()
 
-    async def _part(self, part: Call) -> Ended:
+    async def _part(self, part: Call) -> PlaceOutcome:
         try:
-            return Ended(part.target, await super().perform(part))
+            return PlaceOutcome(part.target, await super().perform(part))
         except ActionFailure as failure:
-            return Ended(part.target, failure.output, failure)
+            return PlaceOutcome(part.target, failure.output, failure)
 
 
-class Ended:
+@dataclass(frozen=True, slots=True)
+class PlaceOutcome:
     """What became of the command to one place."""
 
-    def __init__(self, place: Target, output: Mapping[str, Any], failure: ActionFailure | None = None) -> None:
-        self.place = place
-        self.output = output
-        self.failure = failure
+    place: Target
+    output: Mapping[str, Any]
+    failure: ActionFailure | None = None
+    """None where the command was applied."""
 
 
 def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> Nodes:
@@ -159,10 +160,11 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
 
 
 def derived_id(command_id: str, *parts: str) -> str:
-    """A UUIDv7 that follows from another and some text: of the same moment, the rest from a hash."""
+    """A UUIDv7 made from another and some text: it has the moment of the other, and the rest from a hash of both."""
     digest = hashlib.sha256("\0".join((command_id, *parts)).encode()).digest()
     moment = uuid.UUID(command_id).int >> 80
     value = moment << 80 | int.from_bytes(digest[:10], "big")
+    # The version and the variant of a UUIDv7 (RFC 9562, section 5.7).
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     return str(uuid.UUID(int=value))
@@ -179,37 +181,38 @@ def part_of(call: Call, place: Target) -> Call:
     return replace(call, command_id=id_at(call.command_id, place), target=place, undo_of=undo_of, report_wait=None)
 
 
-def combine(ended: Sequence[Ended], *, is_undo: bool) -> Mapping[str, Any]:
+def combine(outcomes: Sequence[PlaceOutcome], *, is_undo: bool) -> Mapping[str, Any]:
     """The output of all places, where each has applied the command; else raises the failure of the whole."""
-    failures = [one.failure for one in ended if one.failure is not None]
-    output = merged_output(ended)
+    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    output = merged_output(outcomes)
     if not failures:
         return output
-    told = "; ".join(str(failure) for failure in failures[:_SHOWN])
+    message = "; ".join(str(failure) for failure in failures[:_SHOWN])
     if len(failures) > _SHOWN:
-        told += f"; and {len(failures) - _SHOWN} more alike"
-    applied = len(ended) - len(failures)
+        message += f"; and {len(failures) - _SHOWN} more alike"
+    applied = len(outcomes) - len(failures)
     if applied:
-        told = f"applied in {applied} of {len(ended)} places, but {told}"
+        message = f"applied in {applied} of {len(outcomes)} places, but {message}"
     if any(isinstance(failure, OutcomeUnknown) for failure in failures) or (applied and not is_undo):
-        raise OutcomeUnknown(told, output)
+        raise OutcomeUnknown(message, output)
     refused = [failure for failure in failures if isinstance(failure, PermanentFailure)]
     if refused and (not is_undo or len(refused) == len(failures)):
-        raise PermanentFailure(told, output)
-    raise TemporaryFailure(told, output)
+        raise PermanentFailure(message, output)
+    raise TemporaryFailure(message, output)
 
 
-def merged_output(ended: Iterable[Ended]) -> dict[str, Any]:
+def merged_output(outcomes: Iterable[PlaceOutcome]) -> dict[str, Any]:
     """The highest of each number, ``lowest``, and each place's own output."""
     by_node: dict[str, Any] = {}
-    for one in ended:
-        if not one.output:
+    for outcome in outcomes:
+        node, gpu = outcome.place.node or "", outcome.place.gpu
+        if not outcome.output:
             continue
-        if one.place.gpu is None:
-            by_node[one.place.node or ""] = dict(one.output)
+        if gpu is None:
+            by_node[node] = dict(outcome.output)
         else:
-            by_node.setdefault(one.place.node or "", {})[one.place.gpu] = dict(one.output)
-    outputs = [one.output for one in ended if one.output and one.failure is None]
+            by_node.setdefault(node, {})[gpu] = dict(outcome.output)
+    outputs = [outcome.output for outcome in outcomes if outcome.output and outcome.failure is None]
     highest, lowest = _merged(outputs, max), _merged(outputs, min)
     return {**(highest or {}), "lowest": lowest or {}, "nodes": len(by_node), "by_node": by_node}
 

@@ -11,6 +11,7 @@ from trainmedic_server.domain.topology import AgentTopology, Gpu, Pod
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 
 _SHOWN = 4
+"""How many problems a failure names."""
 _SEEING = (
     "an agent sees the processes of pods where it shares the node's process namespace (agent.seePods of the chart)"
 )
@@ -53,5 +54,5 @@ def _working(job: str, pods: Sequence[Pod]) -> Sequence[Pod]:
 
 
 def _missing(pod: Pod, used: Sequence[str], gpus: Sequence[Gpu]) -> str:
-    seen = f"its pod {pod} asks for {pod.gpus}, and the agent on {pod.node} sees it on {len(used) or 'none'}"
-    return seen if any(gpu.pods for gpu in gpus) else f"{seen}; {_SEEING}"
+    problem = f"its pod {pod} asks for {pod.gpus}, and the agent on {pod.node} sees it on {len(used) or 'none'}"
+    return problem if any(gpu.pods for gpu in gpus) else f"{problem}; {_SEEING}"
