@@ -53,7 +53,7 @@ def check(paths: Sequence[Path]) -> None:
         click.echo(str(problem))
     if checked.problems:
         raise exits.Failure(_count(len(checked.problems), "mistake"))
-    click.echo(f"{_count(len(checked.books), 'playbook')}, no mistake.")
+    click.echo(f"{_count(len(checked.playbooks), 'playbook')}, no mistake.")
 
 
 @playbook.command()

@@ -30,12 +30,12 @@ Key = tuple[str, str]
 class Candidate:
     """A playbook that reacts to an alert, and the target that the alert names for it."""
 
-    book: CompiledPlaybook
+    playbook: CompiledPlaybook
     target: Target | Unresolved
 
     @property
     def key(self) -> Key:
-        return (self.book.spec.name, self.target.key if isinstance(self.target, Target) else "")
+        return (self.playbook.spec.name, self.target.key if isinstance(self.target, Target) else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Admitter:
             return guards.GuardDecision(Decision(target.reason), target.why)
         if candidate.key in self._facts.open_runs:
             return guards.GuardDecision(Decision.JOINED)
-        spec = candidate.book.spec
+        spec = candidate.playbook.spec
         mode = Mode.stricter(spec.mode, self._limits.mode)
         facts = self._guard_facts(candidate.key)
         outcome = guards.decide(
@@ -238,17 +238,17 @@ class Admitter:
         if run.status is not Status.NOT_STARTED:
             self._count(candidate, run)
         if run.is_open:
-            self.changes.started.append((run, candidate.book, record))
+            self.changes.started.append((run, candidate.playbook, record))
         return run
 
     def _new_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
-        book, decision = candidate.book, outcome.decision
-        mode = Mode.stricter(book.spec.mode, self._limits.mode)
+        playbook, decision = candidate.playbook, outcome.decision
+        mode = Mode.stricter(playbook.spec.mode, self._limits.mode)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
         run = Run(
             id=self._new_id(),
-            playbook=book.spec.name,
-            version=book.version,
+            playbook=playbook.spec.name,
+            version=playbook.version,
             target=candidate.target if isinstance(candidate.target, Target) else None,
             mode=mode,
             status=Status.RUNNING if decision is Decision.STARTED else Status.NOT_STARTED,
@@ -257,13 +257,13 @@ class Admitter:
             alert_name=record.alert.name,
             alert_labels=dict(record.alert.labels),
             created_at=self._now,
-            steps=step_sequence.fresh(book, ask_first=mode is Mode.APPROVE) if starts else (),
+            steps=step_sequence.fresh(playbook, ask_first=mode is Mode.APPROVE) if starts else (),
             ended_at=None if decision is Decision.STARTED else self._now,
             message=outcome.why,
         )
         if decision is Decision.OBSERVE_ONLY:
-            names = scope.build(run, book, [record.alert], hindsight=False)
-            run = replace(plan.observe(run, book, names), status=Status.OBSERVED)
+            names = scope.build(run, playbook, [record.alert], hindsight=False)
+            run = replace(plan.observe(run, playbook, names), status=Status.OBSERVED)
             run = replace(run, message=f"would have applied {run.action_taken or 'nothing'}")
         return run
 
@@ -311,6 +311,10 @@ def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
     }
 
 
-def counted_since(books: Iterable[CompiledPlaybook], now: datetime) -> Mapping[str, datetime]:
+def counted_since(playbooks: Iterable[CompiledPlaybook], now: datetime) -> Mapping[str, datetime]:
     """From when on the runs of each playbook count against its rate limit."""
-    return {book.spec.name: now - book.spec.guards.max_runs.per for book in books if book.spec.guards.max_runs}
+    return {
+        playbook.spec.name: now - playbook.spec.guards.max_runs.per
+        for playbook in playbooks
+        if playbook.spec.guards.max_runs
+    }

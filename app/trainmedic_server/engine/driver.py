@@ -59,8 +59,8 @@ class DriverServices:
     fence: Fence
     """Called right before each attempt."""
 
-    def planning_context(self, book: CompiledPlaybook | None) -> PlanningContext:
-        return PlanningContext(book, self.actions, self.new_id, self.limits.max_age)
+    def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
+        return PlanningContext(playbook, self.actions, self.new_id, self.limits.max_age)
 
     def count_closed(self, run: Run) -> None:
         """Count and log that a run has closed."""
@@ -75,7 +75,7 @@ class Driver:
     def __init__(
         self,
         run: Run,
-        book: CompiledPlaybook | None,
+        playbook: CompiledPlaybook | None,
         outside: OutsideState,
         services: DriverServices,
         received_at: datetime | None,
@@ -83,7 +83,7 @@ class Driver:
         self.run = run
         self._outside = outside
         self._services = services
-        self._context = services.planning_context(book)
+        self._context = services.planning_context(playbook)
         self._received_at = received_at
         self._touched = asyncio.Event()
         self._plans = asyncio.Condition()

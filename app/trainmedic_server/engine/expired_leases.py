@@ -55,7 +55,7 @@ thousands."""
 
 _NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 
-BookOf: TypeAlias = Callable[[Run], Awaitable[CompiledPlaybook]]
+PlaybookOf: TypeAlias = Callable[[Run], Awaitable[CompiledPlaybook]]
 
 log = telemetry.logger(__name__)
 
@@ -81,7 +81,7 @@ class ExpiredLeases:
         metrics: telemetry.Metrics,
         locks: TargetLocks,
         source: AlertSource | None,
-        book_of: BookOf,
+        playbook_of: PlaybookOf,
         fence: Fence,
     ) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class ExpiredLeases:
         self._metrics = metrics
         self._locks = locks
         self._source = source
-        self._book_of = book_of
+        self._playbook_of = playbook_of
         self._fence = fence
         self._began_at = clock.now()
         self._began_at_loop_time = 0.0
@@ -185,7 +185,7 @@ class ExpiredLeases:
         if run is None:
             return None
         try:
-            guards = (await self._book_of(run)).spec.guards
+            guards = (await self._playbook_of(run)).spec.guards
         except errors.StoreUnavailable:
             raise
         except errors.TrainmedicError as error:

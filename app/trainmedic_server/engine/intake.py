@@ -88,13 +88,15 @@ class DeliveryIntake:
 
     def _candidates(self, alert: Alert, topology: Topology, failures: list[Event]) -> tuple[Candidate, ...]:
         candidates: list[Candidate] = []
-        for book in self._catalog.for_alert(alert.name):
-            match = book.match(alert)
+        for playbook in self._catalog.for_alert(alert.name):
+            match = playbook.match(alert)
             if match.matched:
-                candidates.append(Candidate(book, book.target_of(alert, topology)))
+                candidates.append(Candidate(playbook, playbook.target_of(alert, topology)))
             elif match.failed and alert.status is AlertStatus.FIRING:
-                log.warning("a playbook's condition failed", playbook=book.spec.name, alert=alert.name, why=match.why)
-                data = {"playbook": book.spec.name, "alert": alert.name, "why": match.why}
+                log.warning(
+                    "a playbook's condition failed", playbook=playbook.spec.name, alert=alert.name, why=match.why
+                )
+                data = {"playbook": playbook.spec.name, "alert": alert.name, "why": match.why}
                 failures.append(Event("match_failed", self._clock.now(), data=data))
         return tuple(candidates)
 
@@ -126,14 +128,14 @@ class DeliveryIntake:
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
         """Store the text of each playbook that a new run has, so that a restart finds the version it began with."""
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
-        books: dict[tuple[str, str], CompiledPlaybook] = {
-            (candidate.book.spec.name, candidate.book.version): candidate.book
+        playbooks: dict[tuple[str, str], CompiledPlaybook] = {
+            (candidate.playbook.spec.name, candidate.playbook.version): candidate.playbook
             for entry in prepared
             for candidates in entry.candidates
             for candidate in candidates
         }
         for name, version in needed:
-            tx.keep_playbook(name, version, books[name, version].text, self._clock.now())
+            tx.keep_playbook(name, version, playbooks[name, version].text, self._clock.now())
 
     def _count(self, deliveries: Sequence[Delivery], admitted: AdmittedBatch) -> None:
         for delivery in deliveries:
@@ -152,7 +154,7 @@ def _read_facts(
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
     candidates = [candidate for entry in prepared for of_alert in entry.candidates for candidate in of_alert]
     keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}
-    books = {candidate.book.spec.name: candidate.book for candidate in candidates}
+    playbooks = {candidate.playbook.spec.name: candidate.playbook for candidate in candidates}
 
     firing: dict[str, dict[Identity, AlertRecord]] = {}
     ended = {alert.fingerprint for alert in alerts if alert.status is AlertStatus.RESOLVED}
@@ -165,7 +167,7 @@ def _read_facts(
         firing=firing,
         linked=tx.linked_runs(identities),
         open_runs=tx.open_runs_for(keys) if keys else {},
-        guards=tx.guard_facts(keys, admission.counted_since(books.values(), now)) if keys else {},
+        guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), now)) if keys else {},
         controls=tx.controls(),
         nodes_acted_on=tx.nodes_acted_on(now - limits.breaker_window) if nodes else set(),
         known_nodes=tx.known_nodes() | nodes if nodes else set(),

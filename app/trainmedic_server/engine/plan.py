@@ -86,31 +86,31 @@ def has_begun(run: Run) -> bool:
     return run.acted_at is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
-def observe(run: Run, book: CompiledPlaybook, names: Scope) -> Run:
+def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
     """The run of mode observe: each step with the parameters that it would have had.
 
     What depends on the outcome of a step cannot be known; such a step says so in its message.
     """
     for state in run.steps:
         if state.phase == "steps":
-            run = run.with_step(_observed(state, book, names))
+            run = run.with_step(_observed(state, playbook, names))
         else:
             run = run.with_step(replace(state, status=StepStatus.SKIPPED, message="is for a run that fails"))
     return run
 
 
-def _observed(state: StepState, book: CompiledPlaybook, names: Scope) -> StepState:
+def _observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
     message = None
     try:
-        if not book.when(state.phase, state.index, names):
+        if not playbook.when(state.phase, state.index, names):
             return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
     except errors.ExpressionError:
-        message = f"would depend on how the run goes: {step_sequence.spec_of(book, state).when}"
+        message = f"would depend on how the run goes: {step_sequence.spec_of(playbook, state).when}"
     state = replace(state, status=StepStatus.OBSERVED, message=message)
     if state.kind != "action":
         return state
     try:
-        params = book.params(state.phase, state.index, names)
+        params = playbook.params(state.phase, state.index, names)
     except errors.ExpressionError as error:
         return replace(state, message=f"its parameters depend on the run: {error}")
     return replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -151,7 +151,7 @@ def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
     """Proceed with the first step that is not final, or close the run where there is none."""
-    broken = step_sequence.broken(draft.run, draft.book)
+    broken = step_sequence.broken(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))
         return None
@@ -160,7 +160,7 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
             draft.run = replace(draft.run, decision=Decision.STALE)
         _close(draft, Status.CANCELLED, broken.error or str(Status.CANCELLED))
         return None
-    state = step_sequence.following(draft.run, draft.book, broken)
+    state = step_sequence.following(draft.run, draft.playbook, broken)
     if state is not None:
         then = steps.proceed(draft, state)
         if draft.refused is not None:

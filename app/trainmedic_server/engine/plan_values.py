@@ -117,7 +117,7 @@ class AttemptOutcome:
 class PlanningContext:
     """What planning needs besides the run."""
 
-    book: CompiledPlaybook | None
+    playbook: CompiledPlaybook | None
     """The run's playbook; None where it cannot be read any more. Then the run is closed, and what it owes is still
     taken back: for that the playbook is not needed."""
     actions: Actions
@@ -139,10 +139,10 @@ class RunDraft:
         self.refused: tuple[Decision, str] | None = None
 
     @property
-    def book(self) -> CompiledPlaybook:
+    def playbook(self) -> CompiledPlaybook:
         """The playbook, which every open run has."""
-        assert self.context.book is not None
-        return self.context.book
+        assert self.context.playbook is not None
+        return self.context.playbook
 
     def note(self, kind: str, actor: str = "trainmedic", **data: Any) -> None:
         self.events.append(Event(kind, self.now, self.run.id, actor, data))
@@ -173,5 +173,5 @@ class RunDraft:
 
     def scope(self) -> Scope:
         """The names for this run's expressions. They are made when first looked at, for most steps never look."""
-        run, book, alerts = self.run, self.book, [record.alert for record in self.outside.alerts]
-        return scope.LazyScope(lambda: scope.build(run, book, alerts))
+        run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
+        return scope.LazyScope(lambda: scope.build(run, playbook, alerts))

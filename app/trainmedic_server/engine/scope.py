@@ -58,7 +58,7 @@ def of_step(step: StepState) -> dict[str, Any]:
     }
 
 
-def build(run: Run, book: CompiledPlaybook, alerts: Sequence[Alert], *, hindsight: bool = True) -> Scope:
+def build(run: Run, playbook: CompiledPlaybook, alerts: Sequence[Alert], *, hindsight: bool = True) -> Scope:
     """The scope for the steps of `run`. The first of `alerts` is the one that the run was started for.
 
     With `hindsight` False it has no step, so that an expression which asks for the outcome of a step fails. By that
@@ -72,7 +72,7 @@ def build(run: Run, book: CompiledPlaybook, alerts: Sequence[Alert], *, hindsigh
         "labels": dict(first.labels),
         "annotations": dict(first.annotations),
         "target": of_target(run.target),
-        "vars": dict(book.spec.vars),
+        "vars": dict(playbook.spec.vars),
         "steps": steps,
         "run": {
             "id": run.id,

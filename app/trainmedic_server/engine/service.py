@@ -77,7 +77,7 @@ class Engine:
         self._intake = DeliveryIntake(store, catalog, clock, limits, metrics, topology, self._new_id, self._on_admitted)
         self._silent_alerts = SilentAlerts(store, clock, limits, metrics, alert_source, self._workers.touch)
         expired_leases = ExpiredLeases(
-            store, clock, limits, metrics, services.locks, alert_source, self._workers.book_of, fence
+            store, clock, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
         )
         self._leases = LeaseRenewer(store, actions, clock, limits, metrics, expired_leases)
         self._loops: list[asyncio.Task[None]] = []
@@ -168,8 +168,8 @@ class Engine:
     def _on_admitted(self, changes: AdmissionChanges) -> None:
         if changes.controls is not None:
             self._put_in_force(changes.controls)
-        for run, book, record in changes.started:
-            self._workers.start(run, book, record)
+        for run, playbook, record in changes.started:
+            self._workers.start(run, playbook, record)
         self._workers.touch(changes.touched)
 
     async def _change(self, change: Callable[[Controls], Controls], *events: Event) -> Controls:

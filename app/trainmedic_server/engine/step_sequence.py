@@ -13,18 +13,18 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 _MODE_APPROVAL = ApproveStep(id=APPROVAL, approve=Question(message="Mode approve: may this run act?"))
 
 
-def spec_of(book: CompiledPlaybook, state: StepState) -> Step:
+def spec_of(playbook: CompiledPlaybook, state: StepState) -> Step:
     """The playbook's entry that a step's state belongs to."""
     if state.phase == APPROVAL:
         return _MODE_APPROVAL
-    entries = book.spec.steps if state.phase == "steps" else book.spec.on_failure
+    entries = playbook.spec.steps if state.phase == "steps" else playbook.spec.on_failure
     return entries[state.index]
 
 
-def fresh(book: CompiledPlaybook, *, ask_first: bool) -> tuple[StepState, ...]:
+def fresh(playbook: CompiledPlaybook, *, ask_first: bool) -> tuple[StepState, ...]:
     """The steps of a new run, all pending; with mode approve's question in front if `ask_first`."""
     states = [StepState(APPROVAL, 0, APPROVAL, "approve")] if ask_first else []
-    for phase, entries in (("steps", book.spec.steps), ("on_failure", book.spec.on_failure)):
+    for phase, entries in (("steps", playbook.spec.steps), ("on_failure", playbook.spec.on_failure)):
         for index, entry in enumerate(entries):
             action = entry.action if isinstance(entry, ActionStep) else None
             states.append(StepState(phase, index, step_id(entry, index, phase), _kind(entry), action))
@@ -45,13 +45,13 @@ def is_fatal(state: StepState, spec: Step) -> bool:
             return False
 
 
-def broken(run: Run, book: CompiledPlaybook) -> StepState | None:
+def broken(run: Run, playbook: CompiledPlaybook) -> StepState | None:
     """The step by which the run fails; None where none has."""
     regular = (step for step in run.steps if step.phase != "on_failure")
-    return next((step for step in regular if is_fatal(step, spec_of(book, step))), None)
+    return next((step for step in regular if is_fatal(step, spec_of(playbook, step))), None)
 
 
-def following(run: Run, book: CompiledPlaybook, failed: StepState | None) -> StepState | None:
+def following(run: Run, playbook: CompiledPlaybook, failed: StepState | None) -> StepState | None:
     """The next step to proceed with: the first that is not final; in ``on_failure`` where the run has `failed`.
 
     In ``on_failure`` a failed action does not keep the steps after it from running, for one of them may be what
@@ -63,7 +63,7 @@ def following(run: Run, book: CompiledPlaybook, failed: StepState | None) -> Ste
             continue
         if not state.status.is_final:
             return state
-        if failed is not None and state.kind != "action" and is_fatal(state, spec_of(book, state)):
+        if failed is not None and state.kind != "action" and is_fatal(state, spec_of(playbook, state)):
             return None
     return None
 

@@ -40,7 +40,7 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
     """What to do about the first step that is not final.
 
     None once it has become final, or where the run must not act (`RunDraft.refused`)."""
-    spec = spec_of(draft.book, state)
+    spec = spec_of(draft.playbook, state)
     if held_by_pause(draft, state):
         if draft.outside.resolved and _may_be_applied(state):
             paused = "nobody asked again, because the server was paused and the alert resolved"
@@ -49,7 +49,7 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
         return draft.hold_for_resume()
     if state.status is StepStatus.PENDING:
         try:
-            is_met = spec.when is None or draft.book.when(state.phase, state.index, draft.scope())
+            is_met = spec.when is None or draft.playbook.when(state.phase, state.index, draft.scope())
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))
             return None
@@ -80,7 +80,7 @@ def conclude(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> 
     # The message of an open run is for people: what it waits for, or why its last attempt failed.
     draft.run = replace(draft.run, message="" if outcome.status == "applied" else outcome.error or outcome.status)
     state = draft.run.step(key)
-    spec = spec_of(draft.book, state)
+    spec = spec_of(draft.playbook, state)
     assert isinstance(spec, ActionStep)
     attempt = replace(
         state.attempts[-1],
@@ -142,7 +142,7 @@ def _act(draft: RunDraft, state: StepState, spec: ActionStep) -> PerformAttempt 
         return None
     if not state.attempts:
         try:
-            params = draft.book.params(state.phase, state.index, draft.scope())
+            params = draft.playbook.params(state.phase, state.index, draft.scope())
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))
             return None
@@ -198,7 +198,9 @@ def _approve(draft: RunDraft, state: StepState, spec: ApproveStep) -> Wait | Non
     if state.status is StepStatus.PENDING:
         try:
             message = (
-                spec.message if state.phase == APPROVAL else draft.book.message(state.phase, state.index, draft.scope())
+                spec.message
+                if state.phase == APPROVAL
+                else draft.playbook.message(state.phase, state.index, draft.scope())
             )
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))

@@ -109,7 +109,7 @@ def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
 
 def _has_failed(draft: RunDraft) -> bool:
     if draft.run.is_open:
-        return broken(draft.run, draft.book) is not None
+        return broken(draft.run, draft.playbook) is not None
     return draft.run.status is Status.FAILED
 
 

@@ -36,10 +36,10 @@ class Workers:
         self._touched_early: set[str] = set()
         self._stopped = False
 
-    def start(self, run: Run, book: CompiledPlaybook, alert: AlertRecord) -> None:
+    def start(self, run: Run, playbook: CompiledPlaybook, alert: AlertRecord) -> None:
         """Drive a run that has just been admitted."""
         self._services.metrics.open_runs.inc()
-        self._launch(Driver(run, book, OutsideState((alert,)), self._services, alert.first_heard_at))
+        self._launch(Driver(run, playbook, OutsideState((alert,)), self._services, alert.first_heard_at))
 
     def touch(self, run_ids: Iterable[str]) -> None:
         """Have the drivers of these runs read what has changed in the store; a closed run gets one again."""
@@ -93,10 +93,10 @@ class Workers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_up(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
-        run, book = snapshot.run, None
+        run, playbook = snapshot.run, None
         outside = OutsideState(snapshot.alerts, snapshot.orders).under(self._services.controls())
         try:
-            book = await self.book_of(run)
+            playbook = await self.playbook_of(run)
         except errors.StoreUnavailable:
             raise
         except errors.TrainmedicError as error:
@@ -106,11 +106,11 @@ class Workers:
                 run = await self._close(run, plan.give_up(run, outside, context, self._now(), str(error)))
         reason = self._stale(run, outside, down_for) if run.is_open else None
         if reason is not None:
-            context = self._services.planning_context(book)
+            context = self._services.planning_context(playbook)
             run = await self._close(run, plan.call_off(run, outside, context, self._now(), reason, Decision.STALE))
             self._services.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
         if run.is_open or run.owes_undo:
-            self._launch(Driver(run, book, outside, self._services, None))
+            self._launch(Driver(run, playbook, outside, self._services, None))
 
     async def _close(self, run: Run, closing: RunPlan) -> Run:
         await self._services.recorder.record(closing.run, run, closing.events)
@@ -131,7 +131,7 @@ class Workers:
             )
         return None if plan.has_begun(run) else plan.stale(run, outside, limit, self._now())
 
-    async def book_of(self, run: Run) -> CompiledPlaybook:
+    async def playbook_of(self, run: Run) -> CompiledPlaybook:
         """The playbook in the version that the run started with. Raises NotFound, PlaybookError, StoreUnavailable."""
         loaded = self._catalog.get(run.playbook)
         if loaded is not None and loaded.version == run.version:

@@ -166,7 +166,7 @@ def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Auth
         """Each with its source, its version and how its runs ended; and why files were not loaded."""
         counts = await history.playbook_counts()
         return PlaybookList(
-            items=[PlaybookSummary(**_summary(book, counts)) for book in catalog.all()],
+            items=[PlaybookSummary(**_summary(playbook, counts)) for playbook in catalog.all()],
             errors=[LoadProblemView.model_validate(problem) for problem in catalog.problems],
         )
 
@@ -177,10 +177,10 @@ def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Auth
         responses=responses(401, 403, 404, 503),
     )
     async def playbook(name: str) -> PlaybookView:
-        book = catalog.get(name)
-        if book is None:
+        playbook = catalog.get(name)
+        if playbook is None:
             raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
-        return PlaybookView(**_summary(book, await history.playbook_counts()), text=book.text)
+        return PlaybookView(**_summary(playbook, await history.playbook_counts()), text=playbook.text)
 
     @routes.get(
         "/agents",
@@ -225,14 +225,14 @@ def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}
 
 
-def _summary(book: CompiledPlaybook, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    spec = book.spec
+def _summary(playbook: CompiledPlaybook, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    spec = playbook.spec
     return {
         "name": spec.name,
         "summary": spec.summary,
         "mode": spec.mode,
         "alerts": list(spec.on.alertnames),
-        "source": book.source,
-        "version": book.version,
+        "source": playbook.source,
+        "version": playbook.version,
         "runs": dict(counts.get(spec.name, {})),
     }

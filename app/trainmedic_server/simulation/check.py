@@ -19,7 +19,7 @@ from trainmedic_server.simulation import suite_format
 class CheckResult:
     """The playbooks that can be loaded, and every problem in the order of files and lines."""
 
-    books: tuple[YamlPlaybook, ...]
+    playbooks: tuple[YamlPlaybook, ...]
     problems: tuple[FileProblem, ...]
 
 

@@ -113,47 +113,51 @@ def explain(
     topology: Topology = Topology(),
 ) -> tuple[Explanation, ...]:
     """An explanation for each alert and each playbook, in the order of the alerts and of the playbooks' names."""
-    return tuple(_explained(book, actions, alert, limits, now, topology) for alert in alerts for book in catalog.all())
+    return tuple(
+        _explained(playbook, actions, alert, limits, now, topology) for alert in alerts for playbook in catalog.all()
+    )
 
 
 def _explained(
-    book: CompiledPlaybook, actions: Actions, alert: Alert, limits: EngineLimits, now: datetime, topology: Topology
+    playbook: CompiledPlaybook, actions: Actions, alert: Alert, limits: EngineLimits, now: datetime, topology: Topology
 ) -> Explanation:
-    match = book.match(alert)
-    explanation = Explanation(book.spec.name, book.source, alert, match.matched, match.why)
+    match = playbook.match(alert)
+    explanation = Explanation(playbook.spec.name, playbook.source, alert, match.matched, match.why)
     if not match.matched:
         return explanation
-    mode = Mode.stricter(book.spec.mode, limits.mode)
-    target = book.target_of(alert, topology)
+    mode = Mode.stricter(playbook.spec.mode, limits.mode)
+    target = playbook.target_of(alert, topology)
     if isinstance(target, Unresolved):
         return replace(explanation, why=target.why, mode=mode, decision=Decision(target.reason))
     decided = guards.decide(
-        book.spec.guards, mode, GuardFacts(), Controls(), limits, starts_at=alert.starts_at, now=now
+        playbook.spec.guards, mode, GuardFacts(), Controls(), limits, starts_at=alert.starts_at, now=now
     )
-    names = _scope(book, alert, target, mode, now)
+    names = _scope(playbook, alert, target, mode, now)
     return replace(
         explanation,
         why=decided.why,
         mode=mode,
         target=target.key,
         decision=decided.decision,
-        guards=_guards(book),
-        steps=tuple(_step_plan(book, actions, names, state) for state in step_sequence.fresh(book, ask_first=False)),
+        guards=_guards(playbook),
+        steps=tuple(
+            _step_plan(playbook, actions, names, state) for state in step_sequence.fresh(playbook, ask_first=False)
+        ),
     )
 
 
-def _scope(book: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Scope:
+def _scope(playbook: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Scope:
     """The names that expressions can use before any step has run."""
     run = Run(
-        _RUN_ID, book.spec.name, book.version, target, mode, Status.RUNNING, Decision.STARTED,
+        _RUN_ID, playbook.spec.name, playbook.version, target, mode, Status.RUNNING, Decision.STARTED,
         alert.identity, alert.name, alert.labels, now,
     )  # fmt: skip
-    return scope.build(run, book, [alert], hindsight=False)
+    return scope.build(run, playbook, [alert], hindsight=False)
 
 
-def _guards(book: CompiledPlaybook) -> tuple[str, ...]:
+def _guards(playbook: CompiledPlaybook) -> tuple[str, ...]:
     """A sentence for each guard that the playbook has."""
-    spec = book.spec.guards
+    spec = playbook.spec.guards
     sentences = []
     if spec.cooldown is not None:
         sentences.append(
@@ -167,13 +171,13 @@ def _guards(book: CompiledPlaybook) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _step_plan(book: CompiledPlaybook, actions: Actions, names: Scope, state: StepState) -> StepPlan:
-    spec = step_sequence.spec_of(book, state)
-    plan = StepPlan(state.phase, state.id, _describe(spec), *_condition(book, names, state, spec))
+def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state: StepState) -> StepPlan:
+    spec = step_sequence.spec_of(playbook, state)
+    plan = StepPlan(state.phase, state.id, _describe(spec), *_condition(playbook, names, state, spec))
     if plan.verdict in (StepForecast.SKIPPED, StepForecast.FAILS):
         return plan
     if isinstance(spec, ApproveStep) and plan.verdict is StepForecast.RUNS:
-        return replace(plan, what=f"{plan.what}: {_question(book, names, state, spec)}")
+        return replace(plan, what=f"{plan.what}: {_question(playbook, names, state, spec)}")
     if not isinstance(spec, ActionStep):
         return plan
     if actions.spec(spec.action) is None:
@@ -183,28 +187,28 @@ def _step_plan(book: CompiledPlaybook, actions: Actions, names: Scope, state: St
         reason = plan.why or "its parameters depend on how earlier steps end"
         return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)
     try:
-        params = book.params(state.phase, state.index, names)
+        params = playbook.params(state.phase, state.index, names)
     except errors.ExpressionError as error:
         return replace(plan, verdict=StepForecast.FAILS, why=str(error))
     return replace(plan, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
-def _condition(book: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
+def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
     """What the step's ``when`` makes of it, and why."""
     if spec.when and _uses_steps(spec.when, is_expression=True):
         return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {spec.when}"
     try:
-        if book.when(state.phase, state.index, names):
+        if playbook.when(state.phase, state.index, names):
             return StepForecast.RUNS, f"when holds: {spec.when}" if spec.when else ""
     except errors.ExpressionError as error:
         return StepForecast.FAILS, str(error)
     return StepForecast.SKIPPED, f"when does not hold: {spec.when}"
 
 
-def _question(book: CompiledPlaybook, names: Scope, state: StepState, spec: ApproveStep) -> str:
+def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: ApproveStep) -> str:
     """What the step asks; unrendered where that depends on how earlier steps end."""
     try:
-        return book.message(state.phase, state.index, names)
+        return playbook.message(state.phase, state.index, names)
     except errors.ExpressionError:
         return spec.message
 

@@ -82,15 +82,15 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
     for suite in suites:
         files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
-        books = [book for file in files for book in file.playbooks]
-        problems.extend(unknown_names.problems(suite, books, actions))
-        ready.append((suite, books))
+        playbooks = [playbook for file in files for playbook in file.playbooks]
+        problems.extend(unknown_names.problems(suite, playbooks, actions))
+        ready.append((suite, playbooks))
     if problems:
         return FileResult(path, (), tuple(sorted(set(problems))))
     metrics = telemetry.Metrics()
     results = [
-        _run_test(suite, index, StaticCatalog(books, actions, identity), actions, metrics)
-        for suite, books in ready
+        _run_test(suite, index, StaticCatalog(playbooks, actions, identity), actions, metrics)
+        for suite, playbooks in ready
         for index in range(len(suite.spec.tests))
     ]
     return FileResult(path, tuple(results))
@@ -182,8 +182,8 @@ class _Scenario:
         self.decisions.extend(admission.runs)
         if admission.unmatched:
             reasons = (
-                f"{book.spec.name} did not react to {alert.name}: {book.match(alert).why}"
-                for book in self.catalog.all()
+                f"{playbook.spec.name} did not react to {alert.name}: {playbook.match(alert).why}"
+                for playbook in self.catalog.all()
             )
             self.unmatched.extend(reason for reason in reasons if reason not in self.unmatched)
 

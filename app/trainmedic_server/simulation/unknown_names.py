@@ -16,15 +16,15 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.simulation.suite_format import RunExpected, Suite
 
 
-def problems(suite: Suite, books: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[FileProblem]:
+def problems(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[FileProblem]:
     """A problem for each step, action and playbook that a test names and that does not exist.
 
     A reply or an expectation for it would never be used, so that the test would pass without testing it.
     """
-    if not books:
+    if not playbooks:
         return
-    playbooks = {book.spec.name for book in books}
-    states = [state for book in books for state in step_sequence.fresh(book, ask_first=False)]
+    playbook_names = {playbook.spec.name for playbook in playbooks}
+    states = [state for playbook in playbooks for state in step_sequence.fresh(playbook, ask_first=False)]
     step_ids = {state.id for state in states}
     undos = {f"{step_id}.undo" for step_id in step_ids}
     reply_keys = {*step_ids, *undos, *(state.action for state in states if state.action), *actions.names()}
@@ -36,17 +36,17 @@ def problems(suite: Suite, books: Sequence[CompiledPlaybook], actions: Actions) 
         for number, check in enumerate(test.expect):
             for run_number, run in enumerate(check.runs or ()):
                 run_place = (*place, "expect", number, "runs", run_number)
-                yield from _in_run(suite, run_place, run, step_ids, playbooks)
+                yield from _in_run(suite, run_place, run, step_ids, playbook_names)
 
 
 def _in_run(
-    suite: Suite, place: Place, run: RunExpected, step_ids: set[str], playbooks: set[str]
+    suite: Suite, place: Place, run: RunExpected, step_ids: set[str], playbook_names: set[str]
 ) -> Iterator[FileProblem]:
     for step_id in run.steps:
         if step_id not in {*step_ids, APPROVAL}:
             yield _no_such(suite, (*place, "steps", step_id), "step", step_id, step_ids)
-    if run.playbook is not None and run.playbook not in playbooks:
-        yield _no_such(suite, (*place, "playbook"), "playbook", run.playbook, playbooks)
+    if run.playbook is not None and run.playbook not in playbook_names:
+        yield _no_such(suite, (*place, "playbook"), "playbook", run.playbook, playbook_names)
 
 
 def _no_such(suite: Suite, place: Place, kind: str, name: str, existing: Iterable[str]) -> FileProblem:

@@ -286,9 +286,9 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
         await asyncio.wait([task])
 
 
-def _names_its_job(book: CompiledPlaybook) -> bool:
+def _names_its_job(playbook: CompiledPlaybook) -> bool:
     """Whether the target is a job, which labels may name by a GPU, pod or node that it uses."""
-    return isinstance(book.spec.target, TargetParts) and book.spec.target.job is not None
+    return isinstance(playbook.spec.target, TargetParts) and playbook.spec.target.job is not None
 
 
 def _key(settings: ServerSettings) -> bytes | None:
