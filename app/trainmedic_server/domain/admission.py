@@ -1,4 +1,7 @@
-"""What became of a delivery: the reply to Alertmanager, as a value."""
+"""What became of a delivery: the reply to Alertmanager, as a value.
+
+Who calls it: the engine makes it once the delivery is durable, the webhook writes it as JSON.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,30 @@ from trainmedic_server.domain.run import Decision
 
 @dataclass(frozen=True, slots=True)
 class PlaybookDecision:
-    """One playbook's decision on one alert. ``target`` is the target's key, empty where there is none."""
+    """One playbook's decision on one alert."""
 
     run_id: str
+    """The run that was started or joined, or the item of the history that says why not."""
     playbook: str
+    """The playbook's name."""
     target: str
+    """The target's key; empty where the labels name none."""
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The outcome of one delivery: everything in it is durable.
-
-    ``duplicates`` counts alerts that were known in the same status already, ``unmatched`` those
-    that no playbook reacts to, ``truncated`` those that Alertmanager left out.
-    """
+    """The outcome of one delivery: everything in it is durable."""
 
     delivery_id: str
+    """The id that the webhook gave the delivery."""
     alerts: int
+    """How many alerts it had."""
     runs: tuple[PlaybookDecision, ...] = ()
+    """The decisions, in the order of the alerts."""
     duplicates: int = 0
+    """How many alerts were known in the same status already."""
     unmatched: int = 0
+    """How many alerts no playbook reacts to."""
     truncated: int = 0
+    """How many alerts Alertmanager left out."""

@@ -23,13 +23,12 @@ class AlertStatus(StrEnum):
 
 
 class Identity(NamedTuple):
-    """What makes two reports speak of the same alert: same labels, same beginning.
-
-    ``starts_at`` is an aware UTC datetime.
-    """
+    """What makes two reports speak of the same alert: the same labels and the same beginning."""
 
     fingerprint: str
+    """Alertmanager's hash of the labels."""
     starts_at: datetime
+    """When it began to fire, an aware UTC datetime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class AlertRecord:
     first_heard_at: datetime
     """When its first report arrived."""
     last_heard_at: datetime
-    """When its last report arrived, or the Alertmanager last said on request that it fires."""
+    """When it was last heard of: by a report, or by the Alertmanager's answer that it fires."""
     count: int = 1
     """How many reports of it arrived."""
     resolved_at: datetime | None = None
@@ -104,12 +103,18 @@ class AlertRecord:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One webhook POST: its alerts, and how many more Alertmanager left out (``truncated``)."""
+    """One webhook POST."""
 
     id: str
+    """A UUIDv7 that the webhook gives it."""
     received_at: datetime
+    """When it arrived, an aware UTC datetime."""
     receiver: str
+    """The receiver's name in Alertmanager's configuration."""
     group_key: str
+    """Alertmanager's key of the group of alerts."""
     external_url: str
+    """Where that Alertmanager is."""
     alerts: tuple[Alert, ...] = field(default=())
     truncated: int = 0
+    """How many alerts Alertmanager left out, by its ``max_alerts``."""

@@ -22,7 +22,7 @@ OF_THE_ALERT = "alert"
 
 
 def find(reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    """The job; a reference of no known form is a job's name."""
+    """The job that `reference` names. One that has none of the three forms is a job's name itself."""
     form, colon, name = reference.partition(":")
     name = name.strip()
     if not colon or form not in ("node", "gpu", "pod"):

@@ -82,10 +82,10 @@ class StepStatus(StrEnum):
 
 
 class UndoStatus(StrEnum):
-    """Where an undo stands. ``armed`` and ``running`` are duties still owed.
+    """Where an undo stands.
 
-    ``available`` is no duty: an operator can have it carried out. ``dropped`` means that there is
-    nothing to take back, because the action was certainly not applied.
+    ``armed`` and ``running`` are duties that are still owed. ``available`` is none: an operator can order it.
+    ``dropped`` means that there is nothing to take back, because the action was certainly not applied.
     """
 
     AVAILABLE = "available"
@@ -322,15 +322,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """The switches that outlive a restart.
-
-    ``alive_at`` is the server's last heartbeat, from which a new start knows how long it was down.
-    """
+    """The switches that outlive a restart. Times are aware UTC datetimes."""
 
     paused: bool = False
+    """Whether an operator has paused the server: it starts nothing and does no new harm; undos go on."""
     paused_by: str | None = None
     paused_at: datetime | None = None
     breaker_open: bool = False
+    """Whether too many nodes were acted on, so that no run starts until an operator closes the breaker."""
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
+    """For a person: how many nodes of how many."""
     alive_at: datetime | None = None
+    """The server's last heartbeat, by which a new start knows for how long it was down."""

@@ -111,7 +111,7 @@ class AgentTopology:
 
     @classmethod
     def of(cls, details_by_node: Mapping[str, Mapping[str, Any]]) -> AgentTopology:
-        """From the presences of the agents."""
+        """What the presences of the agents say, given by the agents' nodes."""
         left = MOST_ENTRIES
         gpus_by_node = {}
         for node, details in details_by_node.items():
@@ -125,7 +125,7 @@ class AgentTopology:
 
     @cached_property
     def gpus_by_pod(self) -> Mapping[str, Sequence[Gpu]]:
-        """By the uid of a pod that has a process on them."""
+        """The GPUs on which a pod has a process, by the pod's uid."""
         by_pod: dict[str, list[Gpu]] = {}
         for gpu in chain.from_iterable(self.gpus_by_node.values()):
             for uid in gpu.pods:
@@ -142,7 +142,7 @@ class JobTopology:
 
     @classmethod
     def of(cls, details_by_job: Mapping[str, Mapping[str, Any]], agents: AgentTopology) -> JobTopology:
-        """From the presences of the jobs. A GPU that an agent sees too is found by each of its names."""
+        """What the presences of the jobs say. A GPU that an agent sees as well is found by each of its names."""
         # Both indexes are made here and not when first asked for: for thousands of ranks that takes a tenth of
         # a second, for which the caller has a thread.
         by_node: dict[str, Jobs] = {}
@@ -190,7 +190,7 @@ class ClusterTopology:
 
     @cached_property
     def pods_by_job(self) -> Mapping[str, Sequence[Pod]]:
-        """Those whose labels name the job; of several namespaces, where there are jobs of one name."""
+        """The pods whose labels name a job. They are of several namespaces where jobs in these have the same name."""
         pods: dict[str, list[Pod]] = {}
         for pod in self.pods.values():
             if pod.job is not None:
@@ -200,15 +200,17 @@ class ClusterTopology:
 
 @dataclass(frozen=True, slots=True)
 class WrittenTopology:
-    """What a person has written down. It goes before what is read from elsewhere; ``inventory`` reads it."""
+    """What a person has written down, which ``inventory`` reads. It goes before what the other sources know."""
 
     nodes_by_address: Mapping[str, str] = field(default_factory=dict)
     jobs_by_pod: JobsByName = field(default_factory=dict)
     reported_by_node: JobsByName = field(default_factory=dict)
-    """In place of what the jobs report (``told:node:…``), and so on."""
+    """In place of what the jobs report."""
     reported_by_gpu: JobsByName = field(default_factory=dict)
     observed_by_node: JobsByName = field(default_factory=dict)
+    """In place of what the cluster knows."""
     observed_by_gpu: JobsByName = field(default_factory=dict)
+    """In place of what the agents see."""
 
 
 @dataclass(frozen=True, slots=True)

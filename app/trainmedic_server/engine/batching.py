@@ -102,7 +102,7 @@ class Batcher(Generic[Asked, Answer]):
         return batch
 
     async def stop(self) -> None:
-        """Stop the batches in hand and turn away those who wait."""
+        """Cancel the batches that are being handled, and the callers that wait."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

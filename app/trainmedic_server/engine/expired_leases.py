@@ -163,7 +163,10 @@ class ExpiredLeases:
             self._busy_runs.discard(run_id)
 
     async def _ask(self, action: LeasedAction, run_id: str, effects: Sequence[LeasedEffect], facts: _RunFacts) -> None:
-        """Intent on record, command, outcome on record; while no attempt is in flight on the same places."""
+        """Put the intent on record, send the commands, and put the outcome on record.
+
+        All this happens while no other attempt is in flight on the same places.
+        """
         places = {place for effect in effects for place in _places(action, effect)}
         async with self._locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *places):
             begun = await self._store.transact(lambda tx: self._begin(tx, run_id, effects, facts))
@@ -180,7 +183,8 @@ class ExpiredLeases:
             await self._store.transact(lambda tx: self._hold_back(tx, run_id, failed[0].why, asked=True))
 
     async def _facts(self, run_id: str) -> _RunFacts | None:
-        """What has to be asked of others than the store; None where nothing may be set again."""
+        """What others than the store have to be asked; None where the guards are not known, so that nothing may be
+        set again."""
         run = await self._store.transact(lambda tx: tx.run(run_id))
         if run is None:
             return None

@@ -42,7 +42,7 @@ class OutsideState:
     """Why the breaker is open; None while it is closed."""
 
     def under(self, controls: Controls) -> OutsideState:
-        """The same, with the switches as `controls` has them."""
+        """This state, with the switches as `controls` has them."""
         breaker = (controls.breaker_reason or "the breaker is open") if controls.breaker_open else None
         if (self.paused, self.breaker) == (controls.paused, breaker):
             return self

@@ -144,7 +144,7 @@ class Engine:
         await self._store.transact(work)
 
     async def pause(self, actor: str) -> Controls:
-        """Stop new harm until `resume`. Undo goes on."""
+        """Keep runs from starting and from acting until `resume`. Undos go on."""
         now = self._clock.now()
         return await self._change(
             lambda controls: replace(controls, paused=True, paused_by=actor, paused_at=now),

@@ -44,7 +44,7 @@ class SilentAlerts:
 
     @property
     def interval(self) -> timedelta:
-        """Often enough that what is assumed is late by a tenth at most."""
+        """So often that an alert is assumed to have resolved a tenth later than the setting says, at most."""
         return min(max(self._limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:

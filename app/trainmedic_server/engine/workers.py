@@ -85,7 +85,7 @@ class Workers:
             log.info("took up unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
 
     async def stop(self) -> None:
-        """Let go of every run where it stands; the next process takes them up."""
+        """Stop driving every run where it stands; the next process takes them up."""
         self._stopped = True
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -171,7 +171,7 @@ class Workers:
             self._spawn(run_id, self._revive(run_id))
 
     async def _drive(self, driver: Driver) -> None:
-        """Drive to the end; a bug on the way is logged, counted, and met with another try from the store."""
+        """Drive the run to its end. After a bug, which is logged and counted, it is tried again from the store."""
         backoff, failed = Backoff(first=1.0, longest=60.0), False
         try:
             while True:
