@@ -131,6 +131,6 @@ def test_check_reads_tests_too(tmp_path: Path) -> None:
     (tmp_path / "cap.yaml").write_text(PLAYBOOK.replace("target: node", "targt: node"))
     (tmp_path / "cap_test.yaml").write_text("tests: [{name: t, expct: {}}]\n")
     result = check.check([tmp_path], SimulatedActions())
-    assert result.books == ()
+    assert result.playbooks == ()
     assert {Path(problem.file).name for problem in result.problems} == {"cap.yaml", "cap_test.yaml"}
     assert check.test_files([tmp_path]) == [tmp_path / "cap_test.yaml"]
