@@ -136,7 +136,7 @@ def take_low_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         _take_last_io_priority()
     except OSError as error:
-        log.info("cleaning runs at the agent's own priority: %s", error)
+        log.info("cleaning runs at the agent's own priority", extra={"reason": str(error)})
 
 
 def _take_last_io_priority() -> None:
