@@ -3,8 +3,8 @@
 The promise: each name in ``__all__`` stays, with the members that its documentation names and what they mean, for
 as long as the major version of Trainmedic stays the same. A minor version may add to them: a field or an argument
 with a default, a method that `BasicAction` already has, a service that may be None. Any other module of
-``trainmedic_server`` may change in any version. Of `Services`, ``bus`` and ``cluster_topology`` are not promised: to have a
-training job or an agent carry something out, derive from `CommandAction`.
+``trainmedic_server`` may change in any version. Of `Services`, ``bus`` and ``cluster_topology`` are not promised: to
+have a training job or an agent carry something out, derive from `CommandAction`.
 
 An action is a class, found by an entry point of the group ``trainmedic.actions``. The least that it has::
 
