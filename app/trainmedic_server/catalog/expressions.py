@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -150,12 +151,17 @@ def parse_expression(text: str) -> nodes.Template:
 
 def parse_template(text: str) -> nodes.Template:
     """Return the syntax tree of a template. Raises Malformed."""
-    try:
-        tree = ENVIRONMENT.parse(text)
-    except (jinja2.TemplateSyntaxError, RecursionError) as error:
-        raise Malformed(f"{shown(text)}: {_syntax(error)}") from None
+    tree = _made(ENVIRONMENT.parse, text)
     _refuse_unknown(tree, text)
     return tree
+
+
+def _made(make: Callable[[str], T], text: str) -> T:
+    """Return what Jinja makes of `text`. Raises Malformed."""
+    try:
+        return make(text)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise Malformed(f"{shown(text)}: {_syntax(error)}") from None
 
 
 def _refuse_unknown(tree: nodes.Template, text: str) -> None:
@@ -179,11 +185,8 @@ class Expression:
     def __init__(self, text: str, name: str) -> None:
         self.text = text
         self._name = name
-        try:
-            compiled = ENVIRONMENT.compile_expression(text, undefined_to_none=False)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise Malformed(f"{shown(text)}: {_syntax(error)}") from None
-        self._compiled: TemplateExpression = compiled
+        compile_: Callable[[str], TemplateExpression] = partial(ENVIRONMENT.compile_expression, undefined_to_none=False)
+        self._compiled = _made(compile_, text)
 
     def evaluate(self, scope: Scope) -> Any:
         """Raises ExpressionError."""
@@ -207,10 +210,7 @@ class TextTemplate:
     def __init__(self, text: str, name: str) -> None:
         self.text = text
         self._name = name
-        try:
-            self._compiled = ENVIRONMENT.from_string(text)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise Malformed(f"{shown(text)}: {_syntax(error)}") from None
+        self._compiled: jinja2.Template = _made(ENVIRONMENT.from_string, text)
 
     def evaluate(self, scope: Scope) -> str:
         """Raises ExpressionError."""

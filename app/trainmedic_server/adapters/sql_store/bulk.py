@@ -14,6 +14,8 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from trainmedic_server.adapters.sql_store.lookup import converted
+
 _COUNTS = (128, 64, 32, 16, 8, 4, 2, 1)
 _INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
@@ -52,7 +54,7 @@ class BulkInsert:
         self._processors = [(place, processor) for place, processor in processors if processor is not None]
 
     def run(self, connection: sa.Connection, rows: Iterable[Sequence[Any]]) -> None:
-        encoded = [self._encode(row) for row in rows]
+        encoded = [converted(row, self._processors) for row in rows]
         start, left = 0, len(encoded)
         for count, text in self._texts:
             while left >= count:
@@ -60,11 +62,3 @@ class BulkInsert:
                 connection.exec_driver_sql(text, tuple(values))
                 start += count
                 left -= count
-
-    def _encode(self, row: Sequence[Any]) -> list[Any]:
-        values = list(row)
-        for place, processor in self._processors:
-            value = values[place]
-            if value is not None:
-                values[place] = processor(value)
-        return values

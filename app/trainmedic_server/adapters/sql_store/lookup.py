@@ -8,7 +8,7 @@ for a few lengths, so that the driver finds each statement prepared.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,6 +24,8 @@ _LENGTHS = (1, 4, 16, 64, 256)
 """A list is filled up to the next of these by repeating its last key, which finds nothing new."""
 
 Row = tuple[Any, ...]
+Converters = Sequence[tuple[int, Callable[[Any], Any]]]
+"""How to convert the values of a row, by their place in it."""
 
 
 class Lookup:
@@ -84,15 +86,17 @@ class _Prepared:
             cursor.close()
         except dbapi.Error as error:
             raise exc.DBAPIError.instance(text, None, error, dbapi.Error, dialect=connection.dialect) from error
-        return [self._decode(row) for row in rows]
+        return [tuple(converted(row, self._decoders)) for row in rows]
 
-    def _decode(self, row: Row) -> Row:
-        values = list(row)
-        for place, decode in self._decoders:
-            value = values[place]
-            if value is not None:
-                values[place] = decode(value)
-        return tuple(values)
+
+def converted(row: Sequence[Any], converters: Converters) -> list[Any]:
+    """Return the row with each value that is not null converted, where its place has a converter."""
+    values = list(row)
+    for place, convert in converters:
+        value = values[place]
+        if value is not None:
+            values[place] = convert(value)
+    return values
 
 
 def _binder(

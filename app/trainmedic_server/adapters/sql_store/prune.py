@@ -28,7 +28,7 @@ _OLD_RUNS = (
     .order_by(runs.c.created_at, runs.c.id)
     .limit(BATCH)
 )
-_OF_RUNS = (
+_DELETE_RUNS = (
     sa.delete(events).where(events.c.run_id.in_(_RUN_IDS)),
     sa.delete(orders).where(orders.c.run_id.in_(_RUN_IDS)),
     sa.delete(steps).where(steps.c.run_id.in_(_RUN_IDS)),
@@ -42,10 +42,10 @@ _OLD_ALERTS = (
     .order_by(alerts.c.last_heard_at)
     .limit(BATCH)
 )
-_THE_ALERTS = sa.delete(alerts).where(
+_DELETE_ALERTS = sa.delete(alerts).where(
     alerts.c.fingerprint.in_(_FINGERPRINTS), alerts.c.last_heard_at < _BEFORE, ~_IS_TIED
 )
-_OLD_EVENTS = sa.delete(events).where(
+_DELETE_EVENTS = sa.delete(events).where(
     events.c.seq.in_(
         sa.select(events.c.seq)
         .where(events.c.run_id.is_(None), events.c.at < _BEFORE)
@@ -53,7 +53,7 @@ _OLD_EVENTS = sa.delete(events).where(
         .limit(BATCH)
     )
 )
-_OLD_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
+_DELETE_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
 
 
 def runs_before(transaction: SqlTransaction, before: datetime) -> int:
@@ -61,7 +61,7 @@ def runs_before(transaction: SqlTransaction, before: datetime) -> int:
     connection = transaction.flushed_connection()
     run_ids = [row.id for row in connection.execute(_OLD_RUNS, {"before": before})]
     if run_ids:
-        for statement in _OF_RUNS:
+        for statement in _DELETE_RUNS:
             connection.execute(statement, {"runs": run_ids})
     return len(run_ids)
 
@@ -71,16 +71,16 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
     connection = transaction.flushed_connection()
     fingerprints = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
     if fingerprints:
-        connection.execute(_THE_ALERTS, {"fingerprints": fingerprints, "before": before})
+        connection.execute(_DELETE_ALERTS, {"fingerprints": fingerprints, "before": before})
     return len(fingerprints)
 
 
 def events_before(transaction: SqlTransaction, before: datetime) -> int:
     """Delete events that concern no run."""
-    return transaction.flushed_connection().execute(_OLD_EVENTS, {"before": before}).rowcount
+    return transaction.flushed_connection().execute(_DELETE_EVENTS, {"before": before}).rowcount
 
 
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
     """Delete the nodes not seen since, which no longer count as part of the cluster; all at once, and not counted."""
-    transaction.flushed_connection().execute(_OLD_NODES, {"before": before})
+    transaction.flushed_connection().execute(_DELETE_NODES, {"before": before})
     return 0
