@@ -24,7 +24,7 @@ def frame_in(file: Path) -> FrameType:
 
 @pytest.mark.parametrize("file", FILES)
 def test_no_code_of_the_sdk_is_interrupted(file: str) -> None:
-    """In whatever part of it the loop is, so that no checkpoint is left half written, and no command half carried out."""
+    """Wherever in it the loop is, so that no checkpoint is left half written and no command half carried out."""
     assert (SDK / file).exists()
     assert interrupt._is_ours(frame_in(SDK / file))
 
