@@ -144,7 +144,7 @@ def _fault(loaded: object) -> str | None:
         return "it has no summary"
     targets = getattr(loaded, "targets", None)
     if not isinstance(targets, frozenset) or not targets or not all(isinstance(kind, TargetKind) for kind in targets):
-        return "its targets are not a frozenset of Kind"
+        return "its targets are not a frozenset of TargetKind"
     if not isinstance(getattr(loaded, "harmful", None), bool):
         return "it does not say whether it is harmful"
     if not isinstance(getattr(loaded, "default_timeout", None), timedelta):

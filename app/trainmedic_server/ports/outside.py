@@ -1,4 +1,4 @@
-"""Everybody outside: the clock, agents and jobs, people, HTTP servers, the Alertmanager."""
+"""The interfaces to everybody outside: the clock, agents and jobs, people, HTTP servers, the Alertmanager."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from trainmedic_server.domain.alert import Identity
 
 
 class Clock(Protocol):
-    """The time of day, and waiting for it."""
+    """Says what time it is, and waits for a time."""
 
     def now(self) -> datetime:
         """Return the time of day, aware and in UTC."""
         ...
 
-    async def sleep_until(self, when: datetime) -> None: ...
+    async def sleep_until(self, when: datetime) -> None:
+        """Return at that time, or at once where it has passed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Who is connected: a job or an agent, what it said of itself, and when (aware UTC)."""
+    """A job or an agent that is connected."""
 
     name: str
     last_seen: datetime
+    """When it last said that it is there (aware UTC)."""
     details: Mapping[str, Any] = field(default_factory=dict)
+    """What it said of itself, such as ``ranks`` and ``placement``."""
 
 
 class CommandBus(Protocol):
@@ -60,7 +64,7 @@ class CommandBus(Protocol):
 
 
 class Notifier(Protocol):
-    """Messages to people."""
+    """Sends messages to people."""
 
     async def notify(self, title: str, message: str, to: str | None) -> None:
         """Send to the channel named `to`, or to all. Raises TemporaryFailure or PermanentFailure."""
@@ -69,13 +73,17 @@ class Notifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
+    """What an HTTP server answered."""
+
     status: int
     headers: Mapping[str, str]
+    """By their names in lower case."""
     body: str
+    """As text, cut where it is too long."""
 
 
 class HttpCaller(Protocol):
-    """One HTTP call, no redirects followed, the body cut at 64 KiB."""
+    """Makes single HTTP calls. It follows no redirect, and cuts the reply's body at 64 KiB."""
 
     async def call(
         self,
@@ -96,7 +104,7 @@ class HttpCaller(Protocol):
 
 
 class AlertSource(Protocol):
-    """The Alertmanager's own API, where its URL is configured."""
+    """Asks the Alertmanager's own API, where its URL is configured."""
 
     async def is_firing(self, identity: Identity) -> bool:
         """Return whether the alert fires. Raises TemporaryFailure where it cannot tell."""
