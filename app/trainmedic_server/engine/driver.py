@@ -139,8 +139,11 @@ class Driver:
 
     def _plan(self, ended: tuple[PerformAttempt, AttemptOutcome] | None) -> RunPlan:
         if ended is None:
-            return plan.advance(self.run, self._outside, self._context, self._now())
-        return plan.conclude_and_advance(self.run, *ended, self._outside, self._context, self._now())
+            return plan.advance(self._draft())
+        return plan.conclude_and_advance(self._draft(), *ended)
+
+    def _draft(self) -> RunDraft:
+        return RunDraft(self.run, self._outside, self._context, self._now())
 
     async def _take_target(self) -> bool:
         """Lock the target, waiting in the queue if need be; False where the run was closed instead."""
@@ -158,9 +161,7 @@ class Driver:
                 return True  # planning closes it, and closing needs no target
             refused = self._refused_in_queue()
             if refused is not None:
-                reason, decision = refused
-                closing = plan.call_off(self.run, self._outside, self._context, self._now(), reason, decision)
-                if await self._commit(closing):
+                if await self._commit(plan.call_off(self._draft(), *refused)):
                     return False
                 continue
             if granted.done():
@@ -176,7 +177,7 @@ class Driver:
         if self._outside.breaker is not None:
             reason = f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}"
             return reason, Decision.BREAKER_OPEN
-        stale = plan.stale(self.run, self._outside, self._context.max_age, self._now())
+        stale = plan.stale(self._draft())
         return (f"the target was busy, and {stale}", Decision.TARGET_BUSY) if stale is not None else None
 
     async def _perform(self, act: PerformAttempt) -> AttemptOutcome | None:
@@ -232,9 +233,9 @@ class Driver:
         if outcome.status != "applied":
             return outcome
         if located[0] is not call.params:
-            draft = RunDraft(self.run, self._outside, self._context, self._now())
+            draft = self._draft()
             steps.located(draft, act.key, located[0].model_dump(mode="json", by_alias=True, exclude_none=True))
-            await self._commit(RunPlan(draft.run, tuple(draft.events), act))
+            await self._commit(draft.plan(act))
         return None
 
     async def _outcome(self, name: str, call: Call, work: attempts.Work) -> AttemptOutcome:

@@ -10,7 +10,7 @@ Who calls it: ``driver``, and ``workers`` after a restart. Not here: one step (`
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from trainmedic_server import errors
 from trainmedic_server.domain import duration
@@ -18,10 +18,10 @@ from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepS
 from trainmedic_server.engine import step_sequence, steps, undoing
 from trainmedic_server.engine.plan_values import (
     AttemptOutcome,
+    Idle,
     Instruction,
     OutsideState,
     PerformAttempt,
-    PlanningContext,
     RunDraft,
     RunPlan,
     Wait,
@@ -29,48 +29,45 @@ from trainmedic_server.engine.plan_values import (
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
-def advance(run: Run, outside: OutsideState, context: PlanningContext, now: datetime) -> RunPlan:
-    """What `run` does next."""
-    return _advance(RunDraft(run, outside, context, now))
+def advance(draft: RunDraft) -> RunPlan:
+    """What the run does next."""
+    then: Instruction | None = _go_on(draft) if draft.run.is_open else None
+    if then is None:
+        then = undoing.due(draft)
+    elif isinstance(then, Wait) and draft.run.waiting_on == "resume":
+        then = undoing.due_while_held(draft, then)
+    return draft.plan(then)
 
 
-def conclude_and_advance(
-    run: Run,
-    act: PerformAttempt,
-    outcome: AttemptOutcome,
-    outside: OutsideState,
-    context: PlanningContext,
-    now: datetime,
-) -> RunPlan:
+def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
     """Take in how an attempt ended, and go on: one plan, so that both are committed at once."""
-    draft = RunDraft(run, outside, context, now)
     (undoing if act.undo else steps).conclude(draft, act.key, outcome)
-    return _advance(draft)
+    return advance(draft)
 
 
-def call_off(
-    run: Run, outside: OutsideState, context: PlanningContext, now: datetime, reason: str, decision: Decision
-) -> RunPlan:
-    """Close a run that must not act any more: not started where it never acted, else cancelled."""
-    draft = RunDraft(run, outside, context, now)
+def call_off(draft: RunDraft, reason: str, decision: Decision) -> RunPlan:
+    """Close a run that must not act any more: not started where it never acted, else cancelled.
+
+    What it then owes to take back, the next plan says, so that this one has no undo begun which nobody carries out.
+    """
     _lose_interrupted(draft, f"nobody asked again, because {reason}")
     _call_off(draft, reason, decision)
-    return RunPlan(draft.run, tuple(draft.events), undoing.due(draft))
+    return draft.plan(Idle())
 
 
-def give_up(run: Run, outside: OutsideState, context: PlanningContext, now: datetime, reason: str) -> RunPlan:
-    """Close a run whose playbook cannot be read any more, so that nobody knows how it would go on."""
-    draft = RunDraft(run, outside, context, now)
+def give_up(draft: RunDraft, reason: str) -> RunPlan:
+    """Close a run whose playbook cannot be read any more, so that nobody knows how it would go on. What it then owes
+    to take back, the next plan says."""
     _lose_interrupted(draft, f"the run could not go on: {reason}")
     _close(draft, Status.FAILED, reason)
-    return RunPlan(draft.run, tuple(draft.events), undoing.due(draft))
+    return draft.plan(Idle())
 
 
-def stale(run: Run, outside: OutsideState, max_age: timedelta, now: datetime) -> str | None:
+def stale(draft: RunDraft) -> str | None:
     """Why a run that was held up, and has not acted, must not act any more; None where it may."""
-    if outside.resolved:
+    if draft.outside.resolved:
         return "the alert resolved before the run could act"
-    age = now - newest_beginning(run, outside)
+    age, max_age = draft.now - newest_beginning(draft.run, draft.outside), draft.context.max_age
     if age > max_age:
         return f"the alert began {duration.write(age)} ago, over the maximum age of {duration.write(max_age)}"
     return None
@@ -116,15 +113,6 @@ def _observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Ste
     return replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
-def _advance(draft: RunDraft) -> RunPlan:
-    then: Instruction | None = _go_on(draft) if draft.run.is_open else None
-    if then is None:
-        then = undoing.due(draft)
-    elif isinstance(then, Wait) and draft.run.waiting_on == "resume":
-        then = undoing.due_while_held(draft, then)
-    return RunPlan(draft.run, tuple(draft.events), then)
-
-
 def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
     """What an open run does next; None once it has closed."""
     interrupted = steps.interrupted(draft.run)
@@ -138,7 +126,7 @@ def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
         return None
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
     if was_held or not has_begun(draft.run):
-        reason = stale(draft.run, draft.outside, draft.context.max_age, draft.now)
+        reason = stale(draft)
         if reason:
             _call_off(draft, reason, Decision.STALE)
             return None

@@ -144,6 +144,10 @@ class RunDraft:
         assert self.context.playbook is not None
         return self.context.playbook
 
+    def plan(self, then: Instruction) -> RunPlan:
+        """The run as it is drafted, with its events, and what to do then."""
+        return RunPlan(self.run, tuple(self.events), then)
+
     def note(self, kind: str, actor: str = "trainmedic", **data: Any) -> None:
         self.events.append(Event(kind, self.now, self.run.id, actor, data))
 

@@ -16,7 +16,7 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Decision, Run
 from trainmedic_server.engine import plan
 from trainmedic_server.engine.driver import Driver, DriverServices
-from trainmedic_server.engine.plan_values import OutsideState, RunPlan
+from trainmedic_server.engine.plan_values import OutsideState, RunDraft, RunPlan
 from trainmedic_server.engine.recorder import RunSnapshot
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
@@ -102,12 +102,11 @@ class Workers:
         except errors.TrainmedicError as error:
             if run.is_open:
                 log.error("a run cannot go on", run_id=run.id, why=str(error))
-                context = self._services.planning_context(None)
-                run = await self._close(run, plan.give_up(run, outside, context, self._now(), str(error)))
-        reason = self._stale(run, outside, down_for) if run.is_open else None
+                run = await self._close(run, plan.give_up(self._draft(run, outside, None), str(error)))
+        draft = self._draft(run, outside, playbook)
+        reason = self._stale(draft, down_for) if run.is_open else None
         if reason is not None:
-            context = self._services.planning_context(playbook)
-            run = await self._close(run, plan.call_off(run, outside, context, self._now(), reason, Decision.STALE))
+            run = await self._close(run, plan.call_off(draft, reason, Decision.STALE))
             self._services.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
         if run.is_open or run.owes_undo:
             self._launch(Driver(run, playbook, outside, self._services, None))
@@ -118,7 +117,10 @@ class Workers:
         self._services.metrics.undos_owed.inc(closing.run.owes_undo - run.owes_undo)
         return closing.run
 
-    def _stale(self, run: Run, outside: OutsideState, down_for: timedelta) -> str | None:
+    def _draft(self, run: Run, outside: OutsideState, playbook: CompiledPlaybook | None) -> RunDraft:
+        return RunDraft(run, outside, self._services.planning_context(playbook), self._services.clock.now())
+
+    def _stale(self, draft: RunDraft, down_for: timedelta) -> str | None:
         """Why a run must not act any more after a downtime; None where it goes on.
 
         A run that has acted goes on unless nobody was there for longer than the maximum age; so does
@@ -126,10 +128,9 @@ class Workers:
         """
         limit = self._services.limits.max_age
         if down_for > limit:
-            return (
-                f"the server was down for {duration.write(down_for)}, over the maximum age of {duration.write(limit)}"
-            )
-        return None if plan.has_begun(run) else plan.stale(run, outside, limit, self._now())
+            down = duration.write(down_for)
+            return f"the server was down for {down}, over the maximum age of {duration.write(limit)}"
+        return None if plan.has_begun(draft.run) else plan.stale(draft)
 
     async def playbook_of(self, run: Run) -> CompiledPlaybook:
         """The playbook in the version that the run started with. Raises NotFound, PlaybookError, StoreUnavailable."""
@@ -191,9 +192,6 @@ class Workers:
                 await asyncio.sleep(wait)
         finally:
             self._drivers.pop(driver.run.id, None)
-
-    def _now(self) -> datetime:
-        return self._services.clock.now()
 
 
 def _in_flight_since(run: Run) -> datetime | None:
