@@ -122,7 +122,7 @@ class Medic:
         if metrics_port is not None:
             self._endpoint = MetricsEndpoint(self.job, self.progress, self._ranks, metrics_host, metrics_port)
         self._is_receiving = self.world_size == 1
-        self._server = ServerConnection(settings, self._handlers, self._conclude, self._describe)
+        self._server = ServerConnection(settings, self._handlers, self._report_outcome, self._describe)
         self._queue = self._server.queue
         self._queue.on_arrival = lambda: self.on_arrival() if self.on_arrival is not None else None
         self._server.writer.start()
@@ -157,7 +157,7 @@ class Medic:
         faster than twenty a second, tensors are looked at that often.
         """
         now = time.perf_counter()
-        self.progress.note(
+        self.progress.add_report(
             step, loss, grad_norm, learning_rate, samples, now, expected_learning_rate, memory_bytes, own_seconds
         )
 
@@ -194,8 +194,8 @@ class Medic:
         if not self._is_receiving:
             self._begin_receiving()
         handlers = self._handlers
-        if handlers.handed:
-            handlers.give_up_dropped(envelope.utc_now())
+        if handlers.in_progress:
+            handlers.fail_unanswered(envelope.utc_now())
         if self.share is not None:
             due = self.share.tick(step)
         elif self._queue is not None and self._queue.arrived:
@@ -208,14 +208,14 @@ class Medic:
         """Whether `commands` would have nothing to do at this step, and need not be called."""
         self.step = step
         is_alone = self._is_receiving and self.share is None
-        return is_alone and not self._handlers.handed and self._queue is not None and not self._queue.arrived
+        return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.arrived
 
     def unanswered(self) -> list[JobCommand]:
         """The commands that have come and are not answered; in any thread, to be looked at only.
 
         On ranks other than 0, those that the ranks have agreed on.
         """
-        waiting = self._queue.waiting if self._queue is not None else self._handlers.handed
+        waiting = self._queue.waiting if self._queue is not None else self._handlers.in_progress
         return list(waiting.values())
 
     def on(self, action: str, how: str = LIVE) -> Callable[[Handler], Handler]:
@@ -248,7 +248,7 @@ class Medic:
         """
         return self.share.group(name) if self.share is not None else Alone()
 
-    def share_through(
+    def join_ranks(
         self,
         store: KeyValueStore,
         gpu: Callable[[], str | None],
@@ -265,11 +265,11 @@ class Medic:
         if self._queue is not None:
             self._queue.ranks = range(self.world_size)
 
-        def about() -> Mapping[str, Any]:
+        def location() -> Mapping[str, Any]:
             return {"node": self._node, "host": self._host, "gpu": gpu()}
 
         handlers, queue = self._handlers, self._queue
-        local = LocalRank(self.rank, self.world_size, handlers, queue, self._conclude, about, self.stats)
+        local = LocalRank(self.rank, self.world_size, handlers, queue, self._report_outcome, location, self.stats)
         self.share = Share(store, local, SharingOptions(every, patience, call_patience))
         self.gather = self.share.gather
         if not self._is_receiving:
@@ -289,7 +289,7 @@ class Medic:
         atexit.unregister(self.close)
         if self._server is not None and self._is_receiving:
             self._server.receiver.stop(_CLOSE_SECONDS / 2)
-        for command in list(self._handlers.handed.values()):
+        for command in list(self._handlers.in_progress.values()):
             command.failed("the job ended before it answered the command")
         if self.share is not None:
             self.share.close(_CLOSE_SECONDS / 2)
@@ -322,12 +322,12 @@ class Medic:
         if self._server is not None:
             self._server.writer.announce()
 
-    def _conclude(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
+    def _report_outcome(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         if status == envelope.APPLIED and self.step is not None:
             output = {"step": self.step, **output}
-        self._handlers.handed.pop(command.id, None)
-        if self.share is not None and command.place is not None:
-            self.share.conclude(command, status, output)
+        self._handlers.in_progress.pop(command.id, None)
+        if self.share is not None and command.sync_key is not None:
+            self.share.report_outcome(command, status, output)
         elif self._queue is not None:
             self._queue.close(command, status, output)
 

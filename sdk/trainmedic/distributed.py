@@ -56,7 +56,7 @@ def share(
                 f"{medic.world_size} for trainmedic: give connect() rank and world_size"
             )
     prefixed = PrefixStore(f"trainmedic/{medic.job}", store if store is not None else _find_store())
-    return medic.share_through(prefixed, _Device().uuid, every, patience, call_patience)
+    return medic.join_ranks(prefixed, _Device().uuid, every, patience, call_patience)
 
 
 def is_needed() -> bool:

@@ -47,7 +47,7 @@ def main() -> None:
             log.write(f"{command.id}\n")
             return {"step": medic.step}
 
-        medic.share_through(Store(), lambda: os.environ["GPU"], every=1, patience=10.0, call_patience=10.0)
+        medic.join_ranks(Store(), lambda: os.environ["GPU"], every=1, patience=10.0, call_patience=10.0)
         for step in itertools.count():
             medic.commands(step)
             if over.wait(0.01):

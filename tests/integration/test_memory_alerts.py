@@ -34,7 +34,7 @@ def shown(scrapes: int, train: Callable[[int], None], others: Callable[[int], Fi
     for scrape in range(scrapes):
         now = float(scrape * EVERY)
         train(scrape)
-        progress.note(scrape, 2.0, 0.5, None, 8, now)
+        progress.add_report(scrape, 2.0, 0.5, None, 8, now)
         ranks = {0: stats.measure(now), 1: others(scrape)}
         families = JobCollector("llm-1", progress, lambda ranks=ranks: ranks, lambda now=now: now).collect()  # type: ignore[misc]
         for sample in (sample for family in families for sample in family.samples):

@@ -48,9 +48,9 @@ class RankThread:
         return {"by": self.rank}
 
     def _conclude(self, taken: JobCommand, status: str, output: Mapping[str, Any]) -> None:
-        self.handlers.handed.pop(taken.id, None)
-        if taken.place is not None:
-            self.share.conclude(taken, status, output)
+        self.handlers.in_progress.pop(taken.id, None)
+        if taken.sync_key is not None:
+            self.share.report_outcome(taken, status, output)
         elif self.queue is not None:
             self.queue.close(taken, status, output)
 

@@ -21,7 +21,7 @@ from trainmedic.huggingface import checkpoints
 from trainmedic.huggingface.loop import HuggingFaceLoop
 from trainmedic.huggingface.step_reports import StepReports
 from trainmedic.job.command import NOTHING_TO_UNDO, JobCommand
-from trainmedic.trainer.callback import HUNG, MedicCallback, harmless
+from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
 
 _RESTARTER = "trainmedic.huggingface.train and trainmedic.huggingface.protect"
 _NO_ACCUMULATION = (
@@ -67,7 +67,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
 
     # --- called by the Trainer --------------------------------------------------------------------------
 
-    @harmless
+    @log_errors
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         directory = Path(args.output_dir)
         start = checkpoints.path_of(directory, state.global_step) if state.global_step else None
@@ -75,11 +75,11 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
         self._training_begins(objects["optimizer"], objects["lr_scheduler"], directory, start, writes)
         self._arm()
 
-    @harmless
+    @log_errors
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.reports.step_begins()
 
-    @harmless
+    @log_errors
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         step_end = _StepEnd(args, state, control)
         self._between_steps(functools.partial(self._end_step, step_end, objects["optimizer"]))
@@ -100,7 +100,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
             self._step_end = None
         self.reports.expect(control.should_evaluate, control.should_save)
 
-    @harmless
+    @log_errors
     def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.reports.step_begins()
         if self._restart_is_due:
@@ -108,16 +108,16 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
             control.should_save = control.should_evaluate = False
         self.reports.expect(control.should_evaluate, control.should_save)
 
-    @harmless
+    @log_errors
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         if logs and "loss" in logs:
             self.reports.logged(logs["loss"], logs.get("grad_norm"))
 
-    @harmless
+    @log_errors
     def on_evaluate(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.reports.evaluated(control.should_save)
 
-    @harmless
+    @log_errors
     def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         path = checkpoints.path_of(args.output_dir, state.global_step)
         if args.should_save and path.is_dir():
@@ -129,7 +129,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
         for command in waiting:
             command.applied(checkpoint=path.name, checkpoint_step=state.global_step)
 
-    @harmless
+    @log_errors
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self._disarm()
         self.reports.step_begins()

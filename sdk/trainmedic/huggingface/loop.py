@@ -55,7 +55,7 @@ class HuggingFaceLoop(TrainerLoop):
         def attempt(restart: LoopRestart | None) -> Any:
             start = self._first_checkpoint(resume) if restart is None else str(self._prepare(restart))
             if not start:
-                self._begin_anew()
+                self._start_fresh()
             self._skipped_before = checkpoints.skipped_batches(start) if start else 0
             skip = self._skipped_before + (restart.skip_batches if restart else 0)
             with BatchSkipper(self._trainer, skip) as self._skipper:

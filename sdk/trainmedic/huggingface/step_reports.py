@@ -35,7 +35,7 @@ class StepReports:
             self._pending.update(loss=loss, grad_norm=grad_norm)
             self._flush()
         else:  # the log at the end of an epoch, whose last step was reported already
-            self._medic.progress.tell(loss, grad_norm)
+            self._medic.progress.add_late_values(loss, grad_norm)
 
     def expect(self, evaluation: bool, checkpoint: bool) -> None:
         """The Trainer is about to evaluate, or to save, or both in this order."""

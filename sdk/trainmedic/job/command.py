@@ -20,7 +20,7 @@ log = logging.getLogger("trainmedic")
 NOTHING_TO_UNDO: Mapping[str, Any] = {"nothing_to_undo": True}
 """The output of an undo that is applied although the command was not."""
 
-Conclude = Callable[["JobCommand", str, Mapping[str, Any]], None]
+OutcomeCallback = Callable[["JobCommand", str, Mapping[str, Any]], None]
 
 
 class JobCommand:
@@ -35,7 +35,7 @@ class JobCommand:
     """
 
     def __init__(
-        self, sent: envelope.Command, parameters: Parameters | None, entry: bytes | None, conclude: Conclude
+        self, sent: envelope.Command, parameters: Parameters | None, entry: bytes | None, on_outcome: OutcomeCallback
     ) -> None:
         self.sent = sent
         self.id = sent.id
@@ -53,10 +53,10 @@ class JobCommand:
         # Handlers agree and hear from all ranks by it, where several carry the command out.
         self.group: Group = Alone()
         # The sync point at which several ranks carry it out, and its number among the commands there.
-        self.place: tuple[int, int] | None = None
+        self.sync_key: tuple[int, int] | None = None
         # The outcome of each rank; on rank 0 alone.
         self.outcomes: dict[int, RankOutcome] = {}
-        self._conclude = conclude
+        self._on_outcome = on_outcome
 
     @property
     def is_answered(self) -> bool:
@@ -97,7 +97,7 @@ class JobCommand:
         except Exception as error:
             log.exception("the output of %s cannot be told", self.action)
             plain_output = {"reason": f"its output cannot be told: {type(error).__name__}"}
-        self._conclude(self, status, plain_output)
+        self._on_outcome(self, status, plain_output)
 
     def __repr__(self) -> str:
         return f"<JobCommand {self.action} {self.id} {self.status or 'not answered'}>"

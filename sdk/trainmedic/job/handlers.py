@@ -38,7 +38,7 @@ class HandlerRegistry:
         """How each action is carried out: live, by a restart, or not at all."""
         self.handlers: dict[str, CommandHandler] = {}
         self._refusals: dict[str, str] = {}
-        self.handed: dict[str, JobCommand] = {}
+        self.in_progress: dict[str, JobCommand] = {}
         """The commands that handlers or the training loop have and did not answer, by id."""
 
     def register(self, action: str, handler: CommandHandler, capability: str) -> None:
@@ -55,7 +55,7 @@ class HandlerRegistry:
         """Call the handler of each command. Those that have no handler are returned."""
         returned = []
         for command in commands:
-            self.handed[command.id] = command
+            self.in_progress[command.id] = command
             handler = self.handlers.get(command.action)
             if handler is None:
                 returned.append(command)
@@ -63,9 +63,9 @@ class HandlerRegistry:
                 self._call(handler, command)
         return returned
 
-    def give_up_dropped(self, now: datetime) -> None:
+    def fail_unanswered(self, now: datetime) -> None:
         """Answer the commands that were returned to the loop before and that it did not answer."""
-        for command in list(self.handed.values()):
+        for command in list(self.in_progress.values()):
             if command.is_deferred:
                 continue
             if self.handlers:
@@ -73,7 +73,7 @@ class HandlerRegistry:
             elif now >= command.expires_at:
                 command.failed("the training loop took the command and did not answer it")
 
-    def cannot(self, action: str) -> str | None:
+    def refusal_reason(self, action: str) -> str | None:
         """Why this rank would not carry out `action`; None where it would, or where the loop decides."""
         if self.capabilities.get(action) == UNSUPPORTED:
             return self._refusals.get(action, "this job does not support it")

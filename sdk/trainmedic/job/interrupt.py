@@ -28,8 +28,8 @@ SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SI
 """A signal that nobody else is likely to use. A handler that was installed for it before is called in its turn."""
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
-_LOOK_EVERY = 0.25
-_TRY_EVERY = 5.0
+_CHECK_INTERVAL = 0.25
+_RETRY_INTERVAL = 5.0
 
 Item = TypeVar("Item")
 
@@ -43,7 +43,7 @@ class Interrupter:
     """Watches over the main thread of one job. Made on the main thread, else it does nothing.
 
     ``is_worth_it`` says whether a command waits that is worth interrupting a hang for, ``hangs`` whether the loop
-    hangs; both are called by a thread of this class, and only after `look`. Not ``enabled``, it does nothing.
+    hangs; both are called by a thread of this class, and only after `check_for_hang`. Not ``enabled``, it does nothing.
     """
 
     def __init__(self, is_worth_it: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
@@ -71,7 +71,7 @@ class Interrupter:
         self._armed = False
         self._asked = False
 
-    def look(self) -> None:
+    def check_for_hang(self) -> None:
         """A command has come: look, for as long as one waits, whether the loop hangs. From any thread."""
         self._woken.set()
 
@@ -86,7 +86,7 @@ class Interrupter:
         self._stopping = True
         self._woken.set()
         if self._thread is not None:
-            self._thread.join(2 * _LOOK_EVERY)
+            self._thread.join(2 * _CHECK_INTERVAL)
         if self.works and signal.getsignal(SIGNAL) == self._handle:
             signal.signal(SIGNAL, self._previous if self._previous is not None else signal.SIG_DFL)
         self.works = False
@@ -100,11 +100,11 @@ class Interrupter:
                 while self._is_worth_it() and not self._stopping:
                     if self._hangs():
                         self.interrupt()
-                    pause.wait(_LOOK_EVERY)
+                    pause.wait(_CHECK_INTERVAL)
             # Every error is caught: both questions may touch a file system that is away, perhaps the hang's cause.
             except Exception:
                 log.exception("looking for a hang failed; trying again")
-                pause.wait(_TRY_EVERY)
+                pause.wait(_RETRY_INTERVAL)
                 self._woken.set()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

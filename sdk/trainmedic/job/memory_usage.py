@@ -105,7 +105,7 @@ class Growth:
         self._apart = apart
         self._taken = float("-inf")
 
-    def note(self, steps: int, size: float, now: float) -> None:
+    def add_sample(self, steps: int, size: float, now: float) -> None:
         """Take one sample. It is left out where it comes too soon, or no step was completed since the last."""
         if now - self._taken < self._apart or (self._samples and steps <= self._samples[-1][0]):
             return

@@ -32,9 +32,9 @@ WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 """The windows that are told apart; one of another name is counted as the last."""
 
 _WEIGHT = 0.2  # of the newest report, in the mean from which the throughput is taken
-LOOK_EVERY = 0.05
-"""Seconds between two looks at what costs more than a number: a tensor has to be freed from its graph, which takes
-tens of microseconds where a step has emptied the processor's caches."""
+TENSOR_INTERVAL = 0.05
+"""Seconds between two reports whose tensors are taken: freeing a tensor from its graph takes tens of microseconds where
+a step has emptied the processor's caches."""
 _KEPT = 101  # reports: enough for a median that ten slow ones do not move
 _RECENT = 20
 _PACE = 5  # intervals that make a pace
@@ -67,8 +67,8 @@ class Progress:
         "_began",
         "_intervals",
         "_mark",
-        "_noted",
         "_open",
+        "_reported_step",
         "checkpoint",
         "expected_learning_rate",
         "grad_norm",
@@ -76,10 +76,10 @@ class Progress:
         "learning_rate",
         "loss",
         "memory_bytes",
-        "next_look",
         "startup_floor",
         "step",
         "steps",
+        "tensors_due_at",
         "window_seconds",
     )
 
@@ -88,13 +88,13 @@ class Progress:
         self.startup_floor = startup_floor
         self.step: int | None = None
         self.steps = 0
-        self._noted: int | None = None  # the step of the last report that was taken in
+        self._reported_step: int | None = None  # the step of the last report that was taken in
         self.loss: Any = None
         self.grad_norm: Any = None
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
         self.memory_bytes: float | None = None
-        self.next_look = now
+        self.tensors_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
@@ -107,7 +107,7 @@ class Progress:
 
     # --- the training thread ----------------------------------------------------------------------------
 
-    def note(
+    def add_report(
         self,
         step: int | None,
         loss: Any,
@@ -121,26 +121,26 @@ class Progress:
     ) -> None:
         """Take in one report. A step that jumped ahead counts for all in between; one that went back, once.
 
-        Of reports that follow each other faster than `LOOK_EVERY`, numbers are all taken, tensors now and then.
+        Of reports that follow each other faster than `TENSOR_INTERVAL`, numbers are all taken, tensors now and then.
         """
         if step is not None and type(step) is not int:
             step = whole(step)
         done = self.steps_to(step)
         if step is not None:
-            self.step = self._noted = step
+            self.step = self._reported_step = step
         self.steps += done
-        looks = now >= self.next_look
-        if looks:
-            self.next_look = now + LOOK_EVERY
+        takes_tensors = now >= self.tensors_due_at
+        if takes_tensors:
+            self.tensors_due_at = now + TENSOR_INTERVAL
         if loss is not None:
             if type(loss) is float:
                 self.loss = loss
-            elif looks or not hasattr(loss, "detach"):
+            elif takes_tensors or not hasattr(loss, "detach"):
                 self.loss = _kept(loss)
         if grad_norm is not None:
             if type(grad_norm) is float:
                 self.grad_norm = grad_norm
-            elif looks or not hasattr(grad_norm, "detach"):
+            elif takes_tensors or not hasattr(grad_norm, "detach"):
                 self.grad_norm = _kept(grad_norm)
         if learning_rate is not None:
             self.learning_rate = learning_rate
@@ -155,7 +155,7 @@ class Progress:
         if mark is not None:
             self._intervals.append((now - mark[0] - (excused - mark[1]), done, samples, own_seconds))
 
-    def tell(self, loss: Any, grad_norm: Any) -> None:
+    def add_late_values(self, loss: Any, grad_norm: Any) -> None:
         """Take in the values of steps that were reported before, which come later from a GPU."""
         if loss is not None:
             self.loss = _kept(loss)
@@ -164,7 +164,7 @@ class Progress:
 
     def steps_to(self, step: int | None) -> int:
         """How many steps a report of `step` stands for: those since the last one that was taken in."""
-        last = self._noted
+        last = self._reported_step
         return step - last if step is not None and last is not None and step > last else 1
 
     def saved(self, step: int, at: float) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import redis
 
-from trainmedic.job.command import NOTHING_TO_UNDO, Conclude, JobCommand
+from trainmedic.job.command import NOTHING_TO_UNDO, JobCommand, OutcomeCallback
 from trainmedic.job.handlers import UNSUPPORTED, HandlerRegistry
 from trainmedic.job.parameters import Parameters, parse
 from trainmedic.wire import envelope
@@ -37,7 +37,7 @@ class CommandQueue:
     """The commands of one job.
 
     The receiver's thread calls `receive` and `refuse`; one other thread takes commands out and closes them.
-    ``put`` gives replies to the writer and never waits. ``conclude`` is what each command calls when it is answered.
+    ``put`` gives replies to the writer and never waits. ``on_outcome`` is what each command calls when it is answered.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class CommandQueue:
         memory: CommandMemory,
         handlers: HandlerRegistry,
         put: Callable[[OutgoingReplies], object],
-        conclude: Conclude,
+        on_outcome: OutcomeCallback,
     ) -> None:
         self._job = job
         self._memory = memory
         self._handlers = handlers
         self._put = put
-        self._conclude = conclude
+        self._on_outcome = on_outcome
         self.arrived: deque[JobCommand] = deque()
         """The commands whose turn has not come."""
         self.waiting: dict[str, JobCommand] = {}
@@ -105,10 +105,10 @@ class CommandQueue:
 
     def enter(self, sent: envelope.Command, parameters: Parameters | None, entry: bytes) -> None:
         """Let a command wait for the training loop, unless it is known already that it will not be carried out."""
-        command = JobCommand(sent, parameters, entry, self._conclude)
+        command = JobCommand(sent, parameters, entry, self._on_outcome)
         self.waiting[command.id] = command
         if self._handlers.capabilities.get(command.action) == UNSUPPORTED:
-            command.unsupported(self._handlers.cannot(command.action) or "")
+            command.unsupported(self._handlers.refusal_reason(command.action) or "")
         elif self._closed_because is not None:
             command.failed(self._closed_because)
         else:
@@ -190,7 +190,7 @@ class CommandQueue:
         applied = [outcome for outcome in outcomes.values() if outcome[0] == envelope.APPLIED]
         status, output = applied[0] if applied else outcomes[min(outcomes)]
         record = CommandRecord(self._memory.owner, status, output, outcomes)
-        self._memory.note(command.id, record)
+        self._memory.remember(command.id, record)
         self.waiting.pop(command.id, None)
         # Without a reply nothing would go to the writer, and the entry would stay on the stream.
         ranks = sorted(outcomes.keys() - set(replied)) or [0]
@@ -205,7 +205,7 @@ class CommandQueue:
 
     def _remember(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
         record = CommandRecord(self._memory.owner, status, output)
-        self._memory.note(command_id, record)
+        self._memory.remember(command_id, record)
         self._reply_of_all(command_id, record, entry, remember=True)
 
     def _answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes) -> None:

@@ -58,7 +58,7 @@ class RankStats:
         with self._lock:
             for memory, size in sizes.items():
                 if size is not None:
-                    self._growth[memory].note(self._progress.steps, size, now)
+                    self._growth[memory].add_sample(self._progress.steps, size, now)
                     figures[f"{memory}_growth"] = self._growth[memory].per_step()
         return {name: value for name, value in figures.items() if value is not None}
 

@@ -10,7 +10,7 @@ import os
 import socket
 from typing import Any, Callable, Mapping
 
-from trainmedic.job.command import Conclude
+from trainmedic.job.command import OutcomeCallback
 from trainmedic.job.handlers import HandlerRegistry
 from trainmedic.job.queue import CommandQueue
 from trainmedic.settings import Settings
@@ -27,7 +27,7 @@ log = logging.getLogger("trainmedic")
 class ServerConnection:
     """Builds the three, and starts none of them.
 
-    ``describe`` says what the job's presence holds, beside which process it is; ``conclude`` is what a command calls
+    ``describe`` says what the job's presence holds, beside which process it is; ``on_outcome`` is what a command calls
     when it is answered.
     """
 
@@ -35,7 +35,7 @@ class ServerConnection:
         self,
         settings: Settings,
         handlers: HandlerRegistry,
-        conclude: Conclude,
+        on_outcome: OutcomeCallback,
         describe: Callable[[], Mapping[str, Any]],
     ) -> None:
         job = settings.job
@@ -50,7 +50,7 @@ class ServerConnection:
         stream = envelope.job_commands(job)
         presence = PresenceKey(envelope.job_presence(job), self._describe, self._log_conflict)
         self.writer = ReplyWriter(writing, memory, stream, presence)
-        self.queue = CommandQueue(job, self._host, memory, handlers, self.writer.put, conclude)
+        self.queue = CommandQueue(job, self._host, memory, handlers, self.writer.put, on_outcome)
         addressee = Addressee("job", job, stream, "rank-0", job)
         self.receiver = CommandReceiver(receiving, addressee, settings.signing_key, self.queue)
 

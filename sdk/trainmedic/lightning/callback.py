@@ -24,7 +24,7 @@ from trainmedic.lightning import checkpoints
 from trainmedic.lightning.loop import LightningLoop, directory_of
 from trainmedic.recovery.changes import scaled_whole
 from trainmedic.torch import randomness
-from trainmedic.trainer.callback import HUNG, MedicCallback, harmless
+from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
 
 try:  # the same library has two names, and may be installed under both; each takes callbacks of the other
     from lightning.pytorch import Callback as LightningCallback
@@ -64,16 +64,16 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
 
     # --- called by Lightning ----------------------------------------------------------------------------
 
-    @harmless
+    @log_errors
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if self.loop is not None:
-            self.loop.begins()
+            self.loop.start_fit()
 
-    @harmless
+    @log_errors
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._step = trainer, trainer.global_step
         if self.loop is not None:
-            self.loop.knows_epochs()
+            self.loop.start_training()
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         start = Path(trainer.ckpt_path) if trainer.ckpt_path else None
         self._training_begins(trainer.optimizers, schedulers, self._directory, start, trainer.is_global_zero)
@@ -83,13 +83,13 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         self._random = None
         self._arm()
 
-    @harmless
+    @log_errors
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._window.close()
         if self.loop is not None and self.loop.loader is not None:
-            _count_as_done(trainer, self.loop.loader.take_left_out())
+            _count_as_done(trainer, self.loop.loader.take_skipped())
 
-    @harmless
+    @log_errors
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self._wants_norm:
             gradients = [
@@ -97,7 +97,7 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
             ]
             self._norm = torch.nn.utils.get_total_norm(gradients) if gradients else None
 
-    @harmless
+    @log_errors
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None:
@@ -117,15 +117,15 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         finally:
             self._is_between_steps = False
 
-    @harmless
+    @log_errors
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._open_window(EVALUATION)
 
-    @harmless
+    @log_errors
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._window.close()
 
-    @harmless
+    @log_errors
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         self._open_window(CHECKPOINT)  # until the next batch, as Lightning does not say when it is written
         self.medic.saved(trainer.global_step)
@@ -134,7 +134,7 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         self._window.close()
         self._window.enter_context(self.medic.window(name))
 
-    @harmless
+    @log_errors
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._disarm()
         self._window.close()

@@ -55,7 +55,7 @@ class LightningLoop(TrainerLoop):
         checkpoint = super()._prepare(restart)
         self._mark_saved(0)  # else the step that was saved last is not saved when the loop comes to it again
         if self.loader is not None:
-            self.loader.to_leave_out, self.loader.left_out = restart.skip_batches, 0
+            self.loader.to_skip, self.loader.skipped = restart.skip_batches, 0
         return checkpoint
 
     def _mark_saved(self, step: int) -> None:
@@ -81,18 +81,18 @@ class LightningLoop(TrainerLoop):
         return checkpoints.step_of(checkpoint) or 0
 
     def _skipped_batches(self) -> int:
-        return self.loader.left_out if self.loader is not None else 0
+        return self.loader.skipped if self.loader is not None else 0
 
     # --- called by the callback -------------------------------------------------------------------------
 
-    def begins(self) -> None:
+    def start_fit(self) -> None:
         """The fit begins, or begins again. Lightning knows its directories now, and has written nothing there yet."""
         if not self._has_begun:
             self._has_begun = True
             if self._trainer.ckpt_path is None:
-                self._begin_anew()
+                self._start_fresh()
 
-    def knows_epochs(self) -> None:
+    def start_training(self) -> None:
         """Training starts, and Lightning has said how many batches an epoch has."""
         if self.loader is not None:
             self.loader.limit = self._trainer.num_training_batches

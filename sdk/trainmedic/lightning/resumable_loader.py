@@ -18,14 +18,14 @@ class ResumableLoader:
 
     def __init__(self, loader: Any, group: int) -> None:
         self._loader = loader
-        self._place = 0  # in batches of this epoch
+        self._position = 0  # in batches of this epoch
         self._began: Mapping[str, Any] | None = None  # the random state at the beginning of this epoch
         self._resume: Mapping[str, Any] | None = None
-        self.to_leave_out = 0
+        self.to_skip = 0
         """How many batches are left out from now on; where the epoch ends before, the rest in the next."""
-        self.left_out = 0
+        self.skipped = 0
         """How many batches were left out since this was last set to 0."""
-        self._not_taken = 0  # how many were left out since `take_left_out`
+        self._untaken = 0  # how many were left out since `take_skipped`
         self.limit: float = float("inf")
         """How many batches an epoch has at most: Lightning's ``limit_train_batches``."""
         self.group = group
@@ -39,7 +39,7 @@ class ResumableLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Called by Lightning for a checkpoint, which holds it under these names."""
-        return {"place": self._place, "began": self._began}
+        return {"place": self._position, "began": self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Called by Lightning; the next iteration goes on from there."""
@@ -48,22 +48,22 @@ class ResumableLoader:
     def __iter__(self) -> Iterator[Any]:
         iterator = self._begin()
         while True:
-            self._leave_out(iterator)
+            self._skip(iterator)
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self._place += 1
+            self._position += 1
             yield batch
 
-    def take_left_out(self) -> int:
+    def take_skipped(self) -> int:
         """How many were left out since the last call, before the batch that was delivered last."""
-        batches, self._not_taken = self._not_taken, 0
+        batches, self._untaken = self._untaken, 0
         return batches
 
     def _begin(self) -> Iterator[Any]:
         resume, self._resume = self._resume, None
-        self._place = 0
+        self._position = 0
         if resume is None or resume["began"] is None or resume["place"] >= len(self):
             self._began = randomness.capture()
             return iter(self._loader)
@@ -73,19 +73,19 @@ class ResumableLoader:
         iterator: Iterator[Any] = iter(self._loader)
         for _ in range(resume["place"]):
             next(iterator)
-            self._place += 1
+            self._position += 1
         randomness.restore(now)
         return iterator
 
-    def _leave_out(self, iterator: Iterator[Any]) -> None:
+    def _skip(self, iterator: Iterator[Any]) -> None:
         """Leave out what is to be left out, and never the whole rest of an epoch: Lightning has to see its end."""
-        if not self.to_leave_out or self._place % self.group:
+        if not self.to_skip or self._position % self.group:
             return
-        left = int(min(len(self), self.limit)) - self._place
-        groups = max(min(-(-self.to_leave_out // self.group), (left - 1) // self.group), 0)
+        left = int(min(len(self), self.limit)) - self._position
+        groups = max(min(-(-self.to_skip // self.group), (left - 1) // self.group), 0)
         for _ in range(groups * self.group):
             next(iterator)
-            self._place += 1
-        self.left_out += groups * self.group
-        self._not_taken += groups * self.group
-        self.to_leave_out = max(self.to_leave_out - groups * self.group, 0)
+            self._position += 1
+        self.skipped += groups * self.group
+        self._untaken += groups * self.group
+        self.to_skip = max(self.to_skip - groups * self.group, 0)

@@ -148,9 +148,9 @@ class Coordinator:
                 self._pending.remove(command)
                 self._refuse(command, *outcome.refused[sent.id])
 
-    def running(self, place: tuple[int, int]) -> JobCommand | None:
+    def running(self, sync_key: tuple[int, int]) -> JobCommand | None:
         """The command that the queue has given for that place of a decision; for the training thread."""
-        running = self._running.get(place)
+        running = self._running.get(sync_key)
         return running.command if running is not None else None
 
     def _next_commands(self) -> list[JobCommand]:
@@ -195,9 +195,9 @@ class Coordinator:
 
     # --- outcomes -----------------------------------------------------------------------------------------
 
-    def report(self, place: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
+    def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
         """This rank has answered the command at that place: the sync point, and its number among the commands."""
-        running = self._running.get(place)
+        running = self._running.get(sync_key)
         if running is not None:
             running.command.outcomes[0] = (status, fitting(output))
             running.due = 0.0
@@ -205,16 +205,16 @@ class Coordinator:
     def _collect(self, now: float) -> float:
         """Look for the other ranks' outcomes; seconds until that is due again."""
         delay = _TAKE_EVERY
-        for place, running in list(self._running.items()):
+        for sync_key, running in list(self._running.items()):
             if now >= running.due:
-                self._collect_outcomes(place, running, now)
+                self._collect_outcomes(sync_key, running, now)
                 running.due = now + running.backoff.next()
-            if place in self._running:
+            if sync_key in self._running:
                 delay = min(delay, max(running.due - now, 0.0))
         return delay
 
-    def _collect_outcomes(self, place: tuple[int, int], running: RunningCommand, now: float) -> None:
-        key, command = outcome_key(place), running.command
+    def _collect_outcomes(self, sync_key: tuple[int, int], running: RunningCommand, now: float) -> None:
+        key, command = outcome_key(sync_key), running.command
         ranks = range(self._store.world_size)
         count = self._store.count_entries(key)
         if count != running.count:
@@ -228,10 +228,10 @@ class Coordinator:
                 command.outcomes[rank] = (envelope.FAILED, {"reason": "it did not say what became of the command"})
             missing = []
         if not missing:
-            del self._running[place]
+            del self._running[sync_key]
             self._missing = ""
             self._queue.close_ranks(command, running.replied)
-            self._expired_keys.add_entries(place[0], key)
+            self._expired_keys.add_entries(sync_key[0], key)
         elif 0 in command.outcomes and now - running.since > _PARTIAL_AFTER:
             unsent = command.outcomes.keys() - running.replied
             self._queue.reply_so_far(command, unsent)

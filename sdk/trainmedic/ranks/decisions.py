@@ -125,7 +125,7 @@ class SyncInterval:
         self._recent: tuple[float, ...] = ()  # seconds per call; replaced whole, for the other thread
         self._span = 1
 
-    def note(self, span: int, seconds: float) -> None:
+    def record(self, span: int, seconds: float) -> None:
         """`span` calls took `seconds`."""
         self._span = span
         self._recent = (*self._recent, max(seconds, 0.0) / span)[-_KEPT:]

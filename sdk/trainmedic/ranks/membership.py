@@ -32,12 +32,12 @@ class Membership:
         """The hosts of the ranks that are known. Replaced whole, because other threads read it."""
         self._nonces: dict[int, str] = {}
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, factor=1.5)
-        self._let_in_due = 0.0
+        self._admit_due = 0.0
         self._refresh_due = 0.0
 
     def work(self, now: float) -> float:
         """Let in who waits, read the heartbeats; seconds until that is due again."""
-        delay = self._let_in(now)
+        delay = self._admit(now)
         if now >= self._refresh_due:
             self._refresh_due = now + _REFRESH_EVERY
             for rank in list(self.others):
@@ -71,13 +71,13 @@ class Membership:
             {"rank": rank, "node": about[rank].get("node"), "gpu": about[rank].get("gpu")} for rank in sorted(about)
         ]
 
-    def _let_in(self, now: float) -> float:
+    def _admit(self, now: float) -> float:
         """Answer the nonce that a rank has written, until the rank shows itself under our token."""
         absent = self.absent()
         if not absent:
             return _REFRESH_EVERY
-        if now < self._let_in_due:
-            return self._let_in_due - now
+        if now < self._admit_due:
+            return self._admit_due - now
         if self._base.get("current") != self._store.token:
             return _REFRESH_EVERY  # a later start has taken over; the synchronizer is about to find that out
         for rank in absent:
@@ -89,7 +89,7 @@ class Membership:
                 self._refresh_due = 0.0
             self._read_heartbeat(rank, now)
         delay = self._backoff.next()
-        self._let_in_due = now + delay
+        self._admit_due = now + delay
         return delay
 
     def _read_heartbeat(self, rank: int, now: float) -> None:

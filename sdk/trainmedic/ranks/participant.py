@@ -122,8 +122,8 @@ class Participant:
 
     # --- the rest -----------------------------------------------------------------------------------------
 
-    def report(self, place: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
-        self._store.add_entry(outcome_key(place), [status, output])
+    def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
+        self._store.add_entry(outcome_key(sync_key), [status, output])
 
     def end_round(self, number: int, key: str) -> None:
         """Rank 0 deletes the keys."""

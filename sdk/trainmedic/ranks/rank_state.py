@@ -51,6 +51,6 @@ class RankStatus:
         return dict(vars(self))
 
 
-def outcome_key(place: tuple[int, int]) -> str:
+def outcome_key(sync_key: tuple[int, int]) -> str:
     """Where the ranks enter their outcome of the command at that place: the sync point, and its number there."""
-    return f"outcome/{place[0]}/{place[1]}"
+    return f"outcome/{sync_key[0]}/{sync_key[1]}"

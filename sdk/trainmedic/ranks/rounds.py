@@ -23,7 +23,7 @@ SILENT_AFTER = 30.0
 GONE = "gone"
 _GRACE = 15.0
 """Seconds that the others wait for rank 0's conclusion, beyond the round's patience."""
-_LOOK_EVERY = 1.0
+_READ_INTERVAL = 1.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Round:
 
     key: str
     """Its place in the shared store."""
-    conclude: Callable[[dict[int, Any], list[int]], Any] | None
+    combine: Callable[[dict[int, Any], list[int]], Any] | None
     """Draws the conclusion on rank 0, from what each rank has said and which ranks are missing. Without it rank 0
     alone speaks, and what it says is the conclusion."""
     outcomes_key: str | None = None
@@ -48,12 +48,12 @@ class Rounds:
         self._store = store
         self._is_silent = is_silent
         self._entered: str | None = None
-        self._looked_at = 0.0
+        self._entries_read_at = 0.0
 
     def attempt(self, round_: Round, value: Any, since: float, now: float) -> Any:
         """The conclusion, or None while there is none. `value` is what this rank says, `since` when it came."""
         store, end = self._store, f"{round_.key}/end"
-        if round_.conclude is not None and self._entered != round_.key:
+        if round_.combine is not None and self._entered != round_.key:
             store.add_entry(round_.key, value)
             self._entered = round_.key
         conclusion = store.get(end)
@@ -63,27 +63,27 @@ class Rounds:
             if now - since < round_.patience + _GRACE and not self._is_silent(0, now):
                 return None
             return store.set_if_absent(end, {GONE: "rank 0 did not answer"})
-        if round_.conclude is None:
+        if round_.combine is None:
             return store.set_if_absent(end, value)
-        heard = self._heard(round_, now - since, now)
-        if heard is None:
+        values = self._values_by_rank(round_, now - since, now)
+        if values is None:
             return None
-        missing = [rank for rank in range(store.world_size) if rank not in heard]
-        return store.set_if_absent(end, round_.conclude(heard, missing))
+        missing = [rank for rank in range(store.world_size) if rank not in values]
+        return store.set_if_absent(end, round_.combine(values, missing))
 
-    def _heard(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
+    def _values_by_rank(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
         """What each rank has said, once there is nobody left to wait for."""
         store = self._store
         is_complete = store.count_entries(round_.key) >= store.world_size
         # Reading every entry costs a call per rank: while one is missing, that is done now and then only.
-        if not is_complete and waited < round_.patience and now - self._looked_at < _LOOK_EVERY:
+        if not is_complete and waited < round_.patience and now - self._entries_read_at < _READ_INTERVAL:
             return None
-        self._looked_at = now
-        heard = store.entries(round_.key, range(store.world_size))
+        self._entries_read_at = now
+        values = store.entries(round_.key, range(store.world_size))
         if is_complete or waited >= round_.patience:
-            return heard
-        awaited = [rank for rank in range(store.world_size) if rank not in heard]
-        return heard if all(self._will_not_come(round_, rank, now) for rank in awaited) else None
+            return values
+        awaited = [rank for rank in range(store.world_size) if rank not in values]
+        return values if all(self._will_not_come(round_, rank, now) for rank in awaited) else None
 
     def _will_not_come(self, round_: Round, rank: int, now: float) -> bool:
         if self._is_silent(rank, now):
@@ -92,16 +92,16 @@ class Rounds:
 
 
 class RankGroup:
-    """See `trainmedic.job.group.Group`. ``hold`` holds a round and returns its conclusion."""
+    """See `trainmedic.job.group.Group`. ``run_round`` runs a round and returns its conclusion."""
 
     def __init__(
-        self, store: SharedStore, key: str, outcomes_key: str | None, hold: Callable[[Round, Any], Any]
+        self, store: SharedStore, key: str, outcomes_key: str | None, run_round: Callable[[Round, Any], Any]
     ) -> None:
         self.rank = store.rank
         self.world_size = store.world_size
         self._key = key
         self._outcomes_key = outcomes_key
-        self._hold = hold
+        self._run_round = run_round
         self._count = 0
 
     def choose(self, make: Callable[[], Value], patience: float = PATIENCE) -> Value:
@@ -116,7 +116,7 @@ class RankGroup:
             except Exception as error:
                 fault = error
                 choice = {GONE: f"rank 0 could not choose: {type(error).__name__}: {error}"}
-        conclusion = self._hold(Round(self._next_key(), None, self._outcomes_key, patience), choice)
+        conclusion = self._run_round(Round(self._next_key(), None, self._outcomes_key, patience), choice)
         if fault is not None:
             raise fault
         if "rejected" in conclusion:
@@ -128,7 +128,9 @@ class RankGroup:
         return value
 
     def poll(self, value: Any = None, patience: float = PATIENCE) -> Mapping[int, Any]:
-        conclusion = self._hold(Round(self._next_key(), _all_values, self._outcomes_key, patience), {"value": value})
+        conclusion = self._run_round(
+            Round(self._next_key(), _all_values, self._outcomes_key, patience), {"value": value}
+        )
         _raise_if_gone(conclusion)
         return {int(rank): entry["value"] for rank, entry in conclusion["values"].items()}
 
@@ -142,5 +144,5 @@ def _raise_if_gone(conclusion: Mapping[str, Any]) -> None:
         raise NotAgreed(str(conclusion[GONE]))
 
 
-def _all_values(heard: dict[int, Any], missing: list[int]) -> Any:
-    return {"values": {str(rank): entry for rank, entry in heard.items()}}
+def _all_values(values: dict[int, Any], missing: list[int]) -> Any:
+    return {"values": {str(rank): entry for rank, entry in values.items()}}

@@ -1,7 +1,7 @@
 """The training thread's part of the agreement of ranks: it counts calls, and carries out what was agreed on.
 
 At a sync point it takes the decision that the background thread (``synchronizer``) has found. See the package for how
-the ranks agree. Who makes a `Share`: ``trainmedic.distributed``, by way of `trainmedic.Medic.share_through`.
+the ranks agree. Who makes a `Share`: ``trainmedic.distributed``, by way of `trainmedic.Medic.join_ranks`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
 from trainmedic.errors import NotAgreed
-from trainmedic.job.command import Conclude, JobCommand
+from trainmedic.job.command import JobCommand, OutcomeCallback
 from trainmedic.job.handlers import HandlerRegistry
 from trainmedic.job.parameters import parse
 from trainmedic.job.queue import CommandQueue
@@ -44,9 +44,9 @@ class LocalRank:
     handlers: HandlerRegistry
     queue: CommandQueue | None
     """The queue in which the commands arrive; None on ranks other than 0."""
-    conclude: Conclude
+    on_outcome: OutcomeCallback
     """What a command calls when it is answered."""
-    about: Callable[[], Mapping[str, Any]]
+    location: Callable[[], Mapping[str, Any]]
     """Says where this rank runs: its node, host and GPU. Asked in the training thread."""
     stats: Callable[[], Mapping[str, Any]]
     """Measures its figures. Asked in the background thread."""
@@ -76,7 +76,7 @@ class Share:
         self._coordinator = Coordinator(local.queue, self._base, self._interval) if local.queue is not None else None
         role: Role = self._coordinator or Participant(self._base, self._interval, options.patience)
         self._synchronizer = Synchronizer(self._base, role, self._interval, local.stats)
-        self._synchronizer.about = local.about()
+        self._synchronizer.location = local.location()
         self._synchronizer.start()
 
     # --- for users ----------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Share:
         self._groups[name] = count = self._groups.pop(name, 0) + 1
         if len(self._groups) > _MOST_GROUPS:
             del self._groups[next(iter(self._groups))]
-        return RankGroup(self._base, f"group/{name}/{count}", None, self._hold)
+        return RankGroup(self._base, f"group/{name}/{count}", None, self._run_round)
 
     def describe(self) -> Mapping[str, Any]:
         """What rank 0 adds to the job's presence."""
@@ -125,10 +125,10 @@ class Share:
             self._next = sys.maxsize
             return ()
 
-    def conclude(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
+    def report_outcome(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         """This rank's outcome of a command, on its way to the server."""
-        assert command.place is not None
-        self._synchronizer.report(command.place, status, output)
+        assert command.sync_key is not None
+        self._synchronizer.report(command.sync_key, status, output)
 
     def close(self, timeout: float) -> None:
         """Report what there is to report, and end. On rank 0 what waits is answered."""
@@ -144,7 +144,7 @@ class Share:
         decision = synchronizer.next_decision
         if decision is None or decision.number != number:
             patience = max(self._options.patience, JOIN_PATIENCE)
-            decision = synchronizer.wait_for(synchronizer.find_decision, patience)
+            decision = synchronizer.wait_for(synchronizer.attempt_decision, patience)
         assert decision is not None
         if decision.over is not None:
             synchronizer.end(decision.over, logging.INFO)
@@ -152,9 +152,9 @@ class Share:
         agreed = self._meet(decision, step) if decision.commands else ()
         now = time.monotonic()
         if number > 0:
-            self._interval.note(position.span, now - position.at)
+            self._interval.record(position.span, now - position.at)
         self._next = self._calls + decision.span
-        synchronizer.about = self._local.about()
+        synchronizer.location = self._local.location()
         synchronizer.position = TrainingPosition(number, self._calls, decision.span, now)
         synchronizer.wake()
         return agreed
@@ -164,7 +164,7 @@ class Share:
         cannot = {sent.id: reason for sent in decision.commands if (reason := self._unable(sent))}
         statement = {"step": step, "cannot": cannot}
         patience = self._options.call_patience
-        attempt = partial(self._synchronizer.meet, decision, statement, patience)
+        attempt = partial(self._synchronizer.attempt_meeting, decision, statement, patience)
         outcome: AgreedOutcome = self._synchronizer.wait_for(attempt, patience + GRACE)
         return [
             self._command((decision.number, index), sent)
@@ -177,19 +177,21 @@ class Share:
             parse(sent.action, sent.params)
         except ValueError as error:  # an SDK of another version than rank 0's
             return str(error)
-        return self._local.handlers.cannot(sent.action)
+        return self._local.handlers.refusal_reason(sent.action)
 
-    def _command(self, place: tuple[int, int], sent: envelope.Command) -> JobCommand:
-        command = self._coordinator.running(place) if self._coordinator is not None else None
+    def _command(self, sync_key: tuple[int, int], sent: envelope.Command) -> JobCommand:
+        command = self._coordinator.running(sync_key) if self._coordinator is not None else None
         if command is None:
-            command = JobCommand(sent, parse(sent.action, sent.params), None, self._local.conclude)
-        command.place = place
-        command.group = RankGroup(self._base, f"command/{place[0]}/{place[1]}", outcome_key(place), self._hold)
+            command = JobCommand(sent, parse(sent.action, sent.params), None, self._local.on_outcome)
+        command.sync_key = sync_key
+        command.group = RankGroup(
+            self._base, f"command/{sync_key[0]}/{sync_key[1]}", outcome_key(sync_key), self._run_round
+        )
         return command
 
-    def _hold(self, round_: Round, value: Any) -> Any:
+    def _run_round(self, round_: Round, value: Any) -> Any:
         try:
-            attempt = partial(self._synchronizer.hold, round_, value)
+            attempt = partial(self._synchronizer.attempt_round, round_, value)
             return self._synchronizer.wait_for(attempt, round_.patience + GRACE)
         except RankLost as error:
             raise NotAgreed(str(error)) from None

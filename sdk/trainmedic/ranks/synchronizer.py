@@ -77,7 +77,7 @@ class Synchronizer:
     ) -> None:
         self.ended_because: str | None = None
         self.position = TrainingPosition()
-        self.about: Mapping[str, Any] = {}
+        self.location: Mapping[str, Any] = {}
         """Where this rank runs."""
         self.published: Mapping[str, Any] = {}
         """Figures of this rank beside those that ``stats`` measures."""
@@ -122,9 +122,9 @@ class Synchronizer:
             raise RankLost(self.ended_because or "sharing has ended")
         return inquiry.result
 
-    def report(self, place: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
+    def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
         """This rank's outcome of the command at that place, see `Coordinator.report`."""
-        self._outcomes.append((place, status, output))
+        self._outcomes.append((sync_key, status, output))
         self._wake.set()
 
     def end(self, reason: str, level: int = logging.WARNING) -> None:
@@ -181,9 +181,9 @@ class Synchronizer:
             return 0.0  # it has to join again
         while self._outcomes:
             self._role.report(*self._outcomes.popleft())
-        own = replace(self._status, passed=self.position.number, about=self.about)
+        own = replace(self._status, passed=self.position.number, about=self.location)
         delay = min(delay, self._role.work(now, own))
-        return min(delay, self._look_ahead(now))
+        return min(delay, self._find_next_decision(now))
 
     def _join(self) -> SharedStore | None:
         self._store = self._role.join()
@@ -220,11 +220,11 @@ class Synchronizer:
         except Exception:
             if count == 1:
                 log.exception("the figures of rank %d cannot be measured", self._rank)
-        self._status = RankStatus(count, self.position.number, self.about, stats)
+        self._status = RankStatus(count, self.position.number, self.location, stats)
         store.set(f"heartbeat/{self._rank}", self._status.fields())
         return every
 
-    def _look_ahead(self, now: float) -> float:
+    def _find_next_decision(self, now: float) -> float:
         """Find the next decision before the training thread asks for it; seconds until that is due again."""
         position = self.position
         if self.next_decision is not None and self.next_decision.number > position.number:
@@ -246,7 +246,7 @@ class Synchronizer:
 
     # --- attempts at what the training thread waits for ---------------------------------------------------
 
-    def find_decision(self, since: float, now: float) -> SyncDecision | None:
+    def attempt_decision(self, since: float, now: float) -> SyncDecision | None:
         """An attempt at the decision of the next sync point."""
         if self._store is None:
             if now - since > JOIN_PATIENCE:
@@ -256,19 +256,19 @@ class Synchronizer:
             self.next_decision = self._role.decide(self.position, now - since)
         return self.next_decision
 
-    def meet(
+    def attempt_meeting(
         self, decision: SyncDecision, statement: Any, patience: float, since: float, now: float
     ) -> AgreedOutcome | None:
         """An attempt at the agreed outcome, after this rank has come to a sync point with commands."""
         meeting = Round(f"meeting/{decision.number}", partial(self._role.agree, decision), None, patience)
-        conclusion = self.hold(meeting, statement, since, now)
+        conclusion = self.attempt_round(meeting, statement, since, now)
         if conclusion is None:
             return None
         outcome = AgreedOutcome.read(conclusion)
         self._role.take_outcome(decision, outcome)
         return outcome
 
-    def hold(self, round_: Round, value: Any, since: float, now: float) -> Any:
+    def attempt_round(self, round_: Round, value: Any, since: float, now: float) -> Any:
         """An attempt at the conclusion of a round."""
         if self._rounds is None:
             return None

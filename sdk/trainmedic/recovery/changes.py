@@ -46,7 +46,7 @@ class AppliedChanges:
         # By the name of what is scaled: the factor of each command whose change stands, in order.
         self._factors: dict[str, dict[str, float]] = {name: {} for name in _SCALED}
         self.workers: int | None = None
-        self.left_out: list[list[int]] = []
+        self.skipped: list[list[int]] = []
         self._is_new = True  # whether training began anew in this process, rather than being resumed
 
     def scale(self, name: str) -> float:
@@ -88,7 +88,7 @@ class AppliedChanges:
 
     def state(self) -> dict[str, Any]:
         """All that stands, as JSON can carry it."""
-        return {**self._factors, "workers": self.workers, "left_out": self.left_out}
+        return {**self._factors, "workers": self.workers, "left_out": self.skipped}
 
     def recall(self, otherwise: Mapping[str, Any] | None = None) -> bool:
         """After a restart: read the file, or take ``otherwise``, a checkpoint's `state`. Whether either was there."""
@@ -111,7 +111,7 @@ class AppliedChanges:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.warning("what commands have changed before cannot be read, and is forgotten: %s", error)
             return
-        self._factors, self.left_out = factors, left_out
+        self._factors, self.skipped = factors, left_out
         self.workers = workers if isinstance(workers, int) else None
 
     def drop_earlier_run(self) -> None:
@@ -125,7 +125,7 @@ class AppliedChanges:
     def forget(self) -> None:
         """Begin anew, without any changes."""
         self._factors = {name: {} for name in _SCALED}
-        self.workers, self.left_out, self._is_new = None, [], True
+        self.workers, self.skipped, self._is_new = None, [], True
         if self._file is not None and self._writes:
             try:
                 self._file.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Holding a training loop at a step boundary: ``job.pause`` and ``job.resume``.
 
-Handlers call `LoopPause.start` and `LoopPause.end`; the integration's loop calls `LoopPause.hold` afterwards, which
+Handlers call `LoopPause.start` and `LoopPause.end`; the integration's loop calls `LoopPause.wait` afterwards, which
 returns when the pause has ended, and looks for commands meanwhile.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping
 from trainmedic.client import Medic
 from trainmedic.job.progress import PAUSE
 
-_LOOK_EVERY = 0.05  # seconds between two looks for commands
+_POLL_INTERVAL = 0.05  # seconds between two looks for commands
 
 
 class LoopPause:
@@ -27,28 +27,28 @@ class LoopPause:
     def __init__(self, medic: Medic, sleep: Callable[[float], None] = time.sleep) -> None:
         self._medic = medic
         self._sleep = sleep
-        self._looks = 0
+        self._polls_left = 0
 
     @property
     def lasts(self) -> bool:
-        return self._looks > 0
+        return self._polls_left > 0
 
     def start(self, longest: timedelta) -> Mapping[str, Any]:
         """Begin a pause of at most ``longest``. Where one lasts already, the new end counts."""
-        self._looks = math.ceil(longest.total_seconds() / _LOOK_EVERY)
+        self._polls_left = math.ceil(longest.total_seconds() / _POLL_INTERVAL)
         return {"max_seconds": longest.total_seconds()}
 
     def end(self) -> Mapping[str, Any]:
         """End the pause, if one lasts."""
-        was_paused, self._looks = self.lasts, 0
+        was_paused, self._polls_left = self.lasts, 0
         return {"was_paused": was_paused}
 
-    def hold(self, step: int) -> None:
+    def wait(self, step: int) -> None:
         """Return when the pause has ended, by a command or its time."""
         if not self.lasts:
             return
         with self._medic.window(PAUSE):
             while self.lasts:
-                self._sleep(_LOOK_EVERY)
-                self._looks -= 1
+                self._sleep(_POLL_INTERVAL)
+                self._polls_left -= 1
                 self._medic.commands(step)

@@ -87,22 +87,22 @@ def agree_on_checkpoint(
 class LoopRestarter:
     """Runs the loop of one training, again where a command or a crash makes it necessary.
 
-    `newest` finds the newest complete checkpoint; `target` the one of a rollback, or it raises Rejected. The
-    interrupter's thread calls `target` too.
+    `newest` finds the newest complete checkpoint; `choose` the one of a rollback, or it raises Rejected. The
+    interrupter's thread calls `choose` too.
     """
 
     def __init__(
         self,
         medic: Medic,
         newest: Callable[[], Path | None],
-        target: Callable[[Rollback], SavedCheckpoint],
+        choose: Callable[[Rollback], SavedCheckpoint],
         limits: RestartLimits,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._medic = medic
         self._newest = newest
-        self._target = target
+        self._choose = choose
         self._limits = limits
         self._sleep = sleep
         self._now = now
@@ -177,7 +177,7 @@ class LoopRestarter:
         if self._medic.world_size == 1:
             self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
             if self._interrupter.works:
-                self._medic.on_arrival = self._interrupter.look
+                self._medic.on_arrival = self._interrupter.check_for_hang
         try:
             while True:
                 self._has_come_up = False
@@ -202,7 +202,7 @@ class LoopRestarter:
                 self._interrupter.close()
                 self._interrupter = None
 
-    def together(self) -> Group:
+    def rank_group(self) -> Group:
         """The ranks, between two loops: each of them has ended its own, or is about to."""
         return self._medic.share.group("restart") if self._medic.share is not None else Alone()
 
@@ -211,7 +211,7 @@ class LoopRestarter:
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
                 try:
-                    self._target(command.parameters)
+                    self._choose(command.parameters)
                 except Refusal:
                     continue
                 return True

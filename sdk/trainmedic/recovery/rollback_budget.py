@@ -78,7 +78,7 @@ class RollbackBudget:
             "root_step": self.spent.root_step,
         }
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Count from nothing: this is another training, or a person has looked at it."""
         if self.spent != RollbackCount():
             self.spent = RollbackCount()

@@ -1,4 +1,4 @@
-"""Where batches come from, and how each kind of source goes back to a place in them.
+"""Where batches come from, and how each kind of source goes back to a position in them.
 
 Not here: which of them serves a loader (``source_choice``), the one for ordinary data loaders
 (``indexed_source``), and what is done between batches (``run``). Who calls it: the loop over the batches, and
@@ -15,50 +15,50 @@ import torch
 from trainmedic.errors import Unsupported
 from trainmedic.job.interrupt import fetch
 from trainmedic.torch import randomness
-from trainmedic.torch.sample_order import LeftOutRanges, Place
+from trainmedic.torch.sample_order import Position, SkippedRanges
 
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
 REREAD = 1000
-"""Batches that are read again, at most, to come to a place in a source that can only be begun anew; by default."""
+"""Batches that are read again, at most, to come to a position in a source that can only be begun anew; by default."""
 
 
 class BatchSource:
-    """Batches, epoch after epoch, and the place in them.
+    """Batches, epoch after epoch, and the position in them.
 
-    ``place`` says how much of the present epoch was delivered; in batches, unless the source says otherwise.
-    ``left_out`` are places that are not delivered; they stay left out however often the source comes by.
+    ``position`` says how much of the present epoch was delivered; in batches, unless the source says otherwise.
+    ``skipped`` are positions that are not delivered; they stay left out however often the source comes by.
     ``batch_size`` and ``workers`` are None where they are not known or cannot be changed.
     """
 
     kind: str
-    """The name by which a checkpoint says what kind of source its place is of; it must not change."""
+    """The name by which a checkpoint says what kind of source its position is of; it must not change."""
     batch_size: int | None = None
     workers: int | None = None
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.place: Place = 0
-        self.left_out = LeftOutRanges()
-        self._leaving_out = 0  # so many of the next batches, where it is not known yet which those are
+        self.position: Position = 0
+        self.skipped = SkippedRanges()
+        self._to_skip = 0  # so many of the next batches, where it is not known yet which those are
 
     def next(self) -> Any:
         """The next batch. Raises StopIteration at the end of an epoch; the next call begins the next one."""
         while True:
-            before = self.place
+            before = self.position
             try:
                 batch = self.fetch()
             except StopIteration:
-                self.epoch, self.place = self.epoch + 1, 0
+                self.epoch, self.position = self.epoch + 1, 0
                 raise
-            if self._leaving_out:
-                self._leaving_out -= 1
-                self.left_out.add(self.epoch, before, self.place)
-            elif not self.left_out.holds(self.epoch, before):
+            if self._to_skip:
+                self._to_skip -= 1
+                self.skipped.add(self.epoch, before, self.position)
+            elif not self.skipped.contains(self.epoch, before):
                 return batch
 
     def fetch(self) -> Any:
-        """One batch from the source, left out or not; ``place`` is moved. Raises StopIteration."""
+        """One batch from the source, left out or not; ``position`` is moved. Raises StopIteration."""
         raise StopIteration
 
     def state(self) -> dict[str, Any]:
@@ -66,35 +66,35 @@ class BatchSource:
         return {
             "kind": self.kind,
             "epoch": self.epoch,
-            "place": self.place,
-            "left_out": [list(span) for span in self.left_out.ranges],
-            "leaving_out": self._leaving_out,
+            "place": self.position,
+            "left_out": [list(span) for span in self.skipped.ranges],
+            "leaving_out": self._to_skip,
         }
 
     def restore(self, state: dict[str, Any]) -> str:
         """Go to where `state` was taken, and say what comes next. What has been left out since stays so."""
-        self.epoch, self.place = state["epoch"], state["place"]
-        self.left_out = LeftOutRanges([*self.left_out.ranges, *state["left_out"]])
-        self._leaving_out = state["leaving_out"]
+        self.epoch, self.position = state["epoch"], state["place"]
+        self.skipped = SkippedRanges([*self.skipped.ranges, *state["left_out"]])
+        self._to_skip = state["leaving_out"]
         return REPLAYED
 
     def knows(self, state: dict[str, Any]) -> bool:
         """Whether `state` is of such a source. The script may have another loader than when it was written."""
         return state.get("kind") in (None, self.kind)
 
-    def begin_anew(self, epoch: int) -> str:
-        """Go to the beginning of an epoch, for a place in it means nothing here, and say what comes next."""
+    def start_epoch(self, epoch: int) -> str:
+        """Go to the beginning of an epoch, for a position in it means nothing here, and say what comes next."""
         self.stop_loading()
-        self.epoch, self.place = epoch, 0
-        self.left_out, self._leaving_out = LeftOutRanges(), 0
+        self.epoch, self.position = epoch, 0
+        self.skipped, self._to_skip = SkippedRanges(), 0
         return f"{NOT_REPLAYED}: the checkpoint was written with a loader of another kind; its epoch begins anew"
 
-    def check_leaving_out(self, batches: int) -> None:
+    def check_skip(self, batches: int) -> None:
         """Raises Rejected where so many cannot be left out."""
 
-    def leave_out(self, batches: int) -> None:
+    def skip(self, batches: int) -> None:
         """Leave out the next so many batches; those that are left out already count."""
-        self._leaving_out += batches
+        self._to_skip += batches
 
     def stop_loading(self) -> None:
         """Give up what is being loaded: it was interrupted, or is to be begun anew."""
@@ -116,13 +116,13 @@ class SequenceSource(BatchSource):
         self._source = source
 
     def fetch(self) -> Any:
-        if hasattr(self._source, "__len__") and self.place >= len(self._source):
+        if hasattr(self._source, "__len__") and self.position >= len(self._source):
             raise StopIteration
         try:
-            batch = self._source[self.place]
+            batch = self._source[self.position]
         except IndexError:
             raise StopIteration from None
-        self.place += 1
+        self.position += 1
         return batch
 
 
@@ -141,7 +141,7 @@ class _IteratedSource(BatchSource):
         except StopIteration:
             self._iterator = None
             raise
-        self.place += 1
+        self.position += 1
         return batch
 
     def stop_loading(self) -> None:
@@ -154,7 +154,7 @@ class _IteratedSource(BatchSource):
 
 
 class StatefulSource(_IteratedSource):
-    """Batches of a loader that keeps its own place, or one whose data set does (``keeper``)."""
+    """Batches of a loader that keeps its own position, or one whose data set does (``keeper``)."""
 
     kind = "Stateful"
 
@@ -162,9 +162,9 @@ class StatefulSource(_IteratedSource):
         super().__init__()
         self._loader = loader
         self._keeper = keeper
-        # A data set that keeps its place may be at its end, between two epochs, and would stay there.
+        # A data set that keeps its position may be at its end, between two epochs, and would stay there.
         self._fresh = keeper.state_dict() if keeper is not loader else None
-        # Whether the place that was restored lies behind the beginning of an iterator: a loader draws random numbers
+        # Whether the position that was restored lies behind the beginning of an iterator: a loader draws random numbers
         # when it begins to iterate, and the generators of that checkpoint have given these already.
         self._was_begun = False
 
@@ -180,7 +180,7 @@ class StatefulSource(_IteratedSource):
         self.stop_loading()
         self._was_begun = state.get("begun", False)
         _set_epoch(self._keeper, self.epoch)
-        fresh = self._fresh is not None and self.place == 0
+        fresh = self._fresh is not None and self.position == 0
         self._keeper.load_state_dict(self._fresh if fresh else state["loader"])
         return REPLAYED
 
@@ -193,7 +193,7 @@ class StatefulSource(_IteratedSource):
 
 
 class RereadSource(_IteratedSource):
-    """Batches of what can be iterated over anew. It comes to a place by reading the epoch up to there.
+    """Batches of what can be iterated over anew. It comes to a position by reading the epoch up to there.
 
     ``most`` is how many batches may be read again for that.
     """
@@ -212,12 +212,12 @@ class RereadSource(_IteratedSource):
         return {**super().state(), "at_start": None, "generator": self._generator_state()}
 
     def restore(self, state: dict[str, Any]) -> str:
-        place = state["place"]
-        if place > self._most and (self.epoch, self.place) < (state["epoch"], place):
+        position = state["place"]
+        if position > self._most and (self.epoch, self.position) < (state["epoch"], position):
             super().restore(state)  # another process wrote it: here is no iterator that could go on
-            self.place = 0
+            self.position = 0
             return f"{NOT_REPLAYED}: the epoch begins anew, for more than {self._most} would have to be read again"
-        if place > self._most:
+        if position > self._most:
             return f"{NOT_REPLAYED}: it goes on, for more than {self._most} would have to be read again"
         super().restore(state)
         self.stop_loading()
@@ -228,13 +228,13 @@ class RereadSource(_IteratedSource):
         randomness.restore(at_start["random"])
         self._set_generator(at_start["generator"])
         self._iterator = self._begin()
-        for read in range(place):
+        for read in range(position):
             try:
                 next(self._iterator)
             except StopIteration:
                 self._iterator = None
                 return f"{NOT_REPLAYED}: the source has only {read} batches this time"
-        return f"{REPLAYED}, if the source repeats itself: {place} were read again"
+        return f"{REPLAYED}, if the source repeats itself: {position} were read again"
 
     def _begin(self) -> Iterator[Any]:
         self._at_start = {"random": randomness.capture(), "generator": self._generator_state()}
@@ -265,17 +265,17 @@ class IteratorSource(BatchSource):
 
     def fetch(self) -> Any:
         batch = fetch(self._source)
-        self.place += 1
+        self.position += 1
         return batch
 
     def restore(self, state: dict[str, Any]) -> str:
-        self._passed = max(self.place - state["place"], 0)
-        self._leaving_out = max(state["leaving_out"] - self._passed, 0)
+        self._passed = max(self.position - state["place"], 0)
+        self._to_skip = max(state["leaving_out"] - self._passed, 0)
         return f"{NOT_REPLAYED}: a stream only goes on; {self._passed} batches since then are left out"
 
-    def leave_out(self, batches: int) -> None:
+    def skip(self, batches: int) -> None:
         """Count from where `restore` should have gone: what is past since then is left out already."""
-        super().leave_out(max(batches - self._passed, 0))
+        super().skip(max(batches - self._passed, 0))
         self._passed = max(self._passed - batches, 0)
 
 

@@ -52,11 +52,11 @@ class StepBoundary:
         self.begin: Callable[[], None] = self._interrupter.arm
         self.end: Callable[[], None] = self._interrupter.disarm
         if self._interrupter.works:
-            medic.on_arrival = self._interrupter.look
+            medic.on_arrival = self._interrupter.check_for_hang
 
     def close(self) -> None:
         """Leave signals as they were."""
-        if self._medic.on_arrival == self._interrupter.look:
+        if self._medic.on_arrival == self._interrupter.check_for_hang:
             self._medic.on_arrival = None
         self._interrupter.close()
 
@@ -78,7 +78,7 @@ class StepBoundary:
         progress = self._progress
         progress.step = number
         if (
-            time.perf_counter() < progress.next_look
+            time.perf_counter() < progress.tensors_due_at
             and samples is None
             and type(loss) is not float
             and type(grad_norm) is not float
@@ -128,7 +128,7 @@ class StepBoundary:
             for command in self._medic.commands(training.global_step):
                 command.unsupported()
             if self._pause.lasts:
-                self._pause.hold(training.global_step)
+                self._pause.wait(training.global_step)
             # After a rollback the present state is that of a checkpoint, and whole.
             if training.rollbacks == rollbacks and training.broken is None:
                 if interrupted:

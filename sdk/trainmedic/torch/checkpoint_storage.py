@@ -82,8 +82,8 @@ class CheckpointStorage(Protocol):
         """
         ...
 
-    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        """Training goes on from `target`: it is to stay, and what was saved since is of an abandoned course."""
+    def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
+        """Training goes on from `checkpoint`: it is to stay, and what was saved since is of an abandoned course."""
         ...
 
     def prune(self) -> None:
@@ -104,7 +104,7 @@ class CheckpointDirectory:
             entries = [Path(entry.path) for entry in os.scandir(self._root) if _NAME.match(entry.name)]
         except FileNotFoundError:
             return []
-        return [self._look_at(path) for path in entries]
+        return [self._inspect(path) for path in entries]
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         self._root.mkdir(parents=True, exist_ok=True)
@@ -132,15 +132,15 @@ class CheckpointDirectory:
             raise PartlyLoaded(f"{path.name} was loaded in part: {type(error).__name__}: {error}") from error
         return run
 
-    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
+    def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         for other in self.checkpoints():
-            if other.path == target.path:
+            if other.path == checkpoint.path:
                 continue
             if checkpoints.is_pinned(other.path):
                 checkpoints.unpin(other.path)
-            if not other.complete or other.at > target.at:
+            if not other.complete or other.at > checkpoint.at:
                 other.path.rename(self._free_name(other.path))
-        checkpoints.pin(target.path, reason)
+        checkpoints.pin(checkpoint.path, reason)
 
     def prune(self) -> None:
         if self._keep is None:
@@ -193,7 +193,7 @@ class CheckpointDirectory:
             raise
         return at
 
-    def _look_at(self, path: Path) -> SavedCheckpoint:
+    def _inspect(self, path: Path) -> SavedCheckpoint:
         step = int(path.name.partition("-")[2])
         facts = checkpoints.completion(path)
         if facts is not None:
@@ -229,7 +229,7 @@ def write_file(path: Path, content: Any) -> int:
 
 
 def read_file(path: Path, checked: bool) -> Any:
-    """What `write_file` wrote, all of it in memory. Raises Unusable.
+    """What `write_file` wrote, all of it in memory. Raises UnusableCheckpoint.
 
     The archive has checksums, which PyTorch's loading does not look at, so they are looked at before.
     PyTorch's safe loading knows tensors, numbers and containers. A state that holds other objects is unpickled

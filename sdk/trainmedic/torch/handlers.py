@@ -89,7 +89,7 @@ class CommandHandlers:
         assert isinstance(rollback, Rollback)
         source = self._training.batch_source
         if source is not None and rollback.skip_batches:
-            source.check_leaving_out(rollback.skip_batches)
+            source.check_skip(rollback.skip_batches)
         return self._restore.roll_back(rollback, command.group)
 
     def scale_lr(self, command: JobCommand) -> Output:

@@ -1,8 +1,8 @@
-"""The batch source for an ordinary `DataLoader`: any place of any epoch can be gone to, to the batch.
+"""The batch source for an ordinary `DataLoader`: any position of any epoch can be gone to, to the batch.
 
 The user's loader serves as the pattern; batches come from one of our own with the same data set, workers and
 collation, whose sampler begins where it is told to. In worker processes the random generators are seeded for
-each batch by its place, so that random augmentations come again as well; in the main process they are the
+each batch by its position, so that random augmentations come again as well; in the main process they are the
 training's, which a checkpoint holds. Not here: the order itself (``sample_order``), other sources
 (``batch_sources``).
 """
@@ -19,7 +19,7 @@ from trainmedic.errors import Rejected
 from trainmedic.job.interrupt import fetch
 from trainmedic.torch import randomness
 from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource, shut_down_workers
-from trainmedic.torch.sample_order import Place, SampleOrder
+from trainmedic.torch.sample_order import Position, SampleOrder
 
 _MOST_EPOCHS = 10  # that a rollback may leave out: more is a mistake in the playbook
 
@@ -27,7 +27,7 @@ _MOST_EPOCHS = 10  # that a rollback may leave out: more is a mistake in the pla
 class IndexedSource(BatchSource):
     """Batches of a `DataLoader` with an indexed data set. ``rank`` makes the workers' seeds differ.
 
-    ``place`` counts the entries of the epoch's order: samples, or batches of a custom batch sampler.
+    ``position`` counts the entries of the epoch's order: samples, or batches of a custom batch sampler.
     """
 
     kind = "Indexed"
@@ -43,7 +43,7 @@ class IndexedSource(BatchSource):
         self._loader: DataLoader[Any] | None = None
         self._iterator: Iterator[Any] | None = None
         # Where each batch that the loader has asked for ends: it asks ahead, and delivers in order.
-        self._ends: deque[Place] = deque()
+        self._ends: deque[Position] = deque()
 
     # --- as every batch source --------------------------------------------------------------------------
 
@@ -54,9 +54,9 @@ class IndexedSource(BatchSource):
             batch = fetch(self._begin() if iterator is None else iterator)
         except StopIteration:
             self._iterator = None
-            self.epoch, self.place = self.epoch + 1, 0
+            self.epoch, self.position = self.epoch + 1, 0
             raise
-        self.place = self._ends.popleft()
+        self.position = self._ends.popleft()
         return batch
 
     def state(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class IndexedSource(BatchSource):
             return f"{NOT_REPLAYED}: the sampler or the data set gives another order than before"
         return REPLAYED
 
-    def check_leaving_out(self, batches: int) -> None:
+    def check_skip(self, batches: int) -> None:
         entries, size = len(self._order.entries(self.epoch)), self.batch_size or 1
         if batches * size > max(_MOST_EPOCHS * entries, size):
             raise Rejected(
@@ -80,23 +80,23 @@ class IndexedSource(BatchSource):
                 f"and more than {_MOST_EPOCHS} epochs are no repair"
             )
 
-    def leave_out(self, batches: int) -> None:
+    def skip(self, batches: int) -> None:
         """Leave out the next so many batches, over the end of the epoch too; those left out already count."""
-        epoch, place = self.epoch, self.place
+        epoch, position = self.epoch, self.position
         size = self.batch_size or 1
         while batches:
             end = len(self._order.entries(epoch))
-            here = (end - place) // size if self._order.drop_last else -(-(end - place) // size)
-            if end == 0 or (here == 0 and place == 0):
+            here = (end - position) // size if self._order.drop_last else -(-(end - position) // size)
+            if end == 0 or (here == 0 and position == 0):
                 break
-            stop = min(place + batches * size, end) if batches < here else end
-            self.left_out.add(epoch, place, stop)
+            stop = min(position + batches * size, end) if batches < here else end
+            self.skipped.add(epoch, position, stop)
             batches -= min(batches, here)
-            epoch, place = epoch + 1, 0
+            epoch, position = epoch + 1, 0
         self.stop_loading()
 
     def stop_loading(self) -> None:
-        """Give up what was loaded ahead, workers and all; the next fetch begins at the place."""
+        """Give up what was loaded ahead, workers and all; the next fetch begins at the position."""
         iterator, self._iterator, self._loader = self._iterator, None, None
         shut_down_workers(iterator)
 
@@ -146,31 +146,31 @@ class IndexedSource(BatchSource):
         return DataLoader(batch_size=None, sampler=entries, **options)
 
     def _upcoming(self) -> Iterator[Any]:
-        """What the loader is to fetch, from the present place to the end of the epoch."""
+        """What the loader is to fetch, from the present position to the end of the epoch."""
         order, size, epoch = self._order, self.batch_size or 1, self.epoch
         entries = order.entries(epoch)
         batch: list[Any] = []
-        begin = end = self.place
-        for place, stop in self.left_out.remaining(epoch, self.place, len(entries)):
-            while place < stop:
+        begin = end = self.position
+        for position, stop in self.skipped.remaining(epoch, self.position, len(entries)):
+            while position < stop:
                 if not batch:
-                    begin = place
-                end = min(stop, place + size - len(batch))
-                batch.extend(entries[place:end])
-                place = end
+                    begin = position
+                end = min(stop, position + size - len(batch))
+                batch.extend(entries[position:end])
+                position = end
                 if len(batch) == size:
                     yield self._requested(epoch, begin, end, batch[0] if self.batch_size is None else batch)
                     batch = []
         if batch and not order.drop_last:
             yield self._requested(epoch, begin, end, batch)
 
-    def _requested(self, epoch: int, begin: Place, end: Place, entry: Any) -> Any:
-        """What the data set is asked for, after noting where the batch ends; workers are told its place as well."""
+    def _requested(self, epoch: int, begin: Position, end: Position, entry: Any) -> Any:
+        """What the data set is asked for, after noting where the batch ends; workers are told its position as well."""
         self._ends.append(end)
         if not self.workers:
             return entry
-        place = (epoch, begin)
-        return [place, *entry] if self._order.batches else (place, entry)
+        position = (epoch, begin)
+        return [position, *entry] if self._order.batches else (position, entry)
 
 
 class _Entries:
@@ -184,9 +184,9 @@ class _Entries:
 
 
 class _SeededDataset:
-    """The user's data set, seeding the random generators of a worker by the place of each batch in the epoch.
+    """The user's data set, seeding the random generators of a worker by the position of each batch in the epoch.
 
-    Workers get it in place of the data set; what it does not have itself is looked up there.
+    Workers get it in position of the data set; what it does not have itself is looked up there.
     """
 
     def __init__(self, dataset: Any, seed: int, rank: int) -> None:
@@ -210,17 +210,17 @@ class _SeededDataset:
         return len(self.dataset)
 
     def __getitem__(self, entry: Any) -> Any:
-        place, index = entry
-        self._seed(place)
+        position, index = entry
+        self._seed(position)
         return self.dataset[index]
 
     def __getitems__(self, entries: list[Any]) -> Any:
-        place, *indices = entries
-        self._seed(place)
+        position, *indices = entries
+        self._seed(position)
         dataset = self.dataset
         several = getattr(dataset, "__getitems__", None)
         return several(indices) if several else [dataset[index] for index in indices]
 
-    def _seed(self, place: tuple[int, Place]) -> None:
+    def _seed(self, position: tuple[int, Position]) -> None:
         if get_worker_info() is not None:
-            randomness.seed(randomness.mixed_seed(*self.seeds, *place))
+            randomness.seed(randomness.mixed_seed(*self.seeds, *position))

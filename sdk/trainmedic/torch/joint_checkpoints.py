@@ -199,9 +199,9 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
     # --- what rank 0 does alone -------------------------------------------------------------------------
 
-    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
+    def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
-            super().rolled_back_to(target, reason)
+            super().rolled_back_to(checkpoint, reason)
 
     def prune(self) -> None:
         if self._rank == 0:
@@ -229,9 +229,9 @@ class JointOwnCheckpoints:
         except UnusableCheckpoint as error:  # it may have been loaded on other ranks, so no older one can be tried
             raise HalfLoaded(str(error)) from error
 
-    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
+    def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
-            self._storage.rolled_back_to(target, reason)
+            self._storage.rolled_back_to(checkpoint, reason)
 
     def prune(self) -> None:
         if self._rank == 0:

@@ -71,16 +71,16 @@ class OwnCheckpoints:
         except Exception as error:  # whatever the user's function raises: an older one may do
             raise PartlyLoaded(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
 
-    def rolled_back_to(self, target: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        self._abandoned = [*self._abandoned, (target.at, datetime.now(timezone.utc))][-_MOST:]
+    def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
+        self._abandoned = [*self._abandoned, (checkpoint.at, datetime.now(timezone.utc))][-_MOST:]
         if self.directory is not None:
             times = [[envelope.write_time(moment) for moment in span] for span in self._abandoned]
             checkpoints.write_durably(self.directory / ABANDONED, json.dumps(times).encode())
-        if isinstance(target.path, Path) and target.path.is_dir():
+        if isinstance(checkpoint.path, Path) and checkpoint.path.is_dir():
             for path in [checkpoint.path for checkpoint in self._list()]:
-                if isinstance(path, Path) and path != target.path and checkpoints.is_pinned(path):
+                if isinstance(path, Path) and path != checkpoint.path and checkpoints.is_pinned(path):
                     checkpoints.unpin(path)
-            checkpoints.pin(target.path, reason)
+            checkpoints.pin(checkpoint.path, reason)
 
     def prune(self) -> None:
         """Nothing is deleted: that is the user's business."""

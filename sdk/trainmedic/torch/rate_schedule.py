@@ -41,7 +41,7 @@ class RateSchedule:
         """The rate, a number or tensor; None where no schedule says it, or the optimizer's was not on it yet."""
         if self._scheduler is None:
             return None
-        rate = _stands_at(self._scheduler)
+        rate = _scheduled_rate(self._scheduler)
         if rate is None or self._agreed >= _IN_A_ROW:
             return rate
         apart = deviation(float(self._optimizer.param_groups[0]["lr"]), float(rate))
@@ -64,7 +64,7 @@ def _moves(scheduler: Any, optimizer: Any) -> bool:
     return len(groups) > 0 and groups[0] is optimizer.param_groups[0]
 
 
-def _stands_at(scheduler: Any) -> Any:
+def _scheduled_rate(scheduler: Any) -> Any:
     """The rate of the scheduler's present step, by its number where it knows that."""
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]

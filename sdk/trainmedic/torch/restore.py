@@ -69,7 +69,7 @@ class CheckpointRestore:
         """
         training = self._training
         if self._foreign and training.rollbacks == 0:
-            training.budget.renew()  # what was spent belongs to the earlier training
+            training.budget.reset()  # what was spent belongs to the earlier training
         candidates = checkpoints.as_seen_by_rank_0(group, lambda: self.choose(rollback))
         left_step, loss = training.global_step, number(training.medic.progress.loss)
         checkpoint, output, problems = self._load(candidates, group, rollback.skip_batches)
@@ -92,7 +92,7 @@ class CheckpointRestore:
         candidates = checkpoints.as_seen_by_rank_0(group, lambda: checkpoints.newest_first(self._storage.checkpoints()))
         if not candidates:
             training.changes.forget()
-            training.budget.renew()
+            training.budget.reset()
             return None
         # Beside others the checkpoint of step 0 will not do: from there they would all be overwritten.
         candidates = [checkpoint for checkpoint in candidates if checkpoint.step] or candidates
@@ -209,13 +209,13 @@ class CheckpointRestore:
         """Go to the checkpoint's place in the data, and say which batches come now."""
         state = kept["feed"] if kept is not None else None
         if resumed:
-            for epoch, start, stop in self._training.changes.left_out:
-                source.left_out.add(epoch, start, stop)
+            for epoch, start, stop in self._training.changes.skipped:
+                source.skipped.add(epoch, start, stop)
         data = NOT_KEPT
         if state is not None:
-            data = source.restore(state) if source.knows(state) else source.begin_anew(state["epoch"])
+            data = source.restore(state) if source.knows(state) else source.start_epoch(state["epoch"])
         if skip_batches:
-            source.leave_out(skip_batches)
+            source.skip(skip_batches)
         return data
 
     def _change_as_before(self) -> None:
@@ -243,7 +243,7 @@ class CheckpointRestore:
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         if training.batch_source is not None:
-            training.changes.left_out = [list(span) for span in training.batch_source.left_out.ranges]
+            training.changes.skipped = [list(span) for span in training.batch_source.skipped.ranges]
             training.changes.save()
         try:
             reason = {"why": "a rollback went back to it", "step": checkpoint.step, "left_step": left_step}

@@ -93,7 +93,7 @@ class Run:
             self._save_at_start()
         empty = 0
         while not training.stopping and (steps is None or training.global_step < steps):
-            epoch, place = source.epoch, source.place
+            epoch, position = source.epoch, source.position
             if epochs is not None and epoch >= epochs:
                 break
             try:
@@ -103,7 +103,7 @@ class Run:
                 finally:
                     boundary.end()
             except StopIteration:
-                empty = empty + 1 if place == 0 and not source.left_out.holds(epoch, 0) else 0
+                empty = empty + 1 if position == 0 and not source.skipped.contains(epoch, 0) else 0
                 if empty >= _EMPTY_EPOCHS:
                     break
                 continue
@@ -121,7 +121,7 @@ class Run:
         return Step(self._boundary, training.global_step + 1, training.batches_done + 1 >= training.accumulation)
 
     def checkpoint(self) -> SavedCheckpoint | None:
-        """Write one now, between two steps; None without a place for it. Raises what the storage raises.
+        """Write one now, between two steps; None where the run has no place for it. Raises what the storage raises.
 
         In a job of several ranks each of them calls it.
         """
@@ -169,6 +169,6 @@ class Run:
         source.stop_loading()
         self._boundary.cross(interrupted=True)
         if training.rollbacks == rollbacks and not training.stopping:
-            # Reading a source up to its place may draw random numbers, which the loop has drawn already.
+            # Reading a source up to its position may draw random numbers, which the loop has drawn already.
             with randomness.preserved():
                 source.restore(state)

@@ -1,7 +1,7 @@
 """In which order a data set's samples come: the same for an epoch whenever one asks.
 
 A sampler draws from generators that have moved on when an epoch is needed again. Here it is asked once an epoch,
-with the generators seeded by the epoch's number, and put back afterwards. Also the places in that order that are
+with the generators seeded by the epoch's number, and put back afterwards. Also the positions in that order that are
 left out. Not here: what is not made of a sampler of known length (``batch_sources``).
 """
 
@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from trainmedic.torch import randomness
 
-Place = int
+Position = int
 """How many entries of the epoch's order lie before it: samples, or batches where the user's sampler makes them."""
 
 
@@ -104,15 +104,15 @@ def _compact(entries: Iterable[Any]) -> Sequence[Any]:
         return held
 
 
-class LeftOutRanges:
-    """Places that are not to be trained on: of each epoch some ranges, each a first place and one past the last."""
+class SkippedRanges:
+    """Places that are not to be trained on: of each epoch some ranges, each a first position and one past the last."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
-        self.ranges: list[tuple[int, Place, Place]] = []
+        self.ranges: list[tuple[int, Position, Position]] = []
         for epoch, start, stop in ranges:
             self.add(epoch, start, stop)
 
-    def add(self, epoch: int, start: Place, stop: Place) -> None:
+    def add(self, epoch: int, start: Position, stop: Position) -> None:
         if start >= stop:
             return
         joined = []
@@ -123,32 +123,32 @@ class LeftOutRanges:
                 joined.append(other)
         self.ranges = sorted([*joined, (epoch, start, stop)])
 
-    def holds(self, epoch: int, place: Place) -> bool:
-        return any(other == epoch and start <= place < stop for other, start, stop in self.ranges)
+    def contains(self, epoch: int, position: Position) -> bool:
+        return any(other == epoch and start <= position < stop for other, start, stop in self.ranges)
 
-    def remaining(self, epoch: int, place: Place, end: Place) -> Iterator[tuple[Place, Place]]:
-        """The places of the epoch from `place` to before `end` that are not left out: ranges, in order."""
+    def remaining(self, epoch: int, position: Position, end: Position) -> Iterator[tuple[Position, Position]]:
+        """The positions of the epoch from `position` to before `end` that are not left out: ranges, in order."""
         for other, start, stop in self.ranges:
-            if other == epoch and stop > place:
-                if place < min(start, end):
-                    yield place, min(start, end)
-                place = stop
-        if place < end:
-            yield place, end
+            if other == epoch and stop > position:
+                if position < min(start, end):
+                    yield position, min(start, end)
+                position = stop
+        if position < end:
+            yield position, end
 
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
     """The state of a batch source, for another number of ranks to go on from.
 
-    Samplers deal out the samples to the ranks like cards, so the place is as far as all ranks together had come.
-    None for a source whose place is not a number.
+    Samplers deal out the samples to the ranks like cards, so the position is as far as all ranks together had come.
+    None for a source whose position is not a number.
     """
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
-    left_out = [
+    skipped = [
         [epoch, start * ranks_then // ranks_now, -(-stop * ranks_then // ranks_now)]
         for epoch, start, stop in state["left_out"]
     ]
     # The generator is another rank's: two of them would draw the same numbers.
     shared = {name: value for name, value in state.items() if name != "generator"}
-    return {**shared, "place": state["place"] * ranks_then // ranks_now, "left_out": left_out}
+    return {**shared, "place": state["place"] * ranks_then // ranks_now, "left_out": skipped}

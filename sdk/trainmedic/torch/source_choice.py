@@ -1,11 +1,11 @@
 """Which batch source serves a user's loader; the best one that it allows, in this order:
 
-- a loader that keeps its own place (``state_dict`` and ``load_state_dict``, such as torchdata's
+- a loader that keeps its own position (``state_dict`` and ``load_state_dict``, such as torchdata's
   ``StatefulDataLoader``): `StatefulSource`, exact;
 - a `DataLoader` over an indexed data set: `IndexedSource`, exact;
 - a sequence of batches, or anything that has ``__getitem__`` only: `SequenceSource`, exact;
 - anything else that can be iterated over anew, such as a `DataLoader` over an `IterableDataset`: `RereadSource`,
-  which begins the epoch again and reads up to the place, if that is not too far;
+  which begins the epoch again and reads up to the position, if that is not too far;
 - an iterator, which can only go on: `IteratorSource`.
 """
 
@@ -34,12 +34,12 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
 
     Raises ConfigurationError where nothing can be read from it.
     """
-    if _keeps_its_place(loader):
+    if _keeps_its_position(loader):
         return StatefulSource(loader, loader)
     if isinstance(loader, DataLoader):
         dataset = loader.dataset
         if isinstance(dataset, IterableDataset):
-            if loader.num_workers == 0 and _keeps_its_place(dataset):
+            if loader.num_workers == 0 and _keeps_its_position(dataset):
                 return StatefulSource(loader, dataset)
             return RereadSource(loader, reread)
         if type(loader).__iter__ is DataLoader.__iter__ and SampleOrder.is_known(loader):
@@ -54,5 +54,5 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
     raise ConfigurationError(f"loader: no batches can be read from a {type(loader).__name__}")
 
 
-def _keeps_its_place(loader: Any) -> bool:
+def _keeps_its_position(loader: Any) -> bool:
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))

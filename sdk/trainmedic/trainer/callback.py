@@ -2,7 +2,7 @@
 
 `MedicCallback` holds the connection to Trainmedic, and carries out between two steps what the commands say. Its
 subclasses in ``huggingface.callback`` and ``lightning.callback`` are what the frameworks call: they know the events,
-and how a loop saves and ends. An error in a hook is logged (`harmless`), and never reaches the framework.
+and how a loop saves and ends. An error in a hook is logged (`log_errors`), and never reaches the framework.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HUNG = "the training loop hung in a step and was interrupted, so that its state 
 _NEEDS_RESTART = "it needs a restart of the training loop, and nobody restarts this one; see {}"
 
 
-def harmless(hook: Hook) -> Hook:
+def log_errors(hook: Hook) -> Hook:
     """Decorates what a framework calls: a fault of ours costs a repair, not the training."""
 
     @functools.wraps(hook)
@@ -103,7 +103,7 @@ class MedicCallback(Generic[AnyLoop]):
         if self.loop is not None:
             self.loop.stepped(step)
         self.medic.commands(step)
-        self._live.pause.hold(step)
+        self._live.pause.wait(step)
 
     @property
     def _required_loop(self) -> AnyLoop:

@@ -44,7 +44,7 @@ class TrainerLoop(abc.ABC):
         # Path and time of the checkpoints that an earlier training has left in the directory. Nothing goes back to
         # those, as they hold another model's weights.
         self._foreign: frozenset[tuple[Any, Any]] = frozenset()
-        self.restarts = LoopRestarter(medic, self._newest, self._target, limits)
+        self.restarts = LoopRestarter(medic, self._newest, self._choose_checkpoint, limits)
 
     # --- what the framework says ------------------------------------------------------------------------
 
@@ -72,14 +72,14 @@ class TrainerLoop(abc.ABC):
 
     # --- around the framework's loop --------------------------------------------------------------------
 
-    def _begin_anew(self) -> None:
+    def _start_fresh(self) -> None:
         """Training begins without a checkpoint: what lies in the directories belongs to an earlier training."""
         self._foreign = frozenset((checkpoint.path, checkpoint.at) for checkpoint in self._all_checkpoints())
-        self.budget.renew()
+        self.budget.reset()
 
     def _prepare(self, restart: LoopRestart) -> Path:
         """The checkpoint that the loop starts from for `restart`; later ones are out of its way. Raises OSError."""
-        ranks = self.restarts.together()
+        ranks = self.restarts.rank_group()
         ranks.poll()  # until every rank is here, one may still be writing its part of a checkpoint
         checkpoint = Path(ranks.choose(lambda: str(self._available(restart))))
         if self._writes:
@@ -135,19 +135,19 @@ class TrainerLoop(abc.ABC):
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self._no_skip_because:
             raise Rejected(self._no_skip_because)
-        target = agree_on_checkpoint(command.group, lambda: self._target(rollback), self._is_complete)
+        checkpoint = agree_on_checkpoint(command.group, lambda: self._choose_checkpoint(rollback), self._is_complete)
         output = {
-            "checkpoint": target.path.name,
-            "checkpoint_step": target.step,
+            "checkpoint": checkpoint.path.name,
+            "checkpoint_step": checkpoint.step,
             "left_step": self._step,
-            "saved_at": target.at.isoformat(),
+            "saved_at": checkpoint.at.isoformat(),
         }
-        self.restarts.ask(LoopRestart(target.path, command, rollback.skip_batches, output=output))
+        self.restarts.ask(LoopRestart(checkpoint.path, command, rollback.skip_batches, output=output))
 
-    def _target(self, rollback: Rollback) -> SavedCheckpoint:
-        target = choose(self._checkpoints(), rollback, self._step)
-        self.budget.check(target.step, self._step)
-        return target
+    def _choose_checkpoint(self, rollback: Rollback) -> SavedCheckpoint:
+        checkpoint = choose(self._checkpoints(), rollback, self._step)
+        self.budget.check(checkpoint.step, self._step)
+        return checkpoint
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
         """What the answer tells in addition, now that the loop runs again and `restart` is done."""

@@ -116,7 +116,7 @@ class CommandMemory:
         if here is not None:
             return stored if stored is not None and stored.is_final else here
         if stored is not None and stored.is_final:
-            self.note(command_id, stored)
+            self.remember(command_id, stored)
         elif stored is not None and stored.owner == self.owner:
             return None  # our own mark without a memory of it: it expired here, and the mark is about to go
         return stored
@@ -130,16 +130,16 @@ class CommandMemory:
                 if record is not None:
                     return record
                 client.set(self.key(command_id), mine.encode(), ex=SECONDS)
-            self.note(command_id, mine)
+            self.remember(command_id, mine)
         return None
 
     def revoke(self, client: redis.Redis, command_id: str) -> None:
         """Make sure that a command is never applied: its undo came before it was."""
         record = CommandRecord(self.owner, envelope.REJECTED, {"reason": _TAKEN_BACK})
         if client.set(self.key(command_id), record.encode(), nx=True, ex=SECONDS):
-            self.note(command_id, record)
+            self.remember(command_id, record)
 
-    def note(self, command_id: str, record: CommandRecord) -> None:
+    def remember(self, command_id: str, record: CommandRecord) -> None:
         """Remember in this process; the writer takes a final record to Redis with its reply."""
         kept = record if len(record.encode()) <= _KEPT_BYTES else record.cut()
         with self._lock:

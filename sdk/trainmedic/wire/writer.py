@@ -127,7 +127,7 @@ class ReplyWriter:
                 self._write(unsent)
                 unsent = []
                 if self._stopping.is_set() and self._queue.empty():
-                    self._take_presence_away()
+                    self._delete_presence()
                     break
             # Every error is caught, because Redis may also answer in a shape that it should never use.
             except Exception as error:
@@ -159,7 +159,7 @@ class ReplyWriter:
             if batch.forget:
                 self._memory.unmark(client, batch.command_id)
         if is_due:
-            self._look_for_conflict(client)
+            self._check_for_conflict(client)
         with client.pipeline(transaction=True) as pipeline:
             for batch in batches:
                 self._add(pipeline, batch)
@@ -202,14 +202,14 @@ class ReplyWriter:
         at = envelope.write_time(envelope.utc_now())
         return json.dumps({**self._presence.describe(), "at": at}).encode()
 
-    def _look_for_conflict(self, client: redis.Redis) -> None:
+    def _check_for_conflict(self, client: redis.Redis) -> None:
         """Look whether another process has announced itself under this name since this one did. A presence from
         before that is a predecessor's."""
         present = self._read_presence(client)
         if self._has_announced and present and present.get("instance") != self._memory.owner:
             self._presence.on_conflict(present)
 
-    def _take_presence_away(self) -> None:
+    def _delete_presence(self) -> None:
         """Delete the presence, unless another process of the same name has written its own by now."""
         client = self._connection.client()
         if self._read_presence(client).get("instance") == self._memory.owner:

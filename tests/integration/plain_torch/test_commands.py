@@ -20,7 +20,7 @@ from tests.integration.plain_torch.training import SAMPLES, Augmented, Training
 from tests.support.command_sender import Commander
 from tests.support.programs import eventually
 from trainmedic.errors import ConfigurationError
-from trainmedic.job.progress import LOOK_EVERY
+from trainmedic.job.progress import TENSOR_INTERVAL
 from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.wire import envelope
 
@@ -71,13 +71,13 @@ def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begi
     """So that a jump that nobody ordered is seen, and one that was ordered is none."""
     training = begin(scheduler=constant)
     looked_at: dict[int, Any] = dict.fromkeys(
-        range(1, 8), lambda: time.sleep(LOOK_EVERY)
+        range(1, 8), lambda: time.sleep(TENSOR_INTERVAL)
     )  # else it is not at each step
     training.train(8, {**looked_at, 6: [training.order("job.scale_lr", factor=0.5), looked_at[6]]})
     values = medic.progress.values(time.perf_counter())
     assert values["training_learning_rate"] == values["training_learning_rate_expected"] == 0.005
     training.optimizer.param_groups[0]["lr"] = 1.0
-    time.sleep(LOOK_EVERY)
+    time.sleep(TENSOR_INTERVAL)
     training.run.step().report()
     assert medic.progress.values(time.perf_counter())["training_learning_rate_deviation"] > 0.9
 
@@ -391,7 +391,7 @@ def test_a_run_resumes_with_a_loader_of_another_kind(begin: Begin, caplog: Any) 
     first.run.close()
     later = begin(loader=Endless())
     assert later.run.resume() == 20
-    assert (later.run.epoch, later.run.training.batch_source.place if later.run.training.batch_source else None) == (
+    assert (later.run.epoch, later.run.training.batch_source.position if later.run.training.batch_source else None) == (
         epoch,
         0,
     )

@@ -47,12 +47,12 @@ def test_changes_survive_a_restart(tmp_path: Path) -> None:
     """Another process recalls them from the file; the undo still fits."""
     changes = AppliedChanges(tmp_path)
     scaled(changes, "a", 0.5)
-    changes.workers, changes.left_out = 2, [[0, 10, 20]]
+    changes.workers, changes.skipped = 2, [[0, 10, 20]]
     changes.save()
     later = AppliedChanges(tmp_path)
     assert later.scale(LEARNING_RATE) == 1.0
     later.recall()
-    assert (later.scale(LEARNING_RATE), later.workers, later.left_out) == (0.5, 2, [[0, 10, 20]])
+    assert (later.scale(LEARNING_RATE), later.workers, later.skipped) == (0.5, 2, [[0, 10, 20]])
     assert scaled(later, "b", 2.0, undo_of="a") == 1.0
 
 

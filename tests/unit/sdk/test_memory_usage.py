@@ -116,10 +116,10 @@ def test_a_driver_that_fails_is_no_failure_of_the_scrape(monkeypatch: pytest.Mon
 
 
 def growth(sizes: list[float], steps: int = 10) -> float | None:
-    found = memory_usage.Growth(samples=40, apart=4.0)
+    growth = memory_usage.Growth(samples=40, apart=4.0)
     for number, size in enumerate(sizes):
-        found.note(steps * number, size, 5.0 * number)
-    return found.per_step()
+        growth.add_sample(steps * number, size, 5.0 * number)
+    return growth.per_step()
 
 
 def test_a_leak_is_found_through_noise() -> None:
@@ -152,7 +152,7 @@ def test_growth_is_not_known_before_there_are_samples() -> None:
 
 def test_two_scrapers_do_not_shorten_the_window() -> None:
     """Samples that come within a few seconds of the last are left out."""
-    found = memory_usage.Growth(samples=40, apart=4.0)
+    growth = memory_usage.Growth(samples=40, apart=4.0)
     for number in range(30):
-        found.note(number, 1e6 * number, 0.5 * number)
-    assert found.per_step() is None
+        growth.add_sample(number, 1e6 * number, 0.5 * number)
+    assert growth.per_step() is None

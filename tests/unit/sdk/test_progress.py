@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from trainmedic.job.progress import LOOK_EVERY, Progress
+from trainmedic.job.progress import TENSOR_INTERVAL, Progress
 
 
 def reported(*reports: dict[str, Any], every: float = 1.0) -> Progress:
     progress = Progress()
     for number, one in enumerate(reports):
         fields = {"step": None, "loss": None, "grad_norm": None, "learning_rate": None, "samples": None, **one}
-        progress.note(**fields, now=number * every)
+        progress.add_report(**fields, now=number * every)
     return progress
 
 
@@ -125,7 +125,7 @@ def steady(every: float = 1.0, count: int = 10, **floors: float) -> Progress:
     """So many steps at that pace; the last at ``every * (count - 1)``."""
     progress = Progress(0.0, **floors)
     for number in range(count):
-        progress.note(number, 1.0, None, None, 8, number * every)
+        progress.add_report(number, 1.0, None, None, 8, number * every)
     return progress
 
 
@@ -134,7 +134,7 @@ def test_time_in_a_window_is_no_step_time() -> None:
     progress = steady()
     progress.enter("checkpoint", 9.5)
     progress.leave(69.5)
-    progress.note(10, 1.0, None, None, 8, 70.0)
+    progress.add_report(10, 1.0, None, None, 8, 70.0)
     values = progress.values(70.0)
     assert values["training_step_seconds"] == pytest.approx(1.0)
     assert values["training_throughput_samples_per_second"] == pytest.approx(8.0)
@@ -152,7 +152,7 @@ def test_windows_nest_and_each_second_counts_once() -> None:
     progress.leave(60.0)
     found = progress.seconds_in_windows(99.0)
     assert (found["evaluation"], found["other"], progress.window) == (pytest.approx(20.0), pytest.approx(30.0), None)
-    progress.note(10, 1.0, None, None, 8, 61.0)
+    progress.add_report(10, 1.0, None, None, 8, 61.0)
     assert progress.values(61.0)["training_step_seconds"] == pytest.approx(1.2, abs=0.21)
 
 
@@ -160,7 +160,7 @@ def test_a_report_within_a_window_splits_it() -> None:
     """What was excused for the step before is not excused once more."""
     progress = steady()
     progress.enter("evaluation", 10.0)
-    progress.note(10, 1.0, None, None, 8, 20.0)
+    progress.add_report(10, 1.0, None, None, 8, 20.0)
     progress.leave(30.0)
     assert progress.stall(31.0).seconds == pytest.approx(1.0)
 
@@ -186,7 +186,7 @@ def test_a_report_every_hundred_steps_is_waited_for() -> None:
     """The usual time between reports counts, not that of a step."""
     progress = Progress(0.0)
     for number in range(10):
-        progress.note(100 * number, 1.0, None, None, None, 50.0 * number)
+        progress.add_report(100 * number, 1.0, None, None, None, 50.0 * number)
     assert progress.stall(450.0 + 240).is_hang is False
 
 
@@ -194,7 +194,7 @@ def test_a_few_slow_steps_do_not_stretch_the_limit() -> None:
     """It is the median that counts."""
     progress = steady(every=20.0, count=60)
     for number in range(5):
-        progress.note(60 + number, 1.0, None, None, 8, 1180.0 + 600 * (number + 1))
+        progress.add_report(60 + number, 1.0, None, None, 8, 1180.0 + 600 * (number + 1))
     assert progress.stall(4180.0).limit == pytest.approx(100.0)
 
 
@@ -226,7 +226,7 @@ def test_a_pause_is_no_hang_however_long() -> None:
 def test_a_step_of_another_type_is_taken_as_a_number(step: Any) -> None:
     """NumPy's numbers and tensors among them; JSON could not write those."""
     progress = Progress()
-    progress.note(step, 1.0, None, None, None, 1.0)
+    progress.add_report(step, 1.0, None, None, None, 1.0)
     assert (progress.step, type(progress.step)) == (7, int)
 
 
@@ -234,7 +234,7 @@ def test_figures_that_are_no_numbers_are_left_out() -> None:
     """A slip in a report does not take the other figures away."""
     progress = Progress()
     for now in range(8):
-        progress.note("seven", 1.0, None, None, "eight", float(now), own_seconds="nine")  # type: ignore[arg-type]
+        progress.add_report("seven", 1.0, None, None, "eight", float(now), own_seconds="nine")  # type: ignore[arg-type]
     assert progress.values(8.0)["training_loss"] == 1.0
     assert "training_throughput_samples_per_second" not in progress.values(8.0)
     assert (progress.step, progress.own_seconds_per_step()) == (None, None)
@@ -250,7 +250,7 @@ def test_a_ranks_own_time_is_that_of_a_step() -> None:
     """The median of the last few, also where a report covers several steps."""
     progress = Progress(0.0)
     for number in range(30):
-        progress.note(10 * number, 1.0, None, None, None, number, own_seconds=4.0 if number != 20 else 400.0)
+        progress.add_report(10 * number, 1.0, None, None, None, number, own_seconds=4.0 if number != 20 else 400.0)
     assert progress.own_seconds_per_step() == pytest.approx(0.4)
 
 
@@ -274,10 +274,10 @@ def test_of_quick_steps_numbers_are_all_taken_and_tensors_now_and_then() -> None
     progress = Progress()
     losses = [Tensor(float(number)) for number in range(100)]
     for number, loss in enumerate(losses):
-        progress.note(number, loss, number, None, None, now=number * 0.01)
-    assert sum(loss.detached for loss in losses) == pytest.approx(100 * 0.01 / LOOK_EVERY, abs=5)
-    assert 99 - float(progress.loss) < LOOK_EVERY / 0.01
+        progress.add_report(number, loss, number, None, None, now=number * 0.01)
+    assert sum(loss.detached for loss in losses) == pytest.approx(100 * 0.01 / TENSOR_INTERVAL, abs=5)
+    assert 99 - float(progress.loss) < TENSOR_INTERVAL / 0.01
     assert progress.grad_norm == 99
     slow = Tensor(7.0)
-    progress.note(100, slow, None, None, None, now=2.0)
+    progress.add_report(100, slow, None, None, None, now=2.0)
     assert progress.loss is slow

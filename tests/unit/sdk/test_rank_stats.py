@@ -61,7 +61,7 @@ def test_a_rank_measures_itself() -> None:
     """Memory where the system tells it, its own time where it was reported, and where it runs."""
     progress = Progress(0.0)
     for step in range(3):
-        progress.note(step, 1.0, None, None, None, float(step), memory_bytes=5e9, own_seconds=0.5)
+        progress.add_report(step, 1.0, None, None, None, float(step), memory_bytes=5e9, own_seconds=0.5)
     figures = RankStats(progress, "node-7").measure(3.0)
     assert (figures["node"], figures["step"], figures["own_seconds"], figures["device_used"]) == ("node-7", 2, 0.5, 5e9)
     assert figures["resident"] > 0

@@ -82,12 +82,12 @@ def test_a_person_can_renew_it(tmp_path: Path) -> None:
     """Counting begins from nothing, in the file too."""
     budget = RollbackBudget(tmp_path, limit=1)
     budget.spend(100, 150)
-    budget.renew()
+    budget.reset()
     budget.check(100, 150)
     RollbackBudget(tmp_path, limit=1).check(100, 150)
 
 
 def test_a_run_that_begins_needs_no_directory_yet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """There is nothing to renew, and nothing to complain of."""
-    RollbackBudget(tmp_path / "not there").renew()
+    RollbackBudget(tmp_path / "not there").reset()
     assert not caplog.records

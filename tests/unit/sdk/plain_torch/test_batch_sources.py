@@ -199,10 +199,10 @@ def test_left_out_batches_are_not_seen_again(kind: str) -> None:
     state = source.state()
     all_of_them = taken(source, 12)
     source.restore(state)
-    source.leave_out(3)
+    source.skip(3)
     assert taken(source, 6) == all_of_them[3:9]
     source.restore(state)
-    source.leave_out(2)  # of those that are left out already
+    source.skip(2)  # of those that are left out already
     assert taken(source, 6) == all_of_them[3:9]
 
 
@@ -214,7 +214,7 @@ def test_what_is_left_out_may_reach_over_epochs(kind: str) -> None:
     state = source.state()
     all_of_them = taken(source, 16)
     source.restore(state)
-    source.leave_out(11)
+    source.skip(11)
     assert taken(source, 5) == all_of_them[11:]
 
 
@@ -297,7 +297,7 @@ def test_a_stream_goes_on_and_leaves_out_no_more_than_was_asked() -> None:
     state = source.state()
     taken(source, 4)
     assert source.restore(state) == f"{NOT_REPLAYED}: a stream only goes on; 4 batches since then are left out"
-    source.leave_out(6)
+    source.skip(6)
     assert isinstance(source, IteratorSource)
     assert source.next() == 9
 
@@ -308,7 +308,7 @@ def test_of_a_stream_what_is_past_is_not_left_out_twice() -> None:
     state = source.state()
     taken(source, 4)
     source.restore(state)
-    source.leave_out(3)
+    source.skip(3)
     assert source.next() == 4
 
 
@@ -318,15 +318,15 @@ def test_another_process_does_not_forget_the_epoch_that_is_too_long_to_read_agai
     taken(one, 6)
     state = {**one.state(), "epoch": 3}
     assert other.restore(state) == f"{NOT_REPLAYED}: the epoch begins anew, for more than 4 would have to be read again"
-    assert (other.epoch, other.place) == (3, 0)
+    assert (other.epoch, other.position) == (3, 0)
 
 
 def test_more_than_some_epochs_are_not_left_out() -> None:
     """A slip of the pen must not keep the training busy with counting."""
     source = batch_source_for(DataLoader(list(range(12)), batch_size=4), seed=5, rank=0)
-    source.check_leaving_out(30)
+    source.check_skip(30)
     with pytest.raises(Rejected, match="31 batches are not left out: an epoch has 3"):
-        source.check_leaving_out(31)
+        source.check_skip(31)
 
 
 def test_what_would_have_to_be_read_too_long_goes_on() -> None:
