@@ -137,12 +137,12 @@ from tests.integration.test_full_disk import fill, free
 disk = Path({str(tmp_path)!r})
 now = datetime.now(UTC)
 journal = Journal(disk / "state")
-journal.conclude(Entry("c1", "applied", now))
+journal.record_outcome(Entry("c1", "applied", now))
 journal.close()
 fill(disk, "junk.tmp")
 assert free(disk) == 0
 journal = Journal(disk / "state")
-journal.conclude(Entry("c2", "applied", now))
+journal.record_outcome(Entry("c2", "applied", now))
 assert [journal.look_up(one).status for one in ("c1", "c2")] == ["applied", "applied"]
 """
     done = subprocess.run(

@@ -1,7 +1,7 @@
 """Actions that a training job or a node agent carries out: sending the command, judging the answers.
 
 ``jobs`` and ``nodes`` derive the single actions from `CommandAction`. Not here: how a command
-travels (`ports.CommandBus`), or what a receiver does with it.
+travels (`ports.outside.CommandBus`), or what a receiver does with it.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
-"""The bus waits this long beyond the deadline for replies; where it returns only then, some are missing."""
+"""The bus waits this long beyond the deadline for replies; if it returns only then, some are missing."""
 
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 
 
 class NoParams(ActionParams):
-    """There is nothing to say."""
+    """No parameters."""
 
 
 class CommandAction(BasicAction):
-    """Sends one command and waits for everyone who must answer it.
+    """Sends one command and waits for every rank that must answer it.
 
-    Applied by all is success; its output is that of the first rank, with ``ranks`` (how many) and,
-    for more than one, ``by_rank``. Refused by all is a `PermanentFailure`, failed or expired a
-    `TemporaryFailure`. Where a rank is silent, or only some applied it, the outcome is unknown:
-    then its undo stays owed, and a retry uses the same command id, so that nobody does it twice.
+    It succeeds if all have applied it; the output is that of the first rank, with ``ranks`` (how many) and,
+    for more than one, ``by_rank``. If all refuse, it raises `PermanentFailure`; if all fail or it expires,
+    `TemporaryFailure`. If a rank is silent, or only some applied it, the outcome is unknown: its undo stays
+    owed, and a retry uses the same command id, so that no rank carries it out twice.
     """
 
     Params: ClassVar[type[BaseModel]] = NoParams
     waits_for_receiver: ClassVar[bool] = True
-    """Whether a receiver that is not connected may still come: a job that is starting again does."""
+    """Whether to wait for a receiver that is not connected: a restarting job connects again."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -96,10 +96,10 @@ class CommandAction(BasicAction):
         return next((presence for presence in present if presence.name == name), None)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
-        """Return who has not answered, as a sentence without its full stop; empty where everybody has.
+        """Return who has not answered, as a sentence without its full stop; empty if all have.
 
-        Where the receiver does not say which ranks it has, one final reply is taken for all, unless the bus waited
-        to its end: then it knew of a rank that is missing.
+        If the presence does not list the ranks, one final reply counts for all, unless the bus waited until the
+        deadline: then it knew of a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         if presence is None and not replies:
@@ -120,7 +120,7 @@ class CommandAction(BasicAction):
 
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
-    """Return the output, where every reply is ``applied`` and nobody is missing; else raises the failure."""
+    """Return the output if every reply is ``applied`` and none is missing; else raise the failure."""
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)

@@ -16,13 +16,13 @@ from pydantic import BaseModel, Field, model_validator
 from trainmedic.wire import envelope
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction
-from trainmedic_server.actions.placement import PlacedAction, PlacedParams, id_at
+from trainmedic_server.actions.placement import PlacedAction, PlacedParams, command_id_for
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""How long a power cap outlives the last renewal. Long enough for a restart of the server or of Redis; short enough
-that a GPU whose repair nobody minds any more is not slow for long."""
+"""How long a power cap outlives the last renewal: long enough for a restart of the server or of Redis, short enough
+that a GPU does not stay slow for long after the server has lost track of its repair."""
 RENEW = "gpu.renew_lease"
 """The command by which the server keeps caps up. No playbook can name it, because it is no action."""
 
@@ -52,7 +52,7 @@ class GpuPowerLimit(PlacedAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """The agent knows what the cap replaced, and what other caps stand."""
+        """The inverse only says "restore": the agent knows the earlier limit and the other active caps."""
         assert isinstance(params, PowerLimitParams)
         if params.restore:
             return None
@@ -72,18 +72,18 @@ class GpuPowerLimit(PlacedAction):
         return cls.lease
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Send one command to each node, for all caps that stand there."""
+        """Send one command to each node, for all caps on its GPUs."""
         by_node: dict[str, dict[str, LeasedEffect]] = {}
         for cap in effects:
             if cap.params.get("restore"):
                 continue
             if cap.target.kind is TargetKind.JOB:
-                for place in self.places(cap.params):
-                    by_node.setdefault(place.node or "", {})[id_at(cap.command_id, place)] = cap
+                for destination in self.places(cap.params):
+                    by_node.setdefault(destination.node or "", {})[command_id_for(cap.command_id, destination)] = cap
             else:
                 by_node.setdefault(cap.target.node or "", {})[cap.command_id] = cap
         renewals = await asyncio.gather(*(self._renew_on(node, caps, until) for node, caps in by_node.items()))
-        return [renewal for of_node in renewals for renewal in of_node]
+        return [renewal for node_renewals in renewals for renewal in node_renewals]
 
     async def _renew_on(self, node: str, caps: Mapping[str, LeasedEffect], until: datetime) -> list[Renewal]:
         now = self._clock.now()
@@ -98,7 +98,7 @@ class GpuPowerLimit(PlacedAction):
             issued_at=now,
             expires_at=until,
         )
-        replies = await self._bus.request(command, _is_enough)
+        replies = await self._bus.request(command, _stop_waiting)
         self._bus.acknowledge(command.id)
         reply = next((reply for reply in replies if reply.is_final), None)
         if reply is None:
@@ -115,7 +115,7 @@ def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mappi
 
 
 def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
-    """Return what an agent's answer says of one cap. Agents of another version leave out what they do not know."""
+    """Return what an agent's reply says of one cap. Agents of another version may leave members out."""
     unknown, lapsed = output.get("unknown"), output.get("lapsed")
     ended, again = output.get("ended"), output.get("again")
     if not isinstance(unknown, list) or command_id not in unknown:
@@ -131,8 +131,8 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
     )
 
 
-async def _is_enough() -> bool:
-    """An agent that is not there is asked again when the next renewal is due."""
+async def _stop_waiting() -> bool:
+    """Stop waiting if no agent is connected; the next renewal asks again."""
     return True
 
 

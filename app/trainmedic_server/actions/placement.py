@@ -1,10 +1,9 @@
-"""Node actions on a job: a command for each place where the job runs, and one outcome of all the replies.
+"""Node actions on a job: one command for each destination, and one outcome from all the replies.
 
-Where a job runs is what its presence reports; where it reports nothing, what the cluster and the agents know of
-its pods (``pods``). It is looked up once per step and put on record before anything is sent, so that a restarted
-server goes on with the same places, and an undo finds them when the job has long gone.
-The id of each place's command follows from the attempt's, so that a command which is sent again is known
-where it was applied.
+A destination is a node of the job, or a GPU there. The job's presence reports them; if it reports none, they follow
+from the job's pods, by the cluster and the agents (``pods``). They are looked up once per step and stored before any
+command is sent, so that a restarted server uses the same ones, and an undo finds them after the job has ended.
+The id of each destination's command is derived from the attempt's id, so that an agent recognises a repeated command.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 Nodes = Mapping[str, tuple[str, ...]]
-"""The GPUs of a job by the node that they are in; of nodes alone the GPUs are empty."""
+"""The GPUs of a job by node; empty tuples if only the nodes matter."""
 
 _SHOWN = 4
 _DROPPED: Any = object()
@@ -43,24 +42,24 @@ class PlacedParams(ActionParams):
         Field(description="Put in by the server: the nodes of the job, and its GPUs there."),
     ] = None
 
-    def of_command(self) -> dict[str, Any]:
-        """The parameters that go to the receiver."""
+    def for_wire(self) -> dict[str, Any]:
+        """Return the parameters that go to the receiver."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"nodes"})
 
 
 class PlacedAction(CommandAction):
-    """A command to a node's agent; where the target is a job, to each of its nodes, or GPUs (``per_gpu``).
+    """A command to a node's agent; if the target is a job, to each of its nodes, or GPUs (``per_gpu``).
 
-    Applied everywhere is success. The output has, for each number, the highest of all places; the
-    lowest under ``lowest``; and each place's own under ``by_node``. Done nowhere is a failure. Done
-    here and not there, or perhaps, is unknown, as with the ranks of a job. An undo that failed in
-    some places only has failed: it is tried again, for taking back twice changes nothing.
+    It succeeds if every destination has applied it. The output has the highest value of each number over all
+    destinations, the lowest under ``lowest``, and each destination's own output under ``by_node``. If no destination
+    applied it, it fails. If only some did, or may have, the outcome is unknown, as with the ranks of a job. An undo
+    that failed at some destinations fails as a whole and is repeated, because undoing twice changes nothing.
     """
 
     Params: ClassVar[type[BaseModel]] = PlacedParams
     per_gpu: ClassVar[bool] = False
     waits_for_receiver: ClassVar[bool] = False
-    """False: the agent is a service of its node, so where it is away somebody has to look, and learns it soon."""
+    """False: an agent always runs on its node, so a missing one needs a person, who should learn of it soon."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -83,7 +82,7 @@ class PlacedAction(CommandAction):
         return params.model_copy(update={"nodes": nodes})
 
     async def _located(self, job: Target) -> Nodes:
-        """The places that the job reports, else those of its pods. Raises BusUnavailable, and as `locate` does."""
+        """Return the nodes that the job reports, else those of its pods. Raises BusUnavailable, and like `locate`."""
         presence = await self._presence(job)
         name = job.job or ""
         has_reported = presence is not None and presence.details.get("placement")
@@ -105,9 +104,9 @@ class PlacedAction(CommandAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         if call.target.kind is not TargetKind.JOB:
             return await super().perform(call)
-        parts = [part_of(call, place) for place in self.places(call.params)]
-        self._sent[call.command_id] = [part.command_id for part in parts]
-        outcomes = await asyncio.gather(*(self._part(part) for part in parts))
+        node_calls = [call_for(call, destination) for destination in self.places(call.params)]
+        self._sent[call.command_id] = [node_call.command_id for node_call in node_calls]
+        outcomes = await asyncio.gather(*(self._perform_one(node_call) for node_call in node_calls))
         return combine(outcomes, is_undo=call.undo_of is not None)
 
     def outcome_saved(self, command_id: str) -> None:
@@ -116,27 +115,27 @@ class PlacedAction(CommandAction):
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         assert isinstance(call.params, PlacedParams)
-        return call.params.of_command()
+        return call.params.for_wire()
 
-    async def _part(self, part: Call) -> PlaceOutcome:
+    async def _perform_one(self, node_call: Call) -> DestinationOutcome:
         try:
-            return PlaceOutcome(part.target, await super().perform(part))
+            return DestinationOutcome(node_call.target, await super().perform(node_call))
         except ActionFailure as failure:
-            return PlaceOutcome(part.target, failure.output, failure)
+            return DestinationOutcome(node_call.target, failure.output, failure)
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceOutcome:
-    """What became of the command to one place."""
+class DestinationOutcome:
+    """The outcome of the command to one destination."""
 
-    place: Target
+    destination: Target
     output: Mapping[str, Any]
     failure: ActionFailure | None = None
-    """None where the command was applied."""
+    """None if the command was applied."""
 
 
 def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> Nodes:
-    """The nodes on which every rank of the job runs. Raises TemporaryFailure or PermanentFailure."""
+    """Return the nodes on which the ranks of the job run. Raises TemporaryFailure or PermanentFailure."""
     if presence is None:
         raise TemporaryFailure(f"no job named {job.job!r} is connected, so nobody knows where it runs")
     placed = ranks_in(job.job or "", presence.details)
@@ -160,7 +159,7 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
 
 
 def derived_id(command_id: str, *parts: str) -> str:
-    """A UUIDv7 made from another and some text: it has the moment of the other, and the rest from a hash of both."""
+    """Derive a UUIDv7 from another and some text: it has the other's timestamp, and a hash of both as the rest."""
     digest = hashlib.sha256("\0".join((command_id, *parts)).encode()).digest()
     moment = uuid.UUID(command_id).int >> 80
     value = moment << 80 | int.from_bytes(digest[:10], "big")
@@ -170,19 +169,25 @@ def derived_id(command_id: str, *parts: str) -> str:
     return str(uuid.UUID(int=value))
 
 
-def id_at(command_id: str, place: Target) -> str:
-    """The id of the command to one place, of an attempt with this id."""
-    return derived_id(command_id, place.node or "", place.gpu or "")
+def command_id_for(command_id: str, destination: Target) -> str:
+    """Return the id of the command to one destination; `command_id` is that of the attempt."""
+    return derived_id(command_id, destination.node or "", destination.gpu or "")
 
 
-def part_of(call: Call, place: Target) -> Call:
-    """The call for one place of a job."""
-    undo_of = id_at(call.undo_of, place) if call.undo_of is not None else None
-    return replace(call, command_id=id_at(call.command_id, place), target=place, undo_of=undo_of, report_wait=None)
+def call_for(call: Call, destination: Target) -> Call:
+    """Return the part of `call` that goes to one destination of the job."""
+    undo_of = command_id_for(call.undo_of, destination) if call.undo_of is not None else None
+    return replace(
+        call,
+        command_id=command_id_for(call.command_id, destination),
+        target=destination,
+        undo_of=undo_of,
+        report_wait=None,
+    )
 
 
-def combine(outcomes: Sequence[PlaceOutcome], *, is_undo: bool) -> Mapping[str, Any]:
-    """The output of all places, where each has applied the command; else raises the failure of the whole."""
+def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping[str, Any]:
+    """Return the output of all destinations if each has applied the command; else raise one failure for all."""
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     output = merged_output(outcomes)
     if not failures:
@@ -201,11 +206,11 @@ def combine(outcomes: Sequence[PlaceOutcome], *, is_undo: bool) -> Mapping[str, 
     raise TemporaryFailure(message, output)
 
 
-def merged_output(outcomes: Iterable[PlaceOutcome]) -> dict[str, Any]:
-    """The highest of each number, ``lowest``, and each place's own output."""
+def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
+    """Return the highest of each number, ``lowest``, and each destination's own output (``by_node``)."""
     by_node: dict[str, Any] = {}
     for outcome in outcomes:
-        node, gpu = outcome.place.node or "", outcome.place.gpu
+        node, gpu = outcome.destination.node or "", outcome.destination.gpu
         if not outcome.output:
             continue
         if gpu is None:
@@ -218,7 +223,7 @@ def merged_output(outcomes: Iterable[PlaceOutcome]) -> dict[str, Any]:
 
 
 def _merged(values: Collection[Any], pick: Callable[[Iterable[Any]], Any]) -> Any:
-    """Values of the same meaning as one: numbers by `pick`, mappings member by member, others where all agree."""
+    """Merge values: numbers by `pick`, mappings member by member; others are kept only if all are equal."""
     present = [value for value in values if value is not None]
     if not present:
         return None

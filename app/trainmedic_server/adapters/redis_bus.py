@@ -106,7 +106,7 @@ class RedisBus:
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
         """As the port says. A rank that took the command up and did not finish is represented by its ``accepted``."""
-        waiter = self._router.enter(command.id, command.expires_at)
+        waiter = self._router.register(command.id, command.expires_at)
         try:
             remaining = command.expires_at + GRACE - self._clock.now()
             async with asyncio.timeout(remaining.total_seconds()):
@@ -114,7 +114,7 @@ class RedisBus:
         except TimeoutError:
             pass  # what came until now is the answer
         finally:
-            self._router.leave(command.id, waiter)
+            self._router.unregister(command.id, waiter)
         return waiter.replies()
 
     def acknowledge(self, command_id: str) -> None:
@@ -151,7 +151,7 @@ class RedisBus:
             raw=raw,
             signature=None if self._key is None else envelope.sign(raw, self._key),
             expires_at=command.expires_at,
-            on_sent=lambda value: waiter.note_sent(ranks_of(value)),
+            on_sent=lambda value: waiter.mark_sent(ranks_of(value)),
             is_wanted=lambda: waiter.users > 0 and not waiter.is_complete,
         )
         waiter.send_again = lambda: self._outbox.send(queued)

@@ -118,7 +118,7 @@ class ReplyInbox:
         self._router.take(entry, reply, self._clock.now())
 
     async def _hand_on_late_replies(self) -> None:
-        for entry, reply in self._router.late(self._clock.now()):
+        for entry, reply in self._router.take_unclaimed(self._clock.now()):
             self._metrics.refused_messages.labels(reason="unmatched").inc()
             log.warning(
                 "a reply came that nobody waits for",

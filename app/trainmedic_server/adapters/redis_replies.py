@@ -1,8 +1,7 @@
-"""Which reply belongs to which waiting request, and which stream entries must be kept until when.
+"""Matches replies to waiting requests, and tracks which stream entries are not acknowledged yet.
 
-This is bookkeeping alone, without Redis: ``redis_inbox`` feeds it what it reads, ``redis_bus`` registers who
-waits. An entry is kept (not acknowledged) from its arrival until the outcome that it carries is
-durable, so that a killed server is given it again.
+Nothing here calls Redis: ``redis_inbox`` passes in the replies that it reads, ``redis_bus`` registers the requests.
+An entry is acknowledged only when the outcome that it carries is durable, so that a killed server gets it again.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from datetime import datetime, timedelta
 from trainmedic.wire.envelope import EXPIRED, Reply
 
 GRACE = timedelta(minutes=5)
-"""How long after the start a reply that nobody waits for yet is kept: recovery asks for it again."""
+"""How long after the start an unclaimed reply is kept: recovery asks for it again."""
 EARLY_LIMIT = 10_000
-"""So many commands' early replies are kept, and so many entries of one command."""
+"""How many commands' early replies are kept, and how many entries of one command."""
 RECENT_LIMIT = 20_000
 
 
 class ReplyWaiter:
-    """What the requests that wait for the replies to one command share."""
+    """The state that all requests waiting for the replies to one command share."""
 
     def __init__(self, expires_at: datetime) -> None:
         self.expires_at = expires_at
@@ -51,7 +50,7 @@ class ReplyWaiter:
         self.ranks = ranks
         self.changed.set()
 
-    def note_sent(self, ranks: frozenset[int] | None) -> None:
+    def mark_sent(self, ranks: frozenset[int] | None) -> None:
         """The command is on its stream; `ranks` is who its receiver's presence says must answer."""
         self.sent.set()
         self.expect(ranks)
@@ -80,22 +79,22 @@ class ReplyWaiter:
 
 
 class ReplyRouter:
-    """Hands each reply to who waits for it. `acknowledge` is called with entries that need not come again."""
+    """Hands each reply to the request that waits for it. `acknowledge` is called with entries that are done with."""
 
     def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None]) -> None:
         self._early_until = now + GRACE
         self._acknowledge = acknowledge
         self._waiters: dict[str, ReplyWaiter] = {}
-        self._held: dict[str, dict[bytes, None]] = {}
+        self._unacknowledged: dict[str, dict[bytes, None]] = {}
         """Entries whose replies were handed out and whose outcome is not durable yet; a dict keeps their order."""
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
-        """Replies, by entry, that came soon after the start and for which nobody waits yet."""
+        """Replies, by entry, that came within `GRACE` after the start and for which no request waits yet."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
-        """Ranks that answered a request which has returned: what they repeat means nothing."""
-        self._late: list[tuple[bytes, Reply]] = []
+        """Ranks that answered a request which has returned: their repeats are discarded."""
+        self._unclaimed: list[tuple[bytes, Reply]] = []
 
-    def enter(self, command_id: str, expires_at: datetime) -> ReplyWaiter:
-        """Begin to wait. Replies that came before (delivered again after a restart) are taken over."""
+    def register(self, command_id: str, expires_at: datetime) -> ReplyWaiter:
+        """Begin to wait. Replies that came before (delivered again after a restart) are handed to the new waiter."""
         waiter = self._waiters.setdefault(command_id, ReplyWaiter(expires_at))
         waiter.users += 1
         waiter.expires_at = max(waiter.expires_at, expires_at)
@@ -104,7 +103,7 @@ class ReplyRouter:
             self._route(waiter, entry, reply)
         return waiter
 
-    def leave(self, command_id: str, waiter: ReplyWaiter) -> None:
+    def unregister(self, command_id: str, waiter: ReplyWaiter) -> None:
         """End the wait of one request."""
         waiter.users -= 1
         if waiter.users:
@@ -115,24 +114,24 @@ class ReplyRouter:
             self._recent.popitem(last=False)
 
     def send_again(self) -> None:
-        """Have every command sent again that is waited for and not answered in full."""
+        """Send again every command that a request waits for and that is not answered in full."""
         for waiter in self._waiters.values():
             if waiter.send_again is not None and not waiter.is_complete:
                 waiter.send_again()
 
     def acknowledge(self, command_id: str) -> None:
         """The outcome of a command is durable: its replies need not come again."""
-        held = self._held.pop(command_id, None)
-        if held:
-            self._acknowledge(list(held))
+        entries = self._unacknowledged.pop(command_id, None)
+        if entries:
+            self._acknowledge(list(entries))
 
     def discard(self, entry: bytes) -> None:
-        """Let go of an entry that means nothing to anybody any more."""
+        """Acknowledge an entry that no request needs any more."""
         self._acknowledge([entry])
 
     def take(self, entry: bytes, reply: Reply, now: datetime) -> None:
         """Route one reply that was read from the stream."""
-        kept = self._early.get(reply.command_id, {}), self._held.get(reply.command_id, {})
+        kept = self._early.get(reply.command_id, {}), self._unacknowledged.get(reply.command_id, {})
         if any(entry in entries for entries in kept):
             return  # read again after a reconnect
         waiter = self._waiters.get(reply.command_id)
@@ -143,21 +142,21 @@ class ReplyRouter:
         elif now < self._early_until and reply.command_id not in self._recent:
             self._early.setdefault(reply.command_id, {})[entry] = reply
             if len(self._early) > EARLY_LIMIT or len(self._early[reply.command_id]) > EARLY_LIMIT:
-                self._late.extend(self._early.popitem(last=False)[1].items())
+                self._unclaimed.extend(self._early.popitem(last=False)[1].items())
         else:
-            self._late.append((entry, reply))
+            self._unclaimed.append((entry, reply))
 
-    def late(self, now: datetime) -> list[tuple[bytes, Reply]]:
-        """Take out the entries whose reply nobody waits for."""
+    def take_unclaimed(self, now: datetime) -> list[tuple[bytes, Reply]]:
+        """Remove and return the entries whose reply no request waits for."""
         if now >= self._early_until and self._early:
             for entries in self._early.values():
-                self._late.extend(entries.items())
+                self._unclaimed.extend(entries.items())
             self._early.clear()
-        late, self._late = self._late, []
-        return late
+        unclaimed, self._unclaimed = self._unclaimed, []
+        return unclaimed
 
     def _route(self, waiter: ReplyWaiter, entry: bytes, reply: Reply) -> None:
         if waiter.offer(reply):
-            self._held.setdefault(reply.command_id, {})[entry] = None
+            self._unacknowledged.setdefault(reply.command_id, {})[entry] = None
         else:
             self.discard(entry)

@@ -70,7 +70,7 @@ class CommandRunner:
             fields = command_fields(accepted.command, reason=str(interrupted))
             log.info("a command goes on at the next start", extra=fields)
             return
-        self._conclude(accepted.command, status, output)
+        self._report_outcome(accepted.command, status, output)
 
     def _outcome(self, accepted: AcceptedCommand) -> tuple[str, Mapping[str, Any]]:
         """Return the reply's status and output. Raises CommandInterrupted."""
@@ -130,19 +130,19 @@ class CommandRunner:
             return False
         return entry.status in _MAY_HAVE_ACTED
 
-    def _conclude(self, command: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
+    def _report_outcome(self, command: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
         entry = JournalEntry(command.id, status, self._context.now(), plain(output))
         with self._lock:
             # Before the journal is written: once an expired command stands there the same one can be accepted again,
             # and its new deadline must not be taken away here.
             self._deadlines.pop(command.id, None)
         try:
-            self._context.journal.conclude(entry)
+            self._context.journal.record_outcome(entry)
         except JournalUnavailable as error:
             fields = command_fields(command, status=status, reason=str(error))
             log.error("the outcome of a command is not in the journal", extra=fields)
             with self._lock:
                 self._unwritten[command.id] = entry
-        self._replies.conclude(entry)
+        self._replies.send_outcome(entry)
         self._context.counters.command(command.action, status)
         log.info("a command was answered", extra=command_fields(command, status=status))

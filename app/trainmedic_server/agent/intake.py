@@ -47,7 +47,7 @@ class CommandIntake:
         self._runner = runner
         self._replies = replies
 
-    def resume(self) -> None:
+    def reenter_open_commands(self) -> None:
         """Enter again what an earlier process accepted and did not finish. Called before the first command is read."""
         for command in self._journal.open_commands():
             log.info("an interrupted command is taken up again", extra=command_fields(command))
@@ -81,7 +81,7 @@ class CommandIntake:
                 received.drop()
                 return
         if record is not None and record.status != envelope.EXPIRED:
-            self._replies.repeat(record, received.entry)
+            self._replies.resend_outcome(record, received.entry)
             return
         if (refusal := self._refusal(command)) is not None:
             self._answer(received, *refusal)

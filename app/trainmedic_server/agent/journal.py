@@ -90,7 +90,7 @@ class Journal(AgentDatabase):
 
         return self.write(enter)
 
-    def conclude(self, entry: JournalEntry) -> None:
+    def record_outcome(self, entry: JournalEntry) -> None:
         """Enter how a command ended, with its reply still to be sent."""
         self._put(entry, is_sent=False)
 
@@ -113,8 +113,8 @@ class Journal(AgentDatabase):
         )
         return [_entry(row) for row in rows]
 
-    def sent(self, command_ids: Sequence[str]) -> None:
-        """Note that these replies are in Redis. Where the note is lost they are sent again, which does no harm."""
+    def mark_sent(self, command_ids: Sequence[str]) -> None:
+        """Record that these replies are in Redis. Where the record is lost they are sent again, which does no harm."""
         ids = [(command_id,) for command_id in command_ids]
         self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 

@@ -20,22 +20,22 @@ from trainmedic_server.domain import duration
 
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=StrEnum)
-Place = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FieldFault:
     """A wrong field.
 
-    ``place``: the keys and positions that lead to it from the top of the policy: ("cleaning", "rules", "tmp", "do").
-    ``message``: what is wrong, for a person; it follows the place.
+    ``path``: the keys and positions that lead to it from the top of the policy: ("cleaning", "rules", "tmp", "do").
+    ``message``: what is wrong, for a person; it follows the path.
     """
 
-    place: Place
+    path: FieldPath
     message: str
 
     def __str__(self) -> str:
-        return f"{'.'.join(map(str, self.place))}: {self.message}" if self.place else self.message
+        return f"{'.'.join(map(str, self.path))}: {self.message}" if self.path else self.message
 
 
 class MappingReader:
@@ -44,16 +44,16 @@ class MappingReader:
     Readers of nested mappings share one list of `faults`, so that a person sees all of them at once.
     """
 
-    def __init__(self, place: Place, raw: object, faults: list[FieldFault] | None = None) -> None:
-        self.place = place
+    def __init__(self, path: FieldPath, raw: object, faults: list[FieldFault] | None = None) -> None:
+        self.path = path
         self.faults: list[FieldFault] = [] if faults is None else faults
         self._is_usable = isinstance(raw, Mapping)
         self._raw: Mapping[Any, Any] = raw if isinstance(raw, Mapping) else {}
         if not self._is_usable:
             self.fault((), f"must be a mapping (name: value), not {shown(raw)}")
 
-    def fault(self, place: Place, message: str) -> None:
-        self.faults.append(FieldFault((*self.place, *place), message))
+    def fault(self, path: FieldPath, message: str) -> None:
+        self.faults.append(FieldFault((*self.path, *path), message))
 
     def refuse_unknown_keys(self, keys: tuple[str, ...]) -> None:
         for key in self._raw:

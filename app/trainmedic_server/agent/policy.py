@@ -165,7 +165,7 @@ def _cleaning(value: Any, faults: list[FieldFault]) -> CleaningPolicy:
 def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
     """Where a key is unknown the line and column are the key's, for every other fault those of its value."""
     is_about_a_key = fault.message.startswith("is not known")
-    return str(document.problem(fault.place, str(fault), at_key=is_about_a_key))
+    return str(document.problem(fault.path, str(fault), at_key=is_about_a_key))
 
 
 def allowed(policy: Policy, actions: Collection[str]) -> list[str]:

@@ -41,7 +41,7 @@ class Privileges:
         return [name for name in needed if name not in self.capabilities]
 
 
-def own(proc: Path = Path("/proc")) -> Privileges:
+def current_privileges(proc: Path = Path("/proc")) -> Privileges:
     """Read what this process has from the kernel."""
     uid = os.geteuid()
     try:

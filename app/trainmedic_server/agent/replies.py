@@ -47,8 +47,8 @@ class AgentReplies:
         self._journal = context.journal
         self._now = context.now
         self._lock = threading.Lock()
-        self._on_the_way: set[str] = set()
-        self._arrived: list[str] = []
+        self._in_flight: set[str] = set()
+        self._sent_ids: list[str] = []
         self._conflict: tuple[datetime, str] | None = None
         self._is_behind = True  # an earlier process may have left some
         name = envelope.agent_presence(node)
@@ -56,8 +56,8 @@ class AgentReplies:
             connection,
             CommandMemory(f"node:{node}", instance),  # names this process; what it remembers is in the journal
             envelope.node_commands(node),
-            PresenceKey(name, describe, self._see_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
-            self._written,
+            PresenceKey(name, describe, self._on_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
+            self._on_sent,
         )
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class AgentReplies:
     def stop(self, timeout: float) -> None:
         """Send what waits, take the presence away. What Redis does not take by then stays in the journal."""
         self._writer.stop(timeout)
-        self._note_arrivals()
+        self._mark_sent()
 
     def name_conflict(self) -> str | None:
         """The other agent that has announced itself by this node's name lately; None where there is none."""
@@ -80,23 +80,23 @@ class AgentReplies:
         """Send a reply that is not in the journal. With it `entry` is taken off the stream."""
         self._writer.put(OutgoingReplies((self._reply(JournalEntry(command_id, status, self._now(), output)),), entry))
 
-    def repeat(self, concluded: JournalEntry, stream_entry: bytes) -> None:
+    def resend_outcome(self, outcome: JournalEntry, stream_entry: bytes) -> None:
         """Send the outcome of a command again that has come once more."""
-        self._writer.put(OutgoingReplies((self._reply(concluded),), stream_entry))
+        self._writer.put(OutgoingReplies((self._reply(outcome),), stream_entry))
 
-    def conclude(self, concluded: JournalEntry) -> None:
+    def send_outcome(self, outcome: JournalEntry) -> None:
         """Send the outcome of a command. It is in the journal, as unsent."""
         with self._lock:
-            self._on_the_way.add(concluded.id)
-        if not self._writer.put(OutgoingReplies((self._reply(concluded),))):
+            self._in_flight.add(outcome.id)
+        if not self._writer.put(OutgoingReplies((self._reply(outcome),))):
             with self._lock:
-                self._on_the_way.discard(concluded.id)
+                self._in_flight.discard(outcome.id)
                 self._is_behind = True
 
     def _reply(self, entry: JournalEntry) -> envelope.Reply:
         return envelope.Reply(entry.id, self._node, entry.status, None, entry.output, entry.at)
 
-    def _see_conflict(self, presence: Mapping[str, Any]) -> None:
+    def _on_conflict(self, presence: Mapping[str, Any]) -> None:
         """Another agent's presence stands where this one's is about to be written. In the writer's thread."""
         other = f"process {presence.get('pid')} on {presence.get('host')!r}"
         if self.name_conflict() != other:
@@ -108,7 +108,7 @@ class AgentReplies:
             )
         self._conflict = self._now(), other
 
-    def _written(self, sent: Sequence[OutgoingReplies]) -> None:
+    def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
         """Redis has taken these replies. In the writer's thread.
 
         The journal learns it with the next presence, for many replies at once, because each note is a disk write.
@@ -117,26 +117,26 @@ class AgentReplies:
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:
             for batch in sent:
-                if batch.replies[0].is_final and batch.command_id in self._on_the_way:
-                    self._on_the_way.discard(batch.command_id)
-                    self._arrived.append(batch.command_id)
-            is_behind = self._is_behind and not self._on_the_way
+                if batch.replies[0].is_final and batch.command_id in self._in_flight:
+                    self._in_flight.discard(batch.command_id)
+                    self._sent_ids.append(batch.command_id)
+            is_behind = self._is_behind and not self._in_flight
         if is_behind or not sent:
-            self._note_arrivals()
+            self._mark_sent()
         if is_behind:
             self._refill()
 
-    def _note_arrivals(self) -> None:
+    def _mark_sent(self) -> None:
         with self._lock:
-            arrived, self._arrived = self._arrived, []
-        if not arrived:
+            sent_ids, self._sent_ids = self._sent_ids, []
+        if not sent_ids:
             return
         try:
-            self._journal.sent(arrived)
+            self._journal.mark_sent(sent_ids)
         except JournalUnavailable as error:
             log.error("sent replies could not be noted, and will be sent again", extra={"reason": str(error)})
             with self._lock:
-                self._arrived = arrived + self._arrived
+                self._sent_ids = sent_ids + self._sent_ids
 
     def _refill(self) -> None:
         """Send what the journal holds unsent."""
@@ -146,7 +146,7 @@ class AgentReplies:
             log.error("unsent replies could not be read", extra={"reason": str(error)})
             return
         with self._lock:
-            left = [entry for entry in unsent if entry.id not in self._on_the_way and entry.id not in self._arrived]
+            left = [entry for entry in unsent if entry.id not in self._in_flight and entry.id not in self._sent_ids]
             self._is_behind = len(unsent) == _REFILL
         for entry in left:
-            self.conclude(entry)
+            self.send_outcome(entry)

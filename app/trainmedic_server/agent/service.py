@@ -109,7 +109,7 @@ class Agent:
 
     def start(self) -> None:
         """Take up what was interrupted, then start every thread. Raises JournalUnavailable."""
-        self._intake.resume()
+        self._intake.reenter_open_commands()
         for worker_queue in self._queues.values():
             worker_queue.start()
         self._replies.start()

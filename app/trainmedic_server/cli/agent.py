@@ -110,7 +110,7 @@ def health(gpus: int) -> None:
     again.
     """
     logs.configure("error")
-    result = gpu_health.look(gpus)
+    result = gpu_health.check(gpus)
     for line in result.gpus:
         click.echo(plain(line))
     for fault in result.faults:

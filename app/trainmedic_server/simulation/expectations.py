@@ -84,11 +84,11 @@ def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterat
     yield from _equal((*path, "alerts"), expected.alerts, len(record.alerts))
     states = {step.id: step for step in run.steps}
     for step_id, step in expected.steps.items():
-        place = (*path, "steps", step_id)
+        step_path = (*path, "steps", step_id)
         if step_id in states:
-            yield from _step(place, step, states[step_id])
+            yield from _step(step_path, step, states[step_id])
         else:
-            yield Difference(place, "a step", f"none of that id; the run has {', '.join(states) or 'no steps'}")
+            yield Difference(step_path, "a step", f"none of that id; the run has {', '.join(states) or 'no steps'}")
     if expected.events is not None:
         yield from _in_order((*path, "events"), expected.events, [event.kind for event in record.events])
 

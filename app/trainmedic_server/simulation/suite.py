@@ -17,8 +17,7 @@ from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
-from trainmedic_server.catalog.problems import DocumentPath as Place
-from trainmedic_server.catalog.problems import FileProblem, path_text
+from trainmedic_server.catalog.problems import DocumentPath, FileProblem, path_text
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
@@ -45,7 +44,7 @@ from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)
 """A timer with this delay fires only when everything that is due now has been done."""
-_LOOK_EVERY = timedelta(seconds=10)
+_POLL_EVERY = timedelta(seconds=10)
 _PATIENCE = timedelta(hours=2)
 """The time that runs may take to end after the last entry of a test, where the test names no end."""
 
@@ -107,7 +106,7 @@ def _run_test(
     except virtual_time.Stalled as error:
         scenario.fail((), str(error))
     failures = tuple(
-        suite.problem(("tests", index, *place), f"{test.name}: {message}") for place, message in scenario.failures
+        suite.problem(("tests", index, *path), f"{test.name}: {message}") for path, message in scenario.failures
     )
     line = suite.document.problem(("tests", index), "").line
     return TestResult(test.name, line, failures, time.perf_counter() - began)
@@ -121,13 +120,13 @@ class _Scenario:
     catalog: StaticCatalog
     actions: Actions
     metrics: telemetry.Metrics
-    failures: list[tuple[Place, str]] = field(default_factory=list)
+    failures: list[tuple[DocumentPath, str]] = field(default_factory=list)
     decisions: list[PlaybookDecision] = field(default_factory=list)
     began: dict[str, datetime] = field(default_factory=dict)
     unmatched: list[str] = field(default_factory=list)
 
-    def fail(self, place: Place, message: str) -> None:
-        self.failures.append((place, message))
+    def fail(self, path: DocumentPath, message: str) -> None:
+        self.failures.append((path, message))
 
     async def play(self) -> None:
         self.store = InMemoryStore()
@@ -135,20 +134,20 @@ class _Scenario:
         self.script = Script(self.test.replies)
         self.scripted = ScriptedActions(self.actions, self.script, self.store, self.clock)
         self.engine = await self._start()
-        for moment, place, entry in _timeline(self.test):
+        for moment, path, entry in _timeline(self.test):
             await self.clock.sleep_until(BEGINNING + moment)
             match entry:
                 case AlertEntry():
                     await self._deliver(entry, len(self.began))
                 case OrderEntry():
-                    await self._order(entry, place)
+                    await self._order(entry, path)
                 case Check():
-                    await self._check(entry, place)
-            await self._settle()
+                    await self._check(entry, path)
+            await self._run_until_idle()
         await self._to_the_end()
-        for place, check in _checks(self.test):
+        for path, check in _checks(self.test):
             if check.at is None:
-                await self._check(check, place)
+                await self._check(check, path)
         await self.engine.stop()
 
     async def _start(self) -> Engine:
@@ -187,15 +186,15 @@ class _Scenario:
             )
             self.unmatched.extend(reason for reason in reasons if reason not in self.unmatched)
 
-    async def _order(self, entry: OrderEntry, place: Place) -> None:
+    async def _order(self, entry: OrderEntry, path: DocumentPath) -> None:
         try:
             await self._carry_out(entry)
         except (errors.Conflict, errors.NotFound) as error:
             if not entry.refused:
-                self.fail(place, f"at {duration.write(entry.at)} the order {entry.do} was refused: {error}")
+                self.fail(path, f"at {duration.write(entry.at)} the order {entry.do} was refused: {error}")
             return
         if entry.refused:
-            self.fail(place, f"at {duration.write(entry.at)} the order {entry.do} was accepted; expected a refusal")
+            self.fail(path, f"at {duration.write(entry.at)} the order {entry.do} was accepted; expected a refusal")
 
     async def _carry_out(self, entry: OrderEntry) -> None:
         match entry.do:
@@ -226,30 +225,30 @@ class _Scenario:
         page, _ = await self.store.page(HistoryFilter(), 1000, None)
         return page
 
-    async def _settle(self) -> None:
+    async def _run_until_idle(self) -> None:
         """Wait until everything that is due now has been done."""
         await self.clock.sleep_until(self.clock.now() + _SETTLE)
 
     async def _to_the_end(self) -> None:
         """Let time pass until the test's end, or until its runs have ended by themselves."""
-        await self._settle()
+        await self._run_until_idle()
         if self.test.end is not None:
             await self.clock.sleep_until(BEGINNING + self.test.end)
-            await self._settle()
+            await self._run_until_idle()
             return
         latest = self.clock.now() + _PATIENCE
         while self.clock.now() < latest and any(_is_busy(run) for run in await self._runs()):
-            await self.clock.sleep_until(self.clock.now() + _LOOK_EVERY)
+            await self.clock.sleep_until(self.clock.now() + _POLL_EVERY)
 
-    async def _check(self, check: Check, place: Place) -> None:
-        await self._settle()
+    async def _check(self, check: Check, path: DocumentPath) -> None:
+        await self._run_until_idle()
         observed = Observations(
             self.decisions, await self._records(), self.script.calls, self.engine.controls, self.unmatched
         )
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
         for difference in expectations.differences(check, observed):
             message = f"{when}, {path_text(difference.path)}: expected {difference.expected}, got {difference.got}"
-            self.fail((*place, *difference.path), message)
+            self.fail((*path, *difference.path), message)
 
     async def _records(self) -> list[RunRecord]:
         """Every item of the history with its events, oldest first."""
@@ -265,15 +264,15 @@ def _is_busy(run: Run) -> bool:
     return any(step.undo and step.undo.status == "running" for step in run.steps)
 
 
-def _timeline(test: TestEntry) -> list[tuple[timedelta, Place, AlertEntry | OrderEntry | Check]]:
+def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, AlertEntry | OrderEntry | Check]]:
     """The entries that have a time, in its order; at one time first alerts, then orders, then checks."""
-    entries: list[tuple[timedelta, Place, AlertEntry | OrderEntry | Check]] = []
+    entries: list[tuple[timedelta, DocumentPath, AlertEntry | OrderEntry | Check]] = []
     entries.extend((alert.at, ("alerts", index), alert) for index, alert in enumerate(test.alerts))
     entries.extend((order.at, ("orders", index), order) for index, order in enumerate(test.orders))
-    entries.extend((check.at, place, check) for place, check in _checks(test) if check.at is not None)
+    entries.extend((check.at, path, check) for path, check in _checks(test) if check.at is not None)
     return sorted(entries, key=lambda entry: entry[0])
 
 
-def _checks(test: TestEntry) -> Iterator[tuple[Place, Check]]:
+def _checks(test: TestEntry) -> Iterator[tuple[DocumentPath, Check]]:
     for index, check in enumerate(test.expect):
         yield ("expect", index), check

@@ -17,8 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_server.catalog import loader, model_errors, yaml_text
-from trainmedic_server.catalog.problems import DocumentPath as Place
-from trainmedic_server.catalog.problems import FileProblem
+from trainmedic_server.catalog.problems import DocumentPath, FileProblem
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import AlertStatus
@@ -271,8 +270,8 @@ class Suite:
         beside = [self.path.with_name(f"{name}{ending}") for ending in (".yaml", ".yml")]
         return (next((path for path in beside if path.exists()), beside[0]),)
 
-    def problem(self, path: Place, message: str, *, at_key: bool = False) -> FileProblem:
-        """A problem at the place of `path` in the file, where a list with one entry may be written without the list."""
+    def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
+        """A problem at the path of `path` in the file, where a list with one entry may be written without the list."""
         value = self.document.value
         written: list[str | int] = []
         for part in path:

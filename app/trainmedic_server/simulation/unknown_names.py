@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from trainmedic_server.catalog.problems import DocumentPath as Place
-from trainmedic_server.catalog.problems import FileProblem, did_you_mean
+from trainmedic_server.catalog.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.engine import step_sequence
 from trainmedic_server.ports.actions import Actions
@@ -29,26 +28,26 @@ def problems(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actio
     undos = {f"{step_id}.undo" for step_id in step_ids}
     reply_keys = {*step_ids, *undos, *(state.action for state in states if state.action), *actions.names()}
     for index, test in enumerate(suite.spec.tests):
-        place: Place = ("tests", index)
+        path: DocumentPath = ("tests", index)
         for key in test.replies:
             if key not in reply_keys:
-                yield _no_such(suite, (*place, "replies", key), "step or action", key, reply_keys)
+                yield _no_such(suite, (*path, "replies", key), "step or action", key, reply_keys)
         for number, check in enumerate(test.expect):
             for run_number, run in enumerate(check.runs or ()):
-                run_place = (*place, "expect", number, "runs", run_number)
-                yield from _in_run(suite, run_place, run, step_ids, playbook_names)
+                run_path = (*path, "expect", number, "runs", run_number)
+                yield from _in_run(suite, run_path, run, step_ids, playbook_names)
 
 
 def _in_run(
-    suite: Suite, place: Place, run: RunExpected, step_ids: set[str], playbook_names: set[str]
+    suite: Suite, path: DocumentPath, run: RunExpected, step_ids: set[str], playbook_names: set[str]
 ) -> Iterator[FileProblem]:
     for step_id in run.steps:
         if step_id not in {*step_ids, APPROVAL}:
-            yield _no_such(suite, (*place, "steps", step_id), "step", step_id, step_ids)
+            yield _no_such(suite, (*path, "steps", step_id), "step", step_id, step_ids)
     if run.playbook is not None and run.playbook not in playbook_names:
-        yield _no_such(suite, (*place, "playbook"), "playbook", run.playbook, playbook_names)
+        yield _no_such(suite, (*path, "playbook"), "playbook", run.playbook, playbook_names)
 
 
-def _no_such(suite: Suite, place: Place, kind: str, name: str, existing: Iterable[str]) -> FileProblem:
+def _no_such(suite: Suite, path: DocumentPath, kind: str, name: str, existing: Iterable[str]) -> FileProblem:
     message = f"there is no {kind} {name!r} in the playbooks under test{did_you_mean(name, existing)}"
-    return suite.problem(place, message, at_key=kind != "playbook")
+    return suite.problem(path, message, at_key=kind != "playbook")

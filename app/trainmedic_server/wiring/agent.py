@@ -74,9 +74,9 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
     with contextlib.closing(node_gpus()) as gpus:
         ledger = PowerLedger(context.journal)
         control = PowerControl(gpus, ledger, policy.power)
-        places = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})
-        about = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
-        collector = AgentCollector(gpus, ledger.all, context.counters, about)
+        cleaning_roots = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})
+        agent_labels = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
+        collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels)
         with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
             log.info("metrics", extra={"host": settings.exporter_host, "port": exporter.port})
             yield AgentParts(
@@ -84,7 +84,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     PowerLimitExecutor(control),
                     RenewLeaseExecutor(control),
                     DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
-                    NodeFactsExecutor(settings.node, gpus, places),
+                    NodeFactsExecutor(settings.node, gpus, cleaning_roots),
                 ],
                 tasks=[LeaseExpiry(control, since_boot)],
                 inventory=lambda: presence(gpus, pods_of),

@@ -59,11 +59,11 @@ def check(settings: AgentSettings) -> CheckReport:
     """Look at everything; where a part is wrong, at the others all the same."""
     report = CheckReport({"node": settings.node, "version": __version__})
     policy = _policy(settings, report)
-    held = privileges.own()
-    report.values["user"] = held.user
-    report.values["capabilities"] = sorted(held.capabilities)
-    _power(policy, held, report)
-    _cleaning(policy, settings.state_dir, held, report)
+    own = privileges.current_privileges()
+    report.values["user"] = own.user
+    report.values["capabilities"] = sorted(own.capabilities)
+    _power(policy, own, report)
+    _cleaning(policy, settings.state_dir, own, report)
     _state(settings.state_dir, report)
     _redis(settings, policy, report)
     report.values |= {"errors": report.errors, "warnings": report.warnings}
@@ -84,7 +84,7 @@ def _policy(settings: AgentSettings, report: CheckReport) -> Policy:
     return policy
 
 
-def _power(policy: Policy, held: Privileges, report: CheckReport) -> None:
+def _power(policy: Policy, own: Privileges, report: CheckReport) -> None:
     with contextlib.closing(node_gpus()) as gpus:
         inventory = presence(gpus)
     problems = inventory.pop("gpu_problems", [])
@@ -93,18 +93,18 @@ def _power(policy: Policy, held: Privileges, report: CheckReport) -> None:
         "is_allowed": policy.allows("gpu.power_limit"),
         "floor_percent": policy.power.floor_percent,
         "max_lease": duration.write(policy.power.max_lease),
-        "may_set": not held.lacks(privileges.POWER),
+        "may_set": not own.lacks(privileges.POWER),
     }
     report.warnings.extend(problems)
     report.warnings.extend(gpu["problem"] for gpu in inventory["gpus"] if "problem" in gpu)
-    if policy.allows("gpu.power_limit") and inventory["gpus"] and held.lacks(privileges.POWER):
+    if policy.allows("gpu.power_limit") and inventory["gpus"] and own.lacks(privileges.POWER):
         report.errors.append(
-            f"the policy allows gpu.power_limit, and the user {held.user} may not set one: it needs "
+            f"the policy allows gpu.power_limit, and the user {own.user} may not set one: it needs "
             f"{', '.join(privileges.POWER)}; {_ASK_AS}"
         )
 
 
-def _cleaning(policy: Policy, state_dir: Path, held: Privileges, report: CheckReport) -> None:
+def _cleaning(policy: Policy, state_dir: Path, own: Privileges, report: CheckReport) -> None:
     cleaning = policy.cleaning
     rules: dict[str, Any] = {}
     for name, rule in cleaning.rules.items():
@@ -124,14 +124,14 @@ def _cleaning(policy: Policy, state_dir: Path, held: Privileges, report: CheckRe
         return
     if not cleaning.rules:
         report.warnings.append("the policy allows disk.clean, and has no cleaning rule")
-    missing = held.lacks(privileges.FILES_OF_OTHERS)
+    missing = own.lacks(privileges.FILES_OF_OTHERS)
     if missing:
         report.warnings.append(
-            f"files of other users than {held.user} will be left where they are: that needs {', '.join(missing)}"
+            f"files of other users than {own.user} will be left where they are: that needs {', '.join(missing)}"
         )
     clocks = Clocks()
     usage = FileUsage(clocks, Throttle(clocks, math.inf, lambda: False))
-    if not usage.sees_every_process() or held.lacks(privileges.PROCESSES_OF_OTHERS):
+    if not usage.sees_every_process() or own.lacks(privileges.PROCESSES_OF_OTHERS):
         report.warnings.append(
             "not all processes of this machine can be seen (CAP_SYS_PTRACE, the first PID namespace, no hidepid): "
             "where the kernel does not say whether a file is open, it is left"

@@ -27,9 +27,9 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
         ledger = PowerLedger(journal)
         control = PowerControl(gpus, ledger, PowerBounds())
         owed = [uuid for uuid, state in ledger.all().items() if state.baseline is not None]
-        control.mark_ended({cap.id for state in ledger.all().values() for cap in state.caps}, "release")
+        control.record_ended({cap.id for state in ledger.all().values() for cap in state.caps}, "release")
         results: dict[str, str | GpuError] = {}
-        for uuid, outcome in control.settle(owed).items():
+        for uuid, outcome in control.reconcile(owed).items():
             if isinstance(outcome, GpuError):
                 results[uuid] = outcome
             elif outcome.is_overridden:

@@ -23,7 +23,7 @@ class GpuHealth:
     faults: tuple[str, ...]
 
 
-def look(expected: int) -> GpuHealth:
+def check(expected: int) -> GpuHealth:
     """Ask each GPU for everything that it offers; `expected` is how many there must be at least."""
     with contextlib.closing(node_gpus()) as gpus:
         facts = all_facts(gpus)

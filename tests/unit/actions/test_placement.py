@@ -201,7 +201,7 @@ async def test_the_undo_of_a_cap_that_was_never_sent_has_nothing_to_do(bus: Agen
 
 def test_a_derived_id_is_a_uuid_of_the_same_moment() -> None:
     """It sorts with the attempt's, and differs for each place."""
-    made = [placement.id_at(ATTEMPT, Target(TargetKind.GPU, node="n1", gpu=str(gpu))) for gpu in range(100)]
+    made = [placement.command_id_for(ATTEMPT, Target(TargetKind.GPU, node="n1", gpu=str(gpu))) for gpu in range(100)]
     assert len(set(made)) == 100
     for one in map(uuid.UUID, made):
         assert (one.version, one.variant) == (7, uuid.RFC_4122)
@@ -320,7 +320,7 @@ async def test_holds_are_renewed_with_one_command_for_each_node(bus: AgentsBus) 
     assert {renewal.outcome for renewal in renewals} == {"renewed"}
     first, second = bus.sent
     assert (first.action, dict(first.target)) == (nodes.RENEW, {"kind": "node", "node": "n1"})
-    of_job = [placement.id_at(CAP, place) for place in GpuPowerLimit.places({"nodes": ON_TWO})]
+    of_job = [placement.command_id_for(CAP, place) for place in GpuPowerLimit.places({"nodes": ON_TWO})]
     assert first.params == {"holds": ["c1", *of_job[:2]], "lease_seconds": 300}
     assert second.params == {"holds": ["c2", of_job[2]], "lease_seconds": 300}
     assert (first.issued_at, first.expires_at) == (NOW, NOW + timedelta(seconds=100))

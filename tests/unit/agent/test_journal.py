@@ -48,7 +48,7 @@ def test_a_command_is_taken_once(journal: Journal) -> None:
     """The second taking of an id says what became of the first."""
     assert journal.take(cap_command("c1"), NOW) is None
     assert journal.take(cap_command("c1"), NOW) == JournalEntry("c1", envelope.ACCEPTED, NOW)
-    journal.conclude(JournalEntry("c1", envelope.APPLIED, NOW, {"watts": 320}))
+    journal.record_outcome(JournalEntry("c1", envelope.APPLIED, NOW, {"watts": 320}))
     assert journal.take(cap_command("c1"), NOW) == JournalEntry("c1", envelope.APPLIED, NOW, {"watts": 320})
 
 
@@ -57,7 +57,7 @@ def test_what_was_taken_is_found_again_after_a_restart(journal: Journal, tmp_pat
     journal.take(cap_command("c2"), NOW + timedelta(seconds=1))
     journal.take(cap_command("c1"), NOW + timedelta(seconds=2))
     journal.take(cap_command("c0"), NOW)
-    journal.conclude(JournalEntry("c0", envelope.APPLIED, NOW))
+    journal.record_outcome(JournalEntry("c0", envelope.APPLIED, NOW))
     again = reopened(journal, tmp_path)
     assert again.open_commands() == [cap_command("c2"), cap_command("c1")]
     again.close()
@@ -67,10 +67,10 @@ def test_a_reply_waits_until_it_was_sent(journal: Journal, tmp_path: Path) -> No
     """Outcomes are unsent, over a restart too, until somebody says that they were sent."""
     journal.take(cap_command("c1"), NOW)
     assert journal.unsent(10) == []
-    journal.conclude(JournalEntry("c1", envelope.FAILED, NOW, {"reason": "lost"}))
+    journal.record_outcome(JournalEntry("c1", envelope.FAILED, NOW, {"reason": "lost"}))
     again = reopened(journal, tmp_path)
     assert again.unsent(10) == [JournalEntry("c1", envelope.FAILED, NOW, {"reason": "lost"})]
-    again.sent(["c1"])
+    again.mark_sent(["c1"])
     assert again.unsent(10) == []
     again.close()
 
@@ -87,7 +87,7 @@ def test_a_revoked_command_is_never_taken(journal: Journal) -> None:
 def test_a_command_that_expired_can_come_again(journal: Journal) -> None:
     """It was never applied, and the server may send it once more with more time; the old answer is void then."""
     journal.take(cap_command("c1"), NOW)
-    journal.conclude(JournalEntry("c1", envelope.EXPIRED, NOW))
+    journal.record_outcome(JournalEntry("c1", envelope.EXPIRED, NOW))
     assert journal.take(cap_command("c1"), NOW) is None
     assert journal.unsent(10) == []
 
@@ -97,8 +97,8 @@ def test_old_outcomes_are_pruned_and_nothing_else(journal: Journal, monkeypatch:
     journal.take(cap_command("open"), NOW)
     for name in ("unsent", "old", "new"):
         journal.take(cap_command(name), NOW)
-        journal.conclude(JournalEntry(name, envelope.APPLIED, NOW + timedelta(days=20 if name == "new" else 0)))
-    journal.sent(["old", "new"])
+        journal.record_outcome(JournalEntry(name, envelope.APPLIED, NOW + timedelta(days=20 if name == "new" else 0)))
+    journal.mark_sent(["old", "new"])
     assert journal.prune(NOW + timedelta(days=31)) == 1
     assert journal.look_up("old") is None
     monkeypatch.setattr(journals, "KEPT_ENTRIES", 0)
@@ -139,7 +139,7 @@ def test_the_log_stays_within_a_part_of_the_reserve(journal: Journal, tmp_path: 
     """On a full disk the reserve is all that it may grow by, so it is used again from its beginning."""
     for number in range(200):
         journal.take(cap_command(f"c{number}"), NOW)
-        journal.conclude(JournalEntry(f"c{number}", envelope.APPLIED, NOW))
+        journal.record_outcome(JournalEntry(f"c{number}", envelope.APPLIED, NOW))
     assert (tmp_path / "agent.db-wal").stat().st_size < PIECES * PIECE / 2
 
 

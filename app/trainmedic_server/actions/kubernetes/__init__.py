@@ -1,5 +1,5 @@
 """Acting on Kubernetes: ``k8s.*``.
 
-``notes`` is how a change is remembered on the object and taken back; ``base`` what all actions share;
+``field_changes`` records a change on the object and takes it back; ``base`` is what all actions share;
 ``nodes``, ``drain`` and ``workloads`` are the actions.
 """

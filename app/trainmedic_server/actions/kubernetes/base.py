@@ -1,6 +1,6 @@
 """What all actions on Kubernetes share: the cluster, trying again, and the permissions they declare.
 
-Not here: the API (`ports.Cluster`), how a change is remembered (``notes``).
+Not here: the API (`ports.cluster.Cluster`), how a change is remembered (``field_changes``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server.actions.base import BasicAction
-from trainmedic_server.actions.kubernetes import notes
+from trainmedic_server.actions.kubernetes import field_changes
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,
@@ -29,14 +29,14 @@ from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
 from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
-"""Seconds between two tries, where the API server asks for nothing else."""
+"""Seconds between two tries, unless the API server asks for another wait."""
 REPORT_EVERY = timedelta(seconds=15)
-"""How often a line in the history says what is waited for."""
+"""How often an event in the history says what the action waits for."""
 LONGEST_ASKED_FOR = 60.0
-"""Seconds that are waited at most because the API server, or a proxy before it, has asked for it."""
+"""The longest wait in seconds that the API server, or a proxy before it, can ask for."""
 DOUBT = timedelta(seconds=10)
-"""For how long a refusal is not believed. An API server that has just started refuses everybody until it has
-read its roles and accounts: in a trial for a tenth of a second."""
+"""For how long refusals are retried. An API server that has just started refuses everybody until it has read its
+roles and accounts, which took a tenth of a second in a trial."""
 GONE = "it is gone: nothing to take back"
 STOPPED = "stopped, because the run was cancelled"
 
@@ -60,13 +60,13 @@ EVENTS = Permission("", "events", ("create",))
 
 
 @dataclass(slots=True)
-class Refusals:
-    """Whether a refusal is to be believed: not before it has stood for `DOUBT`."""
+class PermissionGrace:
+    """Decides whether a refusal is final: only once refusals have gone on for `REFUSAL_GRACE`."""
 
     since: datetime | None = None
 
-    def are_believed(self, error: ActionFailure, now: datetime) -> bool:
-        """False for any other failure, after which a refusal is doubted anew."""
+    def is_final(self, error: ActionFailure, now: datetime) -> bool:
+        """Any other failure is not final, and restarts the grace period."""
         if not isinstance(error, ClusterRefused):
             self.since = None
             return False
@@ -75,8 +75,8 @@ class Refusals:
 
 
 class ClusterAction(BasicAction):
-    """Base of the actions. Where there is a conflict, or the API server is away, overloaded or failing,
-    it tries again until the call's deadline; where our account is refused, for a moment only."""
+    """Base of the actions. After a conflict, or while the API server is unreachable, overloaded or failing, it tries
+    again until the call's deadline; if our account is refused, only for `REFUSAL_GRACE`."""
 
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     permissions: ClassVar[tuple[Permission, ...]]
@@ -99,13 +99,14 @@ class ClusterAction(BasicAction):
 
         Raises OutcomeUnknown where it is not done by then and a failure left open whether something was changed.
         """
-        backoff, may_be_done, refusals = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), False, Refusals()
+        backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), False
+        permission_grace = PermissionGrace()
         report_at = self._clock.now() + REPORT_EVERY / 3
         while True:
             try:
                 return await attempt()
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
-                if refusals.are_believed(error, self._clock.now()):
+                if permission_grace.is_final(error, self._clock.now()):
                     if may_be_done:
                         raise OutcomeUnknown(f"a change may have been made before this: {error}") from error
                     raise
@@ -124,48 +125,53 @@ class ClusterAction(BasicAction):
                     await call.report_wait(f"{self.name} waits for the Kubernetes API: {error}")
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
 
-    async def set_field(self, call: Call, ref: Ref, field: notes.NotedField, value: Any) -> tuple[Object, Any, bool]:
-        """Set a field of an object, noted for the run. Returns the object, what it was before, and
-        whether this run holds the change."""
+    async def set_field(
+        self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
+    ) -> tuple[Object, Any, bool]:
+        """Set a field of an object, recorded on the object for the run. Returns the object, the value before, and
+        whether a change of this run is in force."""
 
         async def attempt() -> tuple[Object, Any, bool]:
             present = await self.cluster.get(ref)
-            note = notes.notes(present, field).get(call.run_id)
-            before = note.was if note else field.read(present)
-            change = notes.change(present, field, value, call.run_id)
-            if change is None:
-                return present, before, note is not None
-            return await self.cluster.patch(ref, change), before, True
+            recorded = field_changes.changes_by_run(present, field).get(call.run_id)
+            before = recorded.was if recorded else field.read(present)
+            patch = field_changes.change(present, field, value, call.run_id)
+            if patch is None:
+                return present, before, recorded is not None
+            return await self.cluster.patch(ref, patch), before, True
 
         return await self.retry_until_deadline(call, attempt)
 
     async def take_back(
-        self, call: Call, ref: Ref, field: notes.NotedField, of_all_runs: bool = False
+        self, call: Call, ref: Ref, field: field_changes.RevertibleField, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
-        """Undo `set_field`. Returns the object, what came of it, and whether the value was put back."""
+        """Undo `set_field`. Returns the object, the result in words, and whether the value was put back."""
 
         async def attempt() -> tuple[Object, str, bool]:
             present = await self.cluster.get(ref)
-            undone = notes.release(present, field) if of_all_runs else notes.undo(present, field, call.run_id)
-            if undone.change is None:
-                return present, undone.why, False
-            return await self.cluster.patch(ref, undone.change), undone.why, undone.why == notes.PUT_BACK
+            if of_all_runs:
+                reversal = field_changes.undo_for_all_runs(present, field)
+            else:
+                reversal = field_changes.undo(present, field, call.run_id)
+            if reversal.change is None:
+                return present, reversal.why, False
+            return await self.cluster.patch(ref, reversal.change), reversal.why, reversal.why == field_changes.PUT_BACK
 
         return await self.retry_until_deadline(call, attempt)
 
     async def assign(
-        self, call: Call, ref: Ref, field: notes.NotedField, value: Any, event: str, message: str = ""
+        self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Set a field of an object, with a Kubernetes Event where that is this run's doing; the step's output."""
-        present, before, is_held = await self.set_field(call, ref, field, value)
-        if is_held:
+        """Set a field of an object; return the step's output. If this run set it, a Kubernetes Event says so."""
+        present, before, is_set_by_run = await self.set_field(call, ref, field, value)
+        if is_set_by_run:
             await self.cluster.record(present, event, because(call, message or event))
         return {**_named(ref), "before": {field.name: before}, "after": {field.name: field.read(present)}}
 
     async def restore(
-        self, call: Call, ref: Ref, field: notes.NotedField, event: str, message: str = ""
+        self, call: Call, ref: Ref, field: field_changes.RevertibleField, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """As an undo, put back what was there before `assign`; the step's output."""
+        """Put back the value from before `assign`, as an undo; return the step's output."""
         try:
             present, why, is_back = await self.take_back(call, ref, field)
         except ObjectMissing:

@@ -26,7 +26,7 @@ from trainmedic_server.actions.kubernetes.base import (
     STOPPED,
     ClusterAction,
     Permission,
-    Refusals,
+    PermissionGrace,
     because,
     clearance_of,
     node_of,
@@ -95,7 +95,7 @@ class _Progress:
     skipped: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
     """Why the API server could not be asked last time; empty where it could."""
-    is_held: bool = False
+    is_paused: bool = False
     """Whether the server is paused."""
     reported_at: datetime | None = None
 
@@ -153,7 +153,7 @@ class DrainNode(ClusterAction):
     async def _may_begin(self, call: Call, params: DrainParams) -> None:
         """Raise PermanentFailure where pods forbid the drain, before jobs are held up for a checkpoint in vain."""
         try:
-            await self._look(call, params, _Progress())
+            await self._list_remaining(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
             pass  # the drain itself tries again
         except ClusterRefused as error:
@@ -176,24 +176,24 @@ class DrainNode(ClusterAction):
             task.cancel()
 
     async def _empty(self, call: Call, params: DrainParams) -> dict[str, Any]:
-        progress, refusals, backoff = _Progress(), Refusals(), Backoff(2 * ROUND, _LONGEST_ROUND)
+        progress, permission_grace, backoff = _Progress(), PermissionGrace(), Backoff(2 * ROUND, _LONGEST_ROUND)
         left: Sequence[Object] = ()
         while True:
             try:
-                left = await self._look(call, params, progress)
+                left = await self._list_remaining(call, params, progress)
                 if not left:
                     return progress.output(())
                 clearance = await clearance_of(call)
                 if clearance == "stop":
                     raise TemporaryFailure(f"{STOPPED}: {_unfinished(left, progress)}", progress.output(left))
-                progress.is_held = clearance == "hold"
-                is_stuck, asked = (True, 0.0) if progress.is_held else await self._evict_all(left, params, progress)
+                progress.is_paused = clearance == "hold"
+                is_stuck, asked = (True, 0.0) if progress.is_paused else await self._evict_all(left, params, progress)
                 if not is_stuck:
                     backoff.reset()
                 wait = max(backoff.next(), min(asked, LONGEST_ASKED_FOR)) if is_stuck else ROUND
-                progress.trouble, refusals = "", Refusals()
+                progress.trouble, permission_grace = "", PermissionGrace()
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
-                if refusals.are_believed(error, self._clock.now()):
+                if permission_grace.is_final(error, self._clock.now()):
                     raise
                 progress.trouble = str(error)
                 asked = getattr(error, "retry_after", None) or 0.0
@@ -204,7 +204,7 @@ class DrainNode(ClusterAction):
                 raise TemporaryFailure(_unfinished(left, progress), progress.output(left))
             await self._clock.sleep_until(again_at)
 
-    async def _look(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
+    async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
         """Return the pods that are still to end. Raises PermanentFailure where one forbids the drain."""
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={node_of(call)}")
         selection = sort(pods, params)
@@ -313,7 +313,7 @@ def _data_on_disk(pod: Object) -> bool:
 def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
     if progress.trouble:
         return f"the drain waits for the Kubernetes API: {progress.trouble}"
-    if progress.is_held:
+    if progress.is_paused:
         return f"no more is evicted while the server is paused; {len(left)} pods are still there"
     shown = "; ".join(f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left[:3])
     return f"{len(left)} pods are still there: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")

@@ -24,7 +24,7 @@ from trainmedic_server.ports.cluster import JOBS, Object, Ref
 
 COMMAND = "trainmedic.io/command"
 """The annotation by which a repeat finds the Job that it has made."""
-LOOK_EVERY = timedelta(seconds=2)
+POLL_EVERY = timedelta(seconds=2)
 _KEPT_SECONDS = 24 * 3600
 _LONGEST_NAME = 50
 _NAMESPACE = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
@@ -102,9 +102,9 @@ class CreateClusterJob(Irreversible, ClusterAction):
                 raise PermanentFailure(f"{ref} failed: {reason}", {**output, "result": "failed"})
             if await clearance_of(call) == "stop":
                 raise TemporaryFailure(f"{STOPPED}; {ref} is left to end by itself", {**output, "result": "running"})
-            if self._clock.now() + LOOK_EVERY >= call.deadline:
+            if self._clock.now() + POLL_EVERY >= call.deadline:
                 raise TemporaryFailure(f"{ref} has not ended in time", {**output, "result": "running"})
-            await self._clock.sleep_until(self._clock.now() + LOOK_EVERY)
+            await self._clock.sleep_until(self._clock.now() + POLL_EVERY)
 
 
 def _without_none(value: Any) -> Any:

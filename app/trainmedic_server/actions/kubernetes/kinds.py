@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from trainmedic_server.actions.base import ActionParams
-from trainmedic_server.actions.kubernetes import notes
+from trainmedic_server.actions.kubernetes import field_changes
 from trainmedic_server.ports.cluster import DAEMON_SETS, DEPLOYMENTS, JOBS, STATEFUL_SETS, Object, Resource
 
 _PATH = r"^[A-Za-z][A-Za-z0-9]*(\.[A-Za-z][A-Za-z0-9]*){0,7}$"
@@ -91,7 +91,7 @@ class WorkloadParams(ActionParams):
         return KNOWN[self.kind] if isinstance(self.kind, str) else self.kind.workload
 
 
-def field_at(name: str, path: str) -> notes.NotedField:
+def field_at(name: str, path: str) -> field_changes.RevertibleField:
     """Return the value at `path`, as a field that can be set and put back."""
     parts = tuple(path.split("."))
 
@@ -101,9 +101,9 @@ def field_at(name: str, path: str) -> notes.NotedField:
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
 
-    def write(present: Object, value: Any) -> notes.Change:
+    def write(present: Object, value: Any) -> field_changes.Change:
         for part in reversed(parts):
             value = {part: value}
         return dict(value)
 
-    return notes.NotedField(name, read, write, parts)
+    return field_changes.RevertibleField(name, read, write, parts)

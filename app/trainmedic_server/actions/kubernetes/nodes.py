@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_server.actions.base import ActionParams
-from trainmedic_server.actions.kubernetes import notes
+from trainmedic_server.actions.kubernetes import field_changes
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
     GONE,
@@ -38,7 +38,7 @@ def _read_unschedulable(node: Object) -> bool:
     return bool((node.get("spec") or {}).get("unschedulable"))
 
 
-UNSCHEDULABLE = notes.NotedField(
+UNSCHEDULABLE = field_changes.RevertibleField(
     "unschedulable",
     _read_unschedulable,
     lambda node, value: {"spec": {"unschedulable": True if value else None}},
@@ -46,9 +46,9 @@ UNSCHEDULABLE = notes.NotedField(
 )
 
 
-def label_field(key: str) -> notes.NotedField:
+def label_field(key: str) -> field_changes.RevertibleField:
     """Return a label of an object; None where it has none of that name."""
-    return notes.NotedField(
+    return field_changes.RevertibleField(
         f"label/{key}",
         lambda present: (present["metadata"].get("labels") or {}).get(key),
         lambda present, value: {"metadata": {"labels": {key: value}}},
@@ -56,7 +56,7 @@ def label_field(key: str) -> notes.NotedField:
     )
 
 
-def taint_field(key: str, effect: str) -> notes.NotedField:
+def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
     """Return a taint's value; None where the node has no such taint. A taint without a value counts as ``""``."""
 
     def read(node: Object) -> str | None:
@@ -65,9 +65,9 @@ def taint_field(key: str, effect: str) -> notes.NotedField:
                 return str(taint.get("value") or "")
         return None
 
-    def write(node: Object, value: str | None) -> notes.Change:
+    def write(node: Object, value: str | None) -> field_changes.Change:
         # A merge patch can only replace the whole list. So that no other writer's taint is lost, the patch is for this
-        # version of the node alone (`notes`).
+        # version of the node alone (`field_changes`).
         taints = [
             taint
             for taint in (node.get("spec") or {}).get("taints") or ()
@@ -77,7 +77,7 @@ def taint_field(key: str, effect: str) -> notes.NotedField:
             taints.append({"key": key, "effect": effect, **({"value": value} if value else {})})
         return {"spec": {"taints": taints or None}}
 
-    return notes.NotedField(f"taint/{key}:{effect}", read, write)
+    return field_changes.RevertibleField(f"taint/{key}:{effect}", read, write)
 
 
 class _NodeAction(ClusterAction):
@@ -112,7 +112,7 @@ class CordonNode(_NodeAction):
     async def _is_not_ready(self, call: Call) -> None:
         ref = Ref(NODES, node_of(call))
         node = await self.retry_until_deadline(call, lambda: self.cluster.get(ref))
-        if _is_ready(node) and call.run_id not in notes.notes(node, UNSCHEDULABLE):
+        if _is_ready(node) and call.run_id not in field_changes.changes_by_run(node, UNSCHEDULABLE):
             raise TemporaryFailure(
                 f"node {ref.name} was left as it is: its kubelet reports it Ready to Kubernetes, so it is the "
                 "monitoring or the network that is at fault"
@@ -126,11 +126,11 @@ class CordonNode(_NodeAction):
 async def cordon(action: ClusterAction, call: Call) -> dict[str, Any]:
     """Cordon the call's node for the call's run; the output of ``k8s.cordon``."""
     ref = Ref(NODES, node_of(call))
-    node, before, is_held = await action.set_field(call, ref, UNSCHEDULABLE, True)
-    if is_held:
+    node, before, is_set_by_run = await action.set_field(call, ref, UNSCHEDULABLE, True)
+    if is_set_by_run:
         await action.cluster.record(node, "Cordoned", because(call, "Cordoned"))
     output = {"node": ref.name, "before": {"cordoned": bool(before)}, "after": {"cordoned": True}}
-    return output if is_held else {**output, "note": "somebody else had cordoned it: the undo leaves it cordoned"}
+    return output if is_set_by_run else {**output, "note": "somebody else had cordoned it: the undo leaves it cordoned"}
 
 
 class UncordonNode(_NodeAction):
@@ -165,7 +165,7 @@ class UncordonNode(_NodeAction):
             was = _read_unschedulable(node)
             if was:
                 node = await self.cluster.patch(ref, UNSCHEDULABLE.write(node, False))
-            return node, was or why == notes.PUT_BACK
+            return node, was or why == field_changes.PUT_BACK
 
         node, was = await self.retry_until_deadline(call, attempt)
         if was:
@@ -179,7 +179,7 @@ class UncordonNode(_NodeAction):
 
 class _NodeFieldAction(RestorableAction, _NodeAction):
     async def _set_or_restore(
-        self, call: Call, field: notes.NotedField, value: str | None, is_undo: bool
+        self, call: Call, field: field_changes.RevertibleField, value: str | None, is_undo: bool
     ) -> dict[str, Any]:
         ref = Ref(NODES, node_of(call))
         if is_undo:
@@ -216,7 +216,7 @@ class LabelParams(ActionParams):
 
     @model_validator(mode="after")
     def _leaves_ours(self) -> LabelParams:
-        if self.key.startswith(notes.PREFIX.partition("/")[0] + "/"):
+        if self.key.startswith(field_changes.PREFIX.partition("/")[0] + "/"):
             raise ValueError("labels under trainmedic.io/ are Trainmedic's own")
         return self
 

@@ -2,7 +2,7 @@
 
 ``rules`` says what a rule means and reads rules from the policy. The agent calls ``executor``, which checks a command
 and hands it to ``cleaner``; this goes through the rules that the command names. ``filesystems`` opens their roots and
-measures free space, ``walk`` goes through a root, ``search`` finds what is due, ``checkpoints`` knows checkpoint
+measures free space, ``walk`` goes through a root, ``search`` finds what matches, ``checkpoints`` knows checkpoint
 directories, ``open_files`` says whether anybody uses a file, ``removal`` deletes or truncates, ``throttle`` keeps it
 gentle, and ``report`` becomes the output.
 """

@@ -27,7 +27,7 @@ from trainmedic_server.agent.disk.open_files import FileUsage
 from trainmedic_server.agent.disk.removal import CheckpointRemover, FileRemover
 from trainmedic_server.agent.disk.report import Reason, RuleCounters
 from trainmedic_server.agent.disk.rules import CleaningOperation, CleaningPolicy, CleaningRule, EntryKind
-from trainmedic_server.agent.disk.search import BATCH_SIZE, CheckpointSearch, DueCheckpoint, DueFile, FileSearch
+from trainmedic_server.agent.disk.search import BATCH_SIZE, CheckpointSearch, FileSearch, MatchedCheckpoint, MatchedFile
 from trainmedic_server.agent.disk.throttle import Clocks, Throttle
 from trainmedic_server.agent.disk.walk import WalkedDirectory
 
@@ -163,8 +163,8 @@ class _RuleRun:
         enough: set[int] = set()
         with _DirectoryCache() as parents:
             for batch in search.batches(enough):
-                for due in batch:
-                    device = due.directory.root.device
+                for file in batch:
+                    device = file.directory.root.device
                     if device in enough or run.filesystems.has_enough(device):
                         enough.add(device)
                         if enough.issuperset(root.device for root in roots):
@@ -175,59 +175,59 @@ class _RuleRun:
                     if self._files_left() < 1:
                         return Reason.LIMIT_FILES
                     self.considered += 1
-                    self._remove(due, remover, parents)
+                    self._remove(file, remover, parents)
         return Reason.FREE_ENOUGH if enough else None
 
-    def _remove(self, due: DueFile, remover: FileRemover, parents: _DirectoryCache) -> None:
+    def _remove(self, file: MatchedFile, remover: FileRemover, parents: _DirectoryCache) -> None:
         outcome: int | Reason
-        if due.stored > self._bytes_left():
+        if file.stored > self._bytes_left():
             outcome = Reason.LIMIT_BYTES
         else:
             try:
-                parent = parents.fd_of(due.directory)
+                parent = parents.fd_of(file.directory)
             except OSError as error:
                 outcome = Reason.of(error)
             else:
                 is_truncating = self.rule.do is CleaningOperation.TRUNCATE
-                outcome = (remover.truncate if is_truncating else remover.delete)(parent, due)
+                outcome = (remover.truncate if is_truncating else remover.delete)(parent, file)
         if isinstance(outcome, Reason):
-            self.counters.leave(outcome, due.directory, due.name)
+            self.counters.leave(outcome, file.directory, file.name)
             return
-        self._count(due.directory, 1, outcome)
+        self._count(file.directory, 1, outcome)
         # With one rule alone nobody asks for it, and a million inodes would take memory for nothing.
         if self.run.request.dry_run and len(self.run.request.rules) > 1:
-            self.run.gone.add(due.inode)
+            self.run.gone.add(file.inode)
 
     def _clean_checkpoints(self, roots: tuple[Root, ...]) -> Reason | None:
         run = self.run
         search = CheckpointSearch(self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone)
         remover = CheckpointRemover(run.usage, run.throttle, self.rule.age_by, self.cutoff_ns, run.request.dry_run)
         ended_by = None
-        for due in search.due():
+        for checkpoint in search.find():
             if not run.throttle.may_continue():
                 return run.throttle.stop_reason
             self.considered += 1
-            if run.filesystems.has_enough(due.directory.root.device):
+            if run.filesystems.has_enough(checkpoint.directory.root.device):
                 reason: Reason | None = Reason.FREE_ENOUGH
                 ended_by = Reason.FREE_ENOUGH
             else:
-                reason = self._remove_checkpoint(due, remover)
+                reason = self._remove_checkpoint(checkpoint, remover)
             if reason is not None:
-                self.counters.leave(reason, due.directory, "")
+                self.counters.leave(reason, checkpoint.directory, "")
         return ended_by
 
-    def _remove_checkpoint(self, due: DueCheckpoint, remover: CheckpointRemover) -> Reason | None:
+    def _remove_checkpoint(self, checkpoint: MatchedCheckpoint, remover: CheckpointRemover) -> Reason | None:
         """Delete a checkpoint whole; why it, or a part of it, was left, if so."""
-        if due.contents.files > self._files_left():
+        if checkpoint.contents.files > self._files_left():
             return Reason.LIMIT_FILES
-        if due.contents.bytes > self._bytes_left():
+        if checkpoint.contents.bytes > self._bytes_left():
             return Reason.LIMIT_BYTES
-        removal = remover.delete(due)
-        self._count(due.directory, removal.files, removal.bytes)
+        removal = remover.delete(checkpoint)
+        self._count(checkpoint.directory, removal.files, removal.bytes)
         if removal.reason is None:
             self.counters.checkpoints = (self.counters.checkpoints or 0) + 1
             if self.run.request.dry_run:
-                self.run.gone.add(due.inode)
+                self.run.gone.add(checkpoint.inode)
         return removal.reason
 
     def _count(self, directory: WalkedDirectory, files: int, size: int) -> None:

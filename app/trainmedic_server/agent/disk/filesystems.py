@@ -70,7 +70,7 @@ class Root:
     protected: Inode | None = None
     """A directory that is never entered, though it may lie below the root."""
 
-    def holds(self, fd: int) -> bool:
+    def contains(self, fd: int) -> bool:
         """Whether an open directory is on the root's filesystem and mount."""
         return os.fstat(fd).st_dev == self.device and mount_of(fd) == self.mount
 

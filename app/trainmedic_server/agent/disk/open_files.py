@@ -1,6 +1,6 @@
 """Whether anybody uses a file: the kernel's own answer, and where it gives none, a look at every process.
 
-A write lease (`lease`) is given only if nobody else has the file open or mapped, whoever it is and in whichever
+The kernel grants a write lease (`acquire_write_lease`) only if no other process has the file open or mapped, in any
 container. It needs no view of other processes, is certain, and costs three system calls. It cannot be had for a file
 of another user without CAP_LEASE, nor on filesystems without leases (NFS, Lustre and others).
 
@@ -34,15 +34,14 @@ _WITHOUT_FILES = ("/dev/", "/proc/", "/sys/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108
 
 
-def lease(fd: int) -> bool:
-    """Whether nobody else has the file open, for reading, writing or mapped, in any process of this machine.
+def acquire_write_lease(fd: int) -> bool:
+    """Take a write lease on the file (fcntl(2), F_SETLEASE); return False if another process has it open or mapped.
 
-    Until `fd` is closed, somebody who opens the file waits. It is a write lease (fcntl(2), F_SETLEASE), which the
-    kernel gives only then. Raises OSError where it gives none for other reasons: the file belongs to another
-    user and this process lacks CAP_LEASE, or the filesystem knows no leases.
+    While `fd` is open, other opens of the file block. Raises OSError if the kernel gives no lease for another reason:
+    the file belongs to another user and this process lacks CAP_LEASE, or the filesystem has no leases.
     """
-    # Whoever opens the file makes the kernel send a signal here: one that is ignored by default, in
-    # place of SIGIO, which would end the process.
+    # When another process opens the file, the kernel sends this one a signal. The default, SIGIO, would end it;
+    # SIGURG is ignored by default.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -79,7 +78,7 @@ class FileUsage:
         """
         try:
             if fd is not None:
-                return None if lease(fd) else Reason.OPEN
+                return None if acquire_write_lease(fd) else Reason.OPEN
         except OSError:  # no leases here
             pass
         snapshot = self._recent_snapshot()
@@ -90,7 +89,7 @@ class FileUsage:
     def may_truncate(self, fd: int, inode: Inode) -> bool:
         """Whether the length of an open file can be set to 0: nobody else has it open, or all its writers append."""
         try:
-            if lease(fd):
+            if acquire_write_lease(fd):
                 return True
         except OSError:  # no leases here
             pass

@@ -35,7 +35,7 @@ from trainmedic_server.agent.disk.filesystems import Root, freed_bytes, inode_of
 from trainmedic_server.agent.disk.open_files import FileUsage
 from trainmedic_server.agent.disk.report import Reason
 from trainmedic_server.agent.disk.rules import AgeBy
-from trainmedic_server.agent.disk.search import DueCheckpoint, DueFile
+from trainmedic_server.agent.disk.search import MatchedCheckpoint, MatchedFile
 from trainmedic_server.agent.disk.throttle import Throttle
 from trainmedic_server.agent.disk.walk import DELETING, WalkedDirectory
 
@@ -59,33 +59,33 @@ class FileRemover:
     """As for the search."""
     dry_run: bool
 
-    def delete(self, parent: int, due: DueFile) -> int | Reason:
+    def delete(self, parent: int, file: MatchedFile) -> int | Reason:
         """The bytes that the deletion frees, or why the file was left. `parent` is its open directory."""
         fd: int | None = None
         try:
-            facts = os.stat(due.name, dir_fd=parent, follow_symlinks=False)
-            if (reason := _difference(facts, due)) is not None:
+            status = os.stat(file.name, dir_fd=parent, follow_symlinks=False)
+            if (reason := _difference(status, file)) is not None:
                 return reason
-            if self.age_by.last_used_ns(facts) != due.last_used_ns:
+            if self.age_by.last_used_ns(status) != file.last_used_ns:
                 return Reason.CHANGED
-            fd = _open_for_reading(parent, due.name)
+            fd = _open_for_reading(parent, file.name)
             # Another file may have come under the name since it was looked at.
-            if fd is not None and not os.path.samestat(os.fstat(fd), facts):
+            if fd is not None and not os.path.samestat(os.fstat(fd), status):
                 return Reason.CHANGED
-            if (reason := self.usage.obstacle(fd, due.inode)) is not None:
+            if (reason := self.usage.obstacle(fd, file.inode)) is not None:
                 return reason
             if self.dry_run:
-                return _refusal(parent, facts, fd) or stored_bytes(facts)
+                return _refusal(parent, status, fd) or stored_bytes(status)
             # The lease on `fd` holds until this is done, so nobody opens the file between the look and the deletion.
-            os.unlink(due.name, dir_fd=parent)
-            return stored_bytes(facts)
+            os.unlink(file.name, dir_fd=parent)
+            return stored_bytes(status)
         except OSError as error:
             return Reason.of(error)
         finally:
             if fd is not None:
                 os.close(fd)
 
-    def truncate(self, parent: int, due: DueFile) -> int | Reason:
+    def truncate(self, parent: int, file: MatchedFile) -> int | Reason:
         """The bytes that emptying the file frees, or why it was left.
 
         It may have been written since the search met it, but has to be old enough still.
@@ -93,32 +93,32 @@ class FileRemover:
         fd: int | None = None
         try:
             # It is not opened for writing before it is known to be a regular file: opening a device can act on it.
-            if (reason := _difference(os.stat(due.name, dir_fd=parent, follow_symlinks=False), due)) is not None:
+            if (reason := _difference(os.stat(file.name, dir_fd=parent, follow_symlinks=False), file)) is not None:
                 return reason
-            fd = os.open(due.name, os.O_WRONLY | _OPEN_FILE, dir_fd=parent)
-            facts = os.fstat(fd)
-            if (reason := _difference(facts, due)) is not None:
+            fd = os.open(file.name, os.O_WRONLY | _OPEN_FILE, dir_fd=parent)
+            status = os.fstat(fd)
+            if (reason := _difference(status, file)) is not None:
                 return reason
-            if self.age_by.last_used_ns(facts) > self.cutoff_ns:
+            if self.age_by.last_used_ns(status) > self.cutoff_ns:
                 return Reason.YOUNG
-            return self._empty(fd, facts)
+            return self._empty(fd, status)
         except OSError as error:
             return Reason.of(error)
         finally:
             if fd is not None:
                 os.close(fd)
 
-    def _empty(self, fd: int, facts: os.stat_result) -> int | Reason:
-        stored = stored_bytes(facts)
-        if self.usage.may_truncate(fd, inode_of(facts)):
+    def _empty(self, fd: int, status: os.stat_result) -> int | Reason:
+        stored = stored_bytes(status)
+        if self.usage.may_truncate(fd, inode_of(status)):
             if not self.dry_run:
                 os.ftruncate(fd, 0)
             return stored
-        whole_blocks = facts.st_size // facts.st_blksize * facts.st_blksize
+        whole_blocks = status.st_size // status.st_blksize * status.st_blksize
         if not whole_blocks:
             return Reason.EMPTY
         if self.dry_run:
-            return max(0, stored - (facts.st_blksize if facts.st_size > whole_blocks else 0))
+            return max(0, stored - (status.st_blksize if status.st_size > whole_blocks else 0))
         _punch_hole(fd, whole_blocks)
         return max(0, stored - stored_bytes(os.fstat(fd)))
 
@@ -143,24 +143,24 @@ class CheckpointRemover:
     """As for the search."""
     dry_run: bool
 
-    def delete(self, due: DueCheckpoint) -> CheckpointRemoval:
-        directory = due.directory
+    def delete(self, checkpoint: MatchedCheckpoint) -> CheckpointRemoval:
+        directory = checkpoint.directory
         assert directory.parent is not None, "a root is no checkpoint"
         parent = fd = -1
         try:
             parent = directory.parent.reopen()
             fd = open_directory(parent, directory.name)
-            facts = os.fstat(fd)
-            if inode_of(facts) != due.inode:
+            status = os.fstat(fd)
+            if inode_of(status) != checkpoint.inode:
                 return CheckpointRemoval(reason=Reason.CHANGED)
             if (reason := self._obstacle(directory, fd)) is not None:
                 return CheckpointRemoval(reason=reason)
             if self.dry_run:
-                reason = _refusal(parent, facts, fd) or _refusal(fd, facts, None)
+                reason = _refusal(parent, status, fd) or _refusal(fd, status, None)
                 return (
                     CheckpointRemoval(reason=reason)
                     if reason
-                    else CheckpointRemoval(due.contents.files, due.contents.bytes)
+                    else CheckpointRemoval(checkpoint.contents.files, checkpoint.contents.bytes)
                 )
             return self._delete(directory, parent, fd)
         except OSError as error:
@@ -245,7 +245,7 @@ class _ContentsRemoval:
                     return child
                 if child is not None:
                     inner.append((open_directory(current, child), child))
-                    if not self.root.holds(inner[-1][0]):
+                    if not self.root.contains(inner[-1][0]):
                         return Reason.MOUNT_POINT
                 elif inner:
                     emptied, name = inner.pop()
@@ -265,24 +265,24 @@ class _ContentsRemoval:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     return entry.name
-                facts = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISDIR(facts.st_mode):
+                status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
                     return entry.name
-                if stat.S_ISREG(facts.st_mode) and facts.st_mtime_ns > self.cutoff_ns:
+                if stat.S_ISREG(status.st_mode) and status.st_mtime_ns > self.cutoff_ns:
                     return Reason.YOUNG
                 os.unlink(entry.name, dir_fd=fd)
                 self.files += 1
-                self.bytes += freed_bytes(facts)
+                self.bytes += freed_bytes(status)
                 if not self.throttle.may_continue():
                     return self.throttle.stop_reason
         return None
 
 
-def _difference(facts: os.stat_result, due: DueFile) -> Reason | None:
+def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
     """Why this is not the file that the search met, or not to be touched any more."""
-    if inode_of(facts) != due.inode or not stat.S_ISREG(facts.st_mode):
+    if inode_of(status) != file.inode or not stat.S_ISREG(status.st_mode):
         return Reason.CHANGED
-    return Reason.HARD_LINK if facts.st_nlink > 1 else None
+    return Reason.HARD_LINK if status.st_nlink > 1 else None
 
 
 def _open_for_reading(parent: int, name: str) -> int | None:
@@ -293,7 +293,7 @@ def _open_for_reading(parent: int, name: str) -> int | None:
         return None
 
 
-def _refusal(parent: int, facts: os.stat_result, fd: int | None) -> Reason | None:
+def _refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
     """Why the system would not let this process take a name out of the directory `parent`; None where it would."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
@@ -301,7 +301,7 @@ def _refusal(parent: int, facts: os.stat_result, fd: int | None) -> Reason | Non
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=parent, effective_ids=True):
         return Reason.NOT_PERMITTED
     own = os.geteuid()
-    if directory.st_mode & stat.S_ISVTX and own not in (0, directory.st_uid, facts.st_uid):
+    if directory.st_mode & stat.S_ISVTX and own not in (0, directory.st_uid, status.st_uid):
         return Reason.NOT_PERMITTED
     if _is_unchangeable(parent) or (fd is not None and _is_unchangeable(fd)):
         return Reason.NOT_PERMITTED

@@ -60,8 +60,8 @@ class _Search:
 
 
 @dataclass(frozen=True, slots=True)
-class DueFile:
-    """A file that is due, as it was when the search met it."""
+class MatchedFile:
+    """A file that matches the rule, as it was when the search met it."""
 
     directory: WalkedDirectory
     name: str
@@ -85,15 +85,15 @@ class _OldestFiles:
     _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
     _next_number: int = 0
 
-    def add(self, last_used_ns: int, root: int, facts: os.stat_result, directory: WalkedDirectory, name: str) -> None:
-        key = _KEY.pack(last_used_ns + _TIME_OFFSET, root, facts.st_ino)
+    def add(self, last_used_ns: int, root: int, status: os.stat_result, directory: WalkedDirectory, name: str) -> None:
+        key = _KEY.pack(last_used_ns + _TIME_OFFSET, root, status.st_ino)
         if key <= self.after or (self.bound is not None and key >= self.bound):
             return
         number = self._numbers.get(directory)
         if number is None:
             number = self._numbers[directory] = self._next_number
             self._next_number += 1
-        self._packed.append(key + _REST.pack(stored_bytes(facts), number) + os.fsencode(name))
+        self._packed.append(key + _REST.pack(stored_bytes(status), number) + os.fsencode(name))
         if len(self._packed) >= 2 * self.size:
             self.trim()
 
@@ -111,24 +111,24 @@ class _OldestFiles:
         """The key of the youngest file; None where there is none."""
         return self._packed[-1][: _KEY.size] if self._packed else None
 
-    def files(self) -> Iterator[DueFile]:
+    def files(self) -> Iterator[MatchedFile]:
         directories = {number: directory for directory, number in self._numbers.items()}
         for packed in self._packed:
             time, _, inode_number = _KEY.unpack_from(packed)
             stored, number = _REST.unpack_from(packed, _KEY.size)
             directory = directories[number]
             name = os.fsdecode(packed[_KEY.size + _REST.size :])
-            yield DueFile(directory, name, (directory.root.device, inode_number), time - _TIME_OFFSET, stored)
+            yield MatchedFile(directory, name, (directory.root.device, inode_number), time - _TIME_OFFSET, stored)
 
 
 @dataclass(slots=True)
 class FileSearch(_Search):
-    """Finds the files that are due by a rule of kind ``files``."""
+    """Finds the files that match a rule of kind ``files``."""
 
     batch_size: int = BATCH_SIZE
 
-    def batches(self, enough: Set[int]) -> Iterator[Iterator[DueFile]]:
-        """All that is due, oldest first, some at a time.
+    def batches(self, enough: Set[int]) -> Iterator[Iterator[MatchedFile]]:
+        """Yield the matching files, oldest first, in batches.
 
         `enough` holds the devices whose roots need no walk any more; the caller may add to it meanwhile. Ends early,
         and without those that were being gathered, when the throttle says so.
@@ -138,7 +138,7 @@ class FileSearch(_Search):
             oldest = _OldestFiles(self.batch_size, after)
             for index, root in enumerate(self.roots):
                 if root.device not in enough:
-                    self._look_through(index, root, oldest)
+                    self._search_root(index, root, oldest)
             self.counters.is_first_pass = False
             oldest.trim()
             last = oldest.last_key()
@@ -149,7 +149,7 @@ class FileSearch(_Search):
             if oldest.bound is None:
                 return
 
-    def _look_through(self, index: int, root: Root, oldest: _OldestFiles) -> None:
+    def _search_root(self, index: int, root: Root, oldest: _OldestFiles) -> None:
         newest_of: dict[WalkedDirectory, list[tuple[int, int, os.stat_result, str]]] = {}
         with self._walk(root, self._visit) as entries:
             for directory, entry in entries:
@@ -157,23 +157,23 @@ class FileSearch(_Search):
                     for _, _, _, name in newest_of.pop(directory, ()):
                         self.counters.skip(Reason.NEWEST, directory, name)
                     continue
-                facts = self._facts(directory, entry)
-                if facts is None:
+                status = self._stat(directory, entry)
+                if status is None:
                     continue
                 name = entry.name
                 if self.rule.keep_newest:
                     # A heap of the newest so far: each further file pushes out the oldest of them, which is judged.
                     newest = newest_of.setdefault(directory, [])
-                    item = (facts.st_mtime_ns, facts.st_ino, facts, name)
+                    item = (status.st_mtime_ns, status.st_ino, status, name)
                     if len(newest) < self.rule.keep_newest:
                         heapq.heappush(newest, item)
                         continue
-                    _, _, facts, name = heapq.heappushpop(newest, item)
-                last_used = self.rule.age_by.last_used_ns(facts)
-                reason = self._obstacle(facts, last_used)
+                    _, _, status, name = heapq.heappushpop(newest, item)
+                last_used = self.rule.age_by.last_used_ns(status)
+                reason = self._obstacle(status, last_used)
                 if reason is None:
                     self.counters.matched += self.counters.is_first_pass
-                    oldest.add(last_used, index, facts, directory, name)
+                    oldest.add(last_used, index, status, directory, name)
                 else:
                     self.counters.skip(reason, directory, name)
 
@@ -184,24 +184,24 @@ class FileSearch(_Search):
             return False
         return True
 
-    def _facts(self, directory: WalkedDirectory, entry: os.DirEntry[str]) -> os.stat_result | None:
+    def _stat(self, directory: WalkedDirectory, entry: os.DirEntry[str]) -> os.stat_result | None:
         try:
-            facts = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
         except OSError:  # it has vanished
             return None
-        if not stat.S_ISREG(facts.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             self.counters.skip(Reason.SPECIAL, directory, entry.name)
             return None
-        return None if inode_of(facts) in self.gone else facts
+        return None if inode_of(status) in self.gone else status
 
-    def _obstacle(self, facts: os.stat_result, last_used_ns: int) -> Reason | None:
-        if facts.st_nlink > 1:
+    def _obstacle(self, status: os.stat_result, last_used_ns: int) -> Reason | None:
+        if status.st_nlink > 1:
             return Reason.HARD_LINK
         if last_used_ns > self.cutoff_ns:
             return Reason.YOUNG
-        if not self.rule.allows_size(stored_bytes(facts)):
+        if not self.rule.allows_size(stored_bytes(status)):
             return Reason.SIZE
-        if self.rule.do is CleaningOperation.TRUNCATE and not facts.st_blocks:
+        if self.rule.do is CleaningOperation.TRUNCATE and not status.st_blocks:
             return Reason.EMPTY
         return None
 
@@ -222,8 +222,8 @@ class CheckpointContents:
 
 
 @dataclass(frozen=True, slots=True)
-class DueCheckpoint:
-    """A checkpoint directory that is due, as it was when the search met it."""
+class MatchedCheckpoint:
+    """A checkpoint directory that matches the rule, as it was when the search met it."""
 
     root_index: int
     directory: WalkedDirectory
@@ -233,29 +233,32 @@ class DueCheckpoint:
 
 @dataclass(slots=True)
 class CheckpointSearch(_Search):
-    """Finds the checkpoints that are due by a rule of kind ``checkpoints``."""
+    """Finds the checkpoints that match a rule of kind ``checkpoints``."""
 
     _count: int = 0
-    _due: list[DueCheckpoint] = field(default_factory=list)
+    _matched: list[MatchedCheckpoint] = field(default_factory=list)
 
-    def due(self) -> list[DueCheckpoint]:
-        """All that is due, oldest first; empty where the throttle ended the search.
+    def find(self) -> list[MatchedCheckpoint]:
+        """Return the matching checkpoints, oldest first; none if the throttle ended the search.
 
         Which checkpoints are the newest, and so have to stay, is known only when all of them have been seen.
         """
         for index, root in enumerate(self.roots):
-            self._look_through(index, root)
+            self._search_root(index, root)
         if self._count > MAX_CHECKPOINTS:
             self.counters.leave_rest(Reason.TOO_MANY, self._count)
             return []
         if self.throttle.stop_reason is not None:
             return []
-        self.counters.matched = len(self._due)
+        self.counters.matched = len(self._matched)
         self.counters.is_first_pass = False
-        return sorted(self._due, key=lambda due: (due.contents.last_used_ns, due.root_index, due.inode[1]))
+        return sorted(
+            self._matched,
+            key=lambda checkpoint: (checkpoint.contents.last_used_ns, checkpoint.root_index, checkpoint.inode[1]),
+        )
 
-    def _look_through(self, index: int, root: Root) -> None:
-        siblings_in: dict[WalkedDirectory, list[tuple[DueCheckpoint, CheckpointTraits]]] = {}
+    def _search_root(self, index: int, root: Root) -> None:
+        siblings_in: dict[WalkedDirectory, list[tuple[MatchedCheckpoint, CheckpointTraits]]] = {}
 
         def visit(directory: WalkedDirectory, is_matched: bool) -> bool:
             name = directory.name
@@ -270,7 +273,7 @@ class CheckpointSearch(_Search):
                 contents = survey(directory, self.rule.age_by, self.throttle)
                 if inode not in self.gone:
                     traits = checkpoints.traits_of(directory.parent.fd, directory.fd, name, contents.written_ns)
-                    checkpoint = DueCheckpoint(index, directory, inode, contents)
+                    checkpoint = MatchedCheckpoint(index, directory, inode, contents)
                     siblings_in.setdefault(directory.parent, []).append((checkpoint, traits))
             return False
 
@@ -279,19 +282,19 @@ class CheckpointSearch(_Search):
                 if entry is None:
                     self._judge(siblings_in.pop(directory, []))
 
-    def _judge(self, siblings: list[tuple[DueCheckpoint, CheckpointTraits]]) -> None:
-        """Add those checkpoints of one directory that are due."""
+    def _judge(self, siblings: list[tuple[MatchedCheckpoint, CheckpointTraits]]) -> None:
+        """Add those checkpoints of one directory that match."""
         whole = [traits for _, traits in siblings if not traits.name.startswith(DELETING)]
         kept = checkpoints.kept(whole, self.rule.keep_newest)
         for checkpoint, traits in siblings:
             reason = Reason.PINNED if traits.is_pinned else kept.get(traits.name)
             reason = reason or self._obstacle(checkpoint)
             if reason is None:
-                self._due.append(checkpoint)
+                self._matched.append(checkpoint)
             else:
                 self.counters.skip(reason, checkpoint.directory, "")
 
-    def _obstacle(self, checkpoint: DueCheckpoint) -> Reason | None:
+    def _obstacle(self, checkpoint: MatchedCheckpoint) -> Reason | None:
         contents = checkpoint.contents
         if contents.obstacle is not None:
             return contents.obstacle
@@ -316,9 +319,9 @@ def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> Che
         nonlocal obstacle
         obstacle = obstacle or reason
 
-    def count_age(facts: os.stat_result) -> None:
+    def count_age(status: os.stat_result) -> None:
         nonlocal last_used, written
-        last_used, written = max(last_used, age_by.last_used_ns(facts)), max(written, facts.st_mtime_ns)
+        last_used, written = max(last_used, age_by.last_used_ns(status)), max(written, status.st_mtime_ns)
 
     def visit(inner: WalkedDirectory, is_matched: bool) -> bool:
         if not is_begun:
@@ -330,14 +333,14 @@ def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> Che
             if entry is None:
                 continue
             try:
-                facts = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except OSError:
                 obstruct(Reason.CHANGED)
                 continue
             files += 1
-            links += facts.st_nlink > 1
-            size += freed_bytes(facts)
-            count_age(facts)
+            links += status.st_nlink > 1
+            size += freed_bytes(status)
+            count_age(status)
     # A walk that ended early has not seen everything.
     obstacle = obstacle or throttle.stop_reason
     if obstacle is None and links and not size:

@@ -172,7 +172,7 @@ class Walk:
         except OSError as error:
             return Reason.of(error)
         # Another directory may have come under the name since it was looked at, so what is open is compared too.
-        if not root.holds(fd):
+        if not root.contains(fd):
             os.close(fd)
             return Reason.MOUNT_POINT
         return WalkedDirectory(root, parent, entry.name, parent.depth + 1, fd)

@@ -23,11 +23,11 @@ WINDOW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class NodeFactsExecutor:
-    """`places` are paths whose file systems are of interest, such as the roots of the policy's cleaning rules."""
+    """`paths` are paths whose file systems are of interest, such as the roots of the policy's cleaning rules."""
 
     node: str
     gpus: Gpus
-    places: Sequence[str] = ()
+    paths: Sequence[str] = ()
     proc: Path = host.PROC
     sleep: Callable[[float], None] = field(default=time.sleep)
     action: str = "node.facts"
@@ -39,7 +39,7 @@ class NodeFactsExecutor:
         parts: Sequence[Callable[[], Mapping[str, Any]]] = (
             self._cpu,
             lambda: host.memory(self.proc),
-            lambda: {"disks": host.disks(self.places, self.proc)},
+            lambda: {"disks": host.disks(self.paths, self.proc)},
             lambda: {"uptime_seconds": host.uptime(self.proc)},
         )
         for part in parts:

@@ -76,12 +76,12 @@ def memory(proc: Path = PROC) -> dict[str, dict[str, Any]]:
 
 
 def disks(
-    places: Iterable[str] = (), proc: Path = PROC, ask: Callable[[str], os.statvfs_result] = os.statvfs
+    paths: Iterable[str] = (), proc: Path = PROC, ask: Callable[[str], os.statvfs_result] = os.statvfs
 ) -> dict[str, dict[str, Any]]:
-    """Return by mount point every local disk, the root, shared memory, and the mounts that hold `places`."""
+    """Return by mount point every local disk, the root, shared memory, and the mounts that hold `paths`."""
     mounts = _mounts(proc)
     listed = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in _ON_DISK)}
-    listed |= {mount for mount in (_mount_of(place, mounts) for place in places) if not _NETWORK.match(mounts[mount])}
+    listed |= {mount for mount in (_mount_of(path, mounts) for path in paths) if not _NETWORK.match(mounts[mount])}
     facts: dict[str, dict[str, Any]] = {}
     devices: set[int] = set()
     for mount in sorted(listed & mounts.keys(), key=lambda mount: (mount != "/", mount)):
@@ -131,8 +131,8 @@ def _mounts(proc: Path) -> dict[str, str]:
     return kinds
 
 
-def _mount_of(place: str, mounts: Mapping[str, str]) -> str:
-    path = Path(place)
+def _mount_of(name: str, mounts: Mapping[str, str]) -> str:
+    path = Path(name)
     return next((str(parent) for parent in (path, *path.parents) if str(parent) in mounts), next(iter(mounts)))
 
 

@@ -18,7 +18,7 @@ KEPT_ENDED = 64
 """How many ended caps of a GPU are remembered, so that a late undo or renewal learns what became of them."""
 
 EXPIRED = "lease"
-"""How a cap has ended that nobody renewed in time. A server that still needs it can have it set again."""
+"""`PowerCap.ended_by` of a cap that was not renewed in time. A server that still needs it can have it set again."""
 
 _SAME_MW = 1000
 """Limits that are nearer than this count as the same: drivers round."""
@@ -88,8 +88,8 @@ class GpuPowerState:
         return tuple(cap for cap in self.caps if cap.is_active)
 
     @property
-    def is_owed(self) -> bool:
-        """Whether the GPU is to be given back what it had, or a change was begun and its end not seen."""
+    def needs_reconciling(self) -> bool:
+        """Whether the baseline must still be restored, or a change was begun and its end not seen."""
         return self.baseline is not None and (not self.active or self.baseline.pending_mw is not None)
 
     def has_active(self, cap_ids: Collection[str]) -> bool:
@@ -103,8 +103,8 @@ class GpuPowerState:
     def cap(self, cap_id: str) -> PowerCap | None:
         return next((cap for cap in self.caps if cap.id == cap_id), None)
 
-    def target_mw(self) -> int | None:
-        """What the limit should be; None where the agent does not control it."""
+    def desired_mw(self) -> int | None:
+        """The limit that the GPU should have; None if the agent does not control it."""
         if self.baseline is None:
             return None
         return min([self.baseline.original_mw, *(cap.limit_mw for cap in self.active)])
@@ -116,23 +116,23 @@ class GpuPowerState:
         was forgotten. Its caps are still active, so the agent sets it again.
         """
         baseline = self.baseline
-        if baseline is None or is_same(present.limit_mw, self.target_mw()):
+        if baseline is None or is_same(present.limit_mw, self.desired_mw()):
             return False
         if is_same(present.limit_mw, baseline.set_mw) or is_same(present.limit_mw, baseline.pending_mw):
             return False
         return present.session == baseline.session or not is_same(present.limit_mw, present.default_mw)
 
     def with_cap(self, cap: PowerCap, present: PowerLimits) -> GpuPowerState:
-        """Add a cap, on a GPU that shows these limits; it takes the place of an ended one with its id."""
+        """Add a cap, on a GPU that shows these limits; it replaces an ended one with its id."""
         baseline = self.baseline or PowerBaseline(present.limit_mw, present.limit_mw, present.session)
         return GpuPowerState(baseline, _pruned((*self.without(cap.id).caps, cap)))
 
     def about_to_set(self, present: PowerLimits) -> GpuPowerState:
         """Note the intent to set the target, before the driver is called; no intent where the driver shows it."""
-        if is_same(present.limit_mw, self.target_mw()):
+        if is_same(present.limit_mw, self.desired_mw()):
             return self
         assert self.baseline is not None
-        baseline = PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session, self.target_mw())
+        baseline = PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session, self.desired_mw())
         return replace(self, baseline=baseline)
 
     def confirmed(self, present: PowerLimits) -> GpuPowerState:
@@ -154,11 +154,11 @@ class GpuPowerState:
         return replace(self, caps=_pruned(tuple(caps)))
 
     def without(self, cap_id: str) -> GpuPowerState:
-        """Forget a cap as if it had never been; what the GPU had before is still owed to it."""
+        """Forget a cap as if it had never been set; the baseline stays, and must still be restored."""
         return replace(self, caps=tuple(cap for cap in self.caps if cap.id != cap_id))
 
     def overridden(self, at: float) -> GpuPowerState:
-        """Somebody else decides now: no cap is active, and nothing is to be given back."""
+        """Another party has set the limit: every cap ends, and nothing is restored."""
         return replace(self.ending({cap.id for cap in self.caps}, "overridden", at), baseline=None)
 
     def renewed(self, cap_ids: Collection[str], until: float) -> GpuPowerState:
@@ -170,7 +170,8 @@ class GpuPowerState:
         return replace(self, caps=tuple(caps))
 
     def to_json(self) -> dict[str, Any]:
-        """``holds`` is the name that agents of every version read and write."""
+        """Return the stored form. ``holds`` and the fields of both dataclasses are names on disk, which agents of every
+        version read: never rename them."""
         return {
             "baseline": asdict(self.baseline) if self.baseline else None,
             "holds": [asdict(cap) for cap in self.caps],
@@ -184,7 +185,7 @@ class GpuPowerState:
 
 @dataclass(frozen=True, slots=True)
 class ClampedLimit:
-    """What becomes of a request.
+    """The limit that a request comes to.
 
     ``limit_mw``: milliwatts, within all bounds.
     ``by``: the bound that counted, ``floor`` (of the agent's policy) or ``card``; None where it is as requested.

@@ -101,9 +101,14 @@ class PowerControl:
         return self._cap(cap_id, lambda uuid, _: requested[uuid], uuids, lease, EXPIRED)
 
     def _cap(
-        self, cap_id: str, requested: Callable[[str, PowerLimits], int], uuids: Sequence[str], lease: float, if_not: str
+        self,
+        cap_id: str,
+        requested: Callable[[str, PowerLimits], int],
+        uuids: Sequence[str],
+        lease: float,
+        failed_by: str,
     ) -> Outcomes:
-        """Do what `cap` says; where that fails, the caps end for the reason `if_not`, with the error in its braces."""
+        """Like `cap`. On failure the caps end with the reason ``failed_by.format(error)``."""
         before: dict[str, PowerLimits] = {}
         requested_mw: dict[str, int] = {}
         for uuid in uuids:
@@ -111,7 +116,7 @@ class PowerControl:
                 before[uuid] = self.gpus.power(uuid)
                 requested_mw[uuid] = requested(uuid, before[uuid])
             except GpuError as error:
-                self.end({cap_id}, if_not.format(error), uuids)
+                self.end({cap_id}, failed_by.format(error), uuids)
                 return {uuid: error}
         granted = min(lease, self.bounds.max_lease.total_seconds())
         # All GPUs share one end of the lease, because `_ends` is kept by cap; the limits are each card's own.
@@ -123,9 +128,9 @@ class PowerControl:
             try:
                 outcomes[uuid] = self._set_limit(uuid, before[uuid])
             except GpuError as error:
-                self.end({cap_id}, if_not.format(error), uuids)
+                self.end({cap_id}, failed_by.format(error), uuids)
                 return {**outcomes, uuid: error}
-        self.ledger.save_anyway({uuid: outcome.state for uuid, outcome in outcomes.items()})
+        self.ledger.save_best_effort({uuid: outcome.state for uuid, outcome in outcomes.items()})
         return dict(outcomes)
 
     def _with_cap(self, uuid: str, cap: PowerCap, requested_mw: int, present: PowerLimits) -> GpuPowerState:
@@ -148,7 +153,7 @@ class PowerControl:
     def end(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> Outcomes:
         """End the caps of these commands, on all their GPUs or on those of `uuids`. What a GPU that does not answer is
         owed stays in the ledger, and ``lease_expiry`` goes on trying."""
-        return self.settle(self.mark_ended(cap_ids, by, uuids))
+        return self.reconcile(self.record_ended(cap_ids, by, uuids))
 
     def ended_by(self, cap_id: str) -> str | None:
         """How a command's caps have ended; None where they are active or never were."""
@@ -162,26 +167,26 @@ class PowerControl:
     def forget(self, cap_id: str) -> None:
         """Take the caps of a command back as if they had never been, so that it can come again."""
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.cap(cap_id) is not None]
-        self.ledger.save_anyway({uuid: self.ledger.of(uuid).without(cap_id) for uuid in uuids})
-        self.settle(uuids)
+        self.ledger.save_best_effort({uuid: self.ledger.of(uuid).without(cap_id) for uuid in uuids})
+        self.reconcile(uuids)
 
-    def mark_ended(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
-        """As `end`, in the ledger only; return the GPUs that have to be settled then.
+    def record_ended(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
+        """Like `end`, but only in the ledger; return the GPUs that must be reconciled then.
 
         A cap that has expired ends for good, which changes nothing for its GPU.
         """
         states = {uuid: state for uuid, state in self.ledger.all().items() if uuids is None or uuid in uuids}
         ended = {uuid: state.ending(cap_ids, by, self._unix_now()) for uuid, state in states.items()}
-        self.ledger.save_anyway({uuid: state for uuid, state in ended.items() if state != states[uuid]})
+        self.ledger.save_best_effort({uuid: state for uuid, state in ended.items() if state != states[uuid]})
         return [uuid for uuid, state in states.items() if state.has_active(cap_ids)]
 
     # --- the driver -------------------------------------------------------------------------------------
 
-    def settle(self, uuids: Iterable[str]) -> Outcomes:
-        """Bring GPUs to what the ledger says. Where that fails it is still to be done, and the error is in the answer.
+    def reconcile(self, uuids: Iterable[str]) -> Outcomes:
+        """Give GPUs the limits that the ledger says. A failure is returned as the outcome, and stays to be done.
 
-        The ledger is written once before and once after, however many there are: a disk that is slow to write must
-        not hold the last of them up.
+        The ledger is written once before and once after for all GPUs together, so that a slow disk does not delay the
+        last of them.
         """
         outcomes: Outcomes = {}
         intended: dict[str, GpuPowerState] = {}
@@ -200,11 +205,11 @@ class PowerControl:
                 intended[uuid] = state.overridden(self._unix_now())
                 outcomes[uuid] = PowerOutcome(present, present, intended[uuid], state.baseline.set_mw)
             else:
-                if present.session != state.baseline.session and not is_same(present.limit_mw, state.target_mw()):
+                if present.session != state.baseline.session and not is_same(present.limit_mw, state.desired_mw()):
                     log.warning("the driver has forgotten a power limit; it is set again", extra={"gpu": uuid})
                 intended[uuid] = state.about_to_set(present)
                 due[uuid] = present
-        self.ledger.save_anyway(intended)
+        self.ledger.save_best_effort(intended)
         confirmed: dict[str, GpuPowerState] = {}
         for uuid, present in due.items():
             try:
@@ -212,14 +217,14 @@ class PowerControl:
                 confirmed[uuid] = outcome.state
             except GpuError as error:
                 outcomes[uuid] = error
-        self.ledger.save_anyway(confirmed)
+        self.ledger.save_best_effort(confirmed)
         self._log_errors(outcomes)
         return outcomes
 
     def _set_limit(self, uuid: str, present: PowerLimits) -> PowerOutcome:
         """Call the driver, if that is needed. The intent is in the ledger."""
         state = self.ledger.of(uuid)
-        target = state.target_mw()
+        target = state.desired_mw()
         assert target is not None
         after = present
         if not is_same(present.limit_mw, target):

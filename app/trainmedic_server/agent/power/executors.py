@@ -92,14 +92,14 @@ class PowerLimitExecutor:
             if uuid not in outcomes and (cap := state.cap(cap_id)) is not None and cap.ended_by == by
         ]
         if outcomes or (begun and ended_by == by):
-            return self._given_back(outcomes | self.control.settle(begun))
+            return self._given_back(outcomes | self.control.reconcile(begun))
         return {**NOTHING_TO_UNDO, "note": outputs.end_reason(ended_by) if ended_by else "no such cap stands here"}
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
         """End every cap on these GPUs, whichever command set it."""
         cap_ids = {cap.id for uuid in uuids for cap in self.control.ledger.of(uuid).caps}
-        self.control.mark_ended(cap_ids, f"undo {command_id}", uuids)
-        return self._given_back(self.control.settle(uuids))
+        self.control.record_ended(cap_ids, f"undo {command_id}", uuids)
+        return self._given_back(self.control.reconcile(uuids))
 
     def _given_back(self, outcomes: Outcomes) -> Mapping[str, Any]:
         errors = outputs.errors_of(outcomes)

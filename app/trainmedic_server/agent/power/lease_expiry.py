@@ -1,4 +1,4 @@
-"""The periodic task that ends caps whose lease is over, and looks after the limits that are in force.
+"""The periodic task that ends caps whose lease is over, and checks the limits that are in force.
 
 It runs in the worker queue of the power executors, between their commands. Not here: what happens to a GPU
 (``control``).
@@ -18,7 +18,7 @@ from trainmedic_server.errors import GpuError
 log = logging.getLogger(__name__)
 
 _VERIFY_SECONDS = 30.0
-"""Between two looks at whether the limits are still what was set."""
+"""Seconds between two checks that the limits are still what was set."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
 """Seconds after which a GPU that did not answer is tried again."""
 
@@ -43,7 +43,7 @@ class LeaseExpiry:
         if not any(state.baseline is not None for state in states.values()):
             return None
         now = self._boottime()
-        owed = [self._retry_at.get(uuid, now) - now for uuid, state in states.items() if state.is_owed]
+        owed = [self._retry_at.get(uuid, now) - now for uuid, state in states.items() if state.needs_reconciling]
         next_end = self._control.next_end()
         return min([self._verify_at - now, *owed, *([] if next_end is None else [next_end])])
 
@@ -56,12 +56,13 @@ class LeaseExpiry:
         verifies = now >= self._verify_at
         if verifies:
             self._verify_at = now + _VERIFY_SECONDS
-        due = (
+        uuids = (
             uuid
             for uuid, state in self._control.ledger.all().items()
-            if (verifies and state.baseline is not None) or (state.is_owed and now >= self._retry_at.get(uuid, now))
+            if (verifies and state.baseline is not None)
+            or (state.needs_reconciling and now >= self._retry_at.get(uuid, now))
         )
-        self._schedule_retries(self._control.settle(due))
+        self._schedule_retries(self._control.reconcile(uuids))
 
     def _schedule_retries(self, outcomes: Mapping[str, PowerOutcome | GpuError]) -> None:
         for uuid, outcome in outcomes.items():

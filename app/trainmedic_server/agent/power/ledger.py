@@ -1,7 +1,7 @@
-"""The caps of this node, durable: what `holds.GpuPowerState` says of each GPU, in the agent's journal.
+"""The power caps of this node on disk: the `caps.GpuPowerState` of each GPU, in the agent's database.
 
 The table is read once, when the agent starts; from then on memory answers. A change that adds a cap is on the
-disk before it takes effect (`save`). One that ends a cap takes effect at once (`save_anyway`): a full disk is
+disk before it takes effect (`save`). One that ends a cap takes effect at once (`save_best_effort`): a full disk is
 no reason to keep a cap, and the agent ends it again at its next start if it was never written.
 
 Any thread may read; changes come from one thread, that of the worker queue ``gpu``.
@@ -60,8 +60,8 @@ class PowerLedger:
         with self._lock:
             self._states.update(states)
 
-    def save_anyway(self, states: Mapping[str, GpuPowerState]) -> None:
-        """As `save`, but the states take effect even where they cannot be written; then the next change writes them."""
+    def save_best_effort(self, states: Mapping[str, GpuPowerState]) -> None:
+        """Like `save`, but the states take effect even if they cannot be written; the next change then writes them."""
         try:
             self.save(states)
         except JournalUnavailable as error:

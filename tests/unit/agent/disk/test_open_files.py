@@ -102,7 +102,7 @@ def test_where_there_are_no_leases_the_processes_decide(tmp_path: Path, monkeypa
     def none(fd: int) -> bool:
         raise OSError("no leases")
 
-    monkeypatch.setattr(open_files, "lease", none)
+    monkeypatch.setattr(open_files, "acquire_write_lease", none)
     root = tmp_path / "root"
     put(root / "a")
     for sees_all, expected in ((False, {"use_unknown": 1}), (True, {})):

@@ -370,7 +370,7 @@ def test_a_gpu_that_is_gone_keeps_what_it_is_owed(node: Node) -> None:
         node.undo("a")
     node.restart()
     node.passes(600)
-    assert node.control.ledger.of(FIRST).is_owed
+    assert node.control.ledger.of(FIRST).needs_reconciling
     node.driver.lose(0, lost=False)
     node.passes(60)
     assert node.watts() == 650

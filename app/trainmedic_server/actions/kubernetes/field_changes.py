@@ -1,0 +1,152 @@
+"""What runs have changed on a Kubernetes object, recorded in its annotations, and how it is undone.
+
+The record is written in the same patch as the change, so that there is never one without the other, and
+undoing needs nothing but the object. The annotation ``trainmedic.io/run-<run id>`` holds a JSON
+object with a member a field: ``{"unschedulable": {"was": null, "set": true}}``.
+
+Several runs may have changed one field. A later one copies the value from before the first, and that value is put
+back only when the last run undoes its change. The functions are pure; `RevertibleField` says where a value is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainmedic_server.ports.cluster import Object
+
+PREFIX: Final = "trainmedic.io/run-"
+FIELD_MANAGER: Final = "trainmedic"
+PUT_BACK: Final = "put back"
+_LEFT: Final = "changed by somebody else meanwhile: left as it is"
+
+Change = dict[str, Any]
+"""A JSON merge patch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevertibleField:
+    """One value of an object that can be set and put back; None stands for "not there".
+
+    ``read`` gives the present value, ``write`` the merge patch that makes it `value`. ``managed`` is
+    the field's path in managedFields, where it is of use to know who set it last.
+    """
+
+    name: str
+    read: Callable[[Object], Any]
+    write: Callable[[Object, Any], Change]
+    managed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunChange:
+    """What a field was before the first run changed it, and what this run has set."""
+
+    was: Any
+    set: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reversal:
+    """The result of undoing a run's change. ``change`` is the patch; None if there is nothing to write."""
+
+    change: Change | None
+    why: str
+
+
+def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChange]:
+    """Return the recorded changes of `field`, by run id. Unreadable records are ignored."""
+    kept: dict[str, RunChange] = {}
+    for name, text in (present["metadata"].get("annotations") or {}).items():
+        if name.startswith(PREFIX):
+            note = _read(text).get(field.name)
+            if isinstance(note, Mapping) and {"was", "set"} <= note.keys():
+                kept[name.removeprefix(PREFIX)] = RunChange(note["was"], note["set"])
+    return kept
+
+
+def change(present: Object, field: RevertibleField, value: Any, run_id: str) -> Change | None:
+    """Return the patch that sets `field` and records that for the run; None if the field already has the value,
+    and no run or this run has set it."""
+    changes = changes_by_run(present, field)
+    before = field.read(present)
+    if run_id in changes and before == value == changes[run_id].set:
+        return None
+    if before == value and not changes:
+        return None  # it was so before: there is nothing of ours to take back
+    was = next(iter(changes.values())).was if changes else before
+    return _with_annotation(present, field, field.write(present, value), run_id, {"was": was, "set": value})
+
+
+def undo(present: Object, field: RevertibleField, run_id: str) -> Reversal:
+    """Remove the run's record, and put the value back unless another run or another party has set it."""
+    changes = changes_by_run(present, field)
+    own = changes.pop(run_id, None)
+    if own is None:
+        return Reversal(None, "nothing of this run's to take back")
+    bare = _with_annotation(present, field, {}, run_id, None)
+    if changes:
+        return Reversal(bare, f"held by {len(changes)} other run{'s' if len(changes) > 1 else ''} still")
+    if field.read(present) != own.set or not _is_ours(present, field):
+        return Reversal(bare, _LEFT)
+    return Reversal(_merged(bare, field.write(present, own.was)), PUT_BACK)
+
+
+def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
+    """Remove the records of all runs and put the value back, as `undo` for every run at once."""
+    changes = changes_by_run(present, field)
+    if not changes:
+        return Reversal(None, "not set by Trainmedic")
+    bare: Change = {}
+    for run_id in changes:
+        bare = _merged(bare, _with_annotation(present, field, {}, run_id, None))
+    oldest = next(iter(changes.values()))
+    if field.read(present) not in [change.set for change in changes.values()] or not _is_ours(present, field):
+        return Reversal(bare, _LEFT)
+    return Reversal(_merged(bare, field.write(present, oldest.was)), PUT_BACK)
+
+
+def _is_ours(present: Object, field: RevertibleField) -> bool:
+    """Return whether no other party has set the field since. If the API server does not say who did, it was us."""
+    entries = present["metadata"].get("managedFields") or []
+    setters = [entry.get("manager") for entry in entries if field.managed and _has(entry.get("fieldsV1"), field)]
+    return not setters or FIELD_MANAGER in setters
+
+
+def _has(tree: Any, field: RevertibleField) -> bool:
+    for part in field.managed:
+        tree = tree.get(f"f:{part}") if isinstance(tree, Mapping) else None
+    return tree is not None
+
+
+def _with_annotation(
+    present: Object, field: RevertibleField, patch: Change, run_id: str, note: Mapping[str, Any] | None
+) -> Change:
+    """Add to `patch` the run's annotation with `note` in it (without it if None). It applies to this version only."""
+    name = PREFIX + run_id
+    members = _read((present["metadata"].get("annotations") or {}).get(name, "{}"))
+    members.pop(field.name, None)
+    if note is not None:
+        members[field.name] = dict(note)
+    text = json.dumps(members, sort_keys=True, separators=(",", ":")) if members else None
+    metadata = {"resourceVersion": present["metadata"]["resourceVersion"], "annotations": {name: text}}
+    return _merged(patch, {"metadata": metadata})
+
+
+def _read(text: Any) -> dict[str, Any]:
+    try:
+        members = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return members if isinstance(members, dict) else {}
+
+
+def _merged(patch: Change, other: Change) -> Change:
+    """Merge two patches that set different fields."""
+    result = dict(patch)
+    for name, value in other.items():
+        own = result.get(name)
+        result[name] = _merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+    return result
