@@ -2,7 +2,7 @@
 
 Values that come from alerts may fill a path segment or a query value, nothing more: where the
 call goes is fixed by the playbook's text (`HttpRequest.check_template`). Secrets are named by a
-playbook, never written in it; the `ports.HttpCaller` looks them up, and they pass through no
+playbook, never written in it; the `ports.outside.HttpCaller` looks them up, and they pass through no
 parameter and no output.
 """
 

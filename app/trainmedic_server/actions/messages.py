@@ -1,6 +1,6 @@
 """Telling people: the action ``notify``.
 
-Not here: the channels and how they are reached (a `ports.Notifier`).
+Not here: the channels and how they are reached (a `ports.outside.Notifier`).
 """
 
 from __future__ import annotations

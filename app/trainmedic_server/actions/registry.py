@@ -51,7 +51,7 @@ log = telemetry.logger(__name__)
 
 
 class Registry:
-    """Actions by name; implements `ports.Actions`.
+    """Actions by name; implements `ports.actions.Actions`.
 
     ``problems`` says, one sentence each, which entry points were left out and why.
     """

@@ -1,4 +1,4 @@
-"""The Alertmanager's own API (version 2); implements `ports.AlertSource`.
+"""The Alertmanager's own API (version 2); implements `ports.outside.AlertSource`.
 
 Authentication: a user name and password in the URL are sent as Basic, the content of a token file
 as Bearer. The file is read for each call, so that it may be renewed.
@@ -29,7 +29,7 @@ from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
-"""How long one list of what fires answers everybody who asks."""
+"""How long one list of the firing alerts is reused."""
 SETTLES_AFTER = timedelta(minutes=5)
 """How long an Alertmanager must have been up before its silence about an alert is believed. It forgets its alerts when
 it restarts; Prometheus sends each one again after a minute (``--rules.alert.resend-delay``), to which come its

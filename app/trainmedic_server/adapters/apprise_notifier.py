@@ -1,4 +1,4 @@
-"""Messages to people by Apprise; implements `ports.Notifier`.
+"""Messages to people by Apprise; implements `ports.outside.Notifier`.
 
 A channel is a name and the notification URLs behind it, which hold secrets: none is ever logged or
 part of an error. Apprise blocks, so it works in a thread; its services wait some 4 seconds to

@@ -1,4 +1,4 @@
-"""HTTP calls by httpx; implements `ports.HttpCaller`.
+"""HTTP calls by httpx; implements `ports.outside.HttpCaller`.
 
 Secrets are looked up here, so that neither an action nor the history ever holds one. Wiring hands
 in those that playbooks may name; an entry ``NAME_FILE`` names a file that holds the secret ``NAME``

@@ -1,4 +1,4 @@
-"""The Kubernetes API; implements `ports.Cluster` by the official client's asyncio half.
+"""The Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half.
 
 The client does the connection, TLS, credentials and their renewal; the paths and bodies are the
 API's own, because the generated classes know no custom kinds. No call is retried here, except that a

@@ -18,7 +18,7 @@ STALE = (
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )
-"""The driver is not loaded, or was loaded anew: nothing works until NVML is opened again."""
+"""The driver is not loaded, or was reloaded: nothing works until NVML is opened again."""
 CARD_GONE = (
     pynvml.NVML_ERROR_GPU_IS_LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED,

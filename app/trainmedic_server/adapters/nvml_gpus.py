@@ -1,7 +1,7 @@
 """NVIDIA's GPUs through NVML, by the binding that NVIDIA publishes (``pynvml`` of nvidia-ml-py).
 
 Here: the methods of the port. ``nvml_session`` opens and closes NVML, ``nvml_readings`` says what a card is asked,
-``nvml_errors`` translates NVML's errors. Nothing is locked while NVML works, so a slow reading never holds up a power
+``nvml_errors`` translates NVML's errors. No lock is held while NVML works, so a slow reading never delays a power
 limit.
 """
 
@@ -67,7 +67,7 @@ class NvmlGpus:
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
         with self._nvml.card(uuid) as (_, handle):
-            # A last look before anything is set: whatever NVML makes of its handles, no other card may be capped.
+            # Checked just before setting: whatever NVML makes of its handles, no other card may be capped.
             if pynvml.nvmlDeviceGetUUID(handle) != uuid:
                 raise GpuFailure(f"the driver takes another GPU for {uuid}; nothing was set")
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, milliwatts)
@@ -83,7 +83,7 @@ class NvmlGpus:
 
     def _inventory(self) -> gpus.Inventory:
         with self._nvml.open() as session:
-            pynvml.nvmlDeviceGetCount()  # fails where the driver was loaded anew
+            pynvml.nvmlDeviceGetCount()  # fails where the driver was reloaded
             there = tuple(info for info in session.infos if info.uuid not in session.lost)
             return gpus.Inventory(there, (*session.problems, *session.lost.values()), session.driver)
 

@@ -1,6 +1,6 @@
 """What NVML is asked about one GPU, and how its answers become the fields of a `GpuReading` (``ports.gpus``).
 
-Each query stands alone, so that one that fails takes no other down. Called by ``nvml_gpus``.
+Each query is made on its own, so that a failing one does not affect the others. Called by ``nvml_gpus``.
 """
 
 from __future__ import annotations

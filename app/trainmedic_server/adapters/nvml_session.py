@@ -1,10 +1,10 @@
-"""NVML from its opening to its closing: which cards it lists, and when it has to be opened anew.
+"""NVML from its opening to its closing: which cards it lists, and when it has to be reopened.
 
 NVML is opened at the first call and stays open: with no client left, a driver without persistence mode would
-forget the power limits. It is opened anew when the driver was loaded anew, and at most once a minute while a
+forget the power limits. It is reopened when the driver was reloaded, and at most once a minute while a
 GPU is lost. Both wait until no other call is under way, for closing it under a running call may crash.
 
-Only opening holds up everything, so there each card is asked through a `CallRunner`, which gives up a card that does
+Only opening blocks all calls, so each card is then asked through a `CallRunner`, which gives up a card that does
 not answer. Called by ``nvml_gpus``, which asks the cards everything else.
 """
 
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOOK_AGAIN = 60.0
-"""Seconds for which a lost GPU is left alone before NVML is opened anew to look for it."""
+"""Seconds for which a lost GPU is left alone before NVML is reopened to look for it."""
 
 
 class CallRunner(Protocol):
-    """Makes calls of which one that never comes back takes no other with it (``time_limited_gpus``)."""
+    """Makes calls such that one which never returns blocks no other (``time_limited_gpus``)."""
 
     def run(self, key: str, function: Callable[[], T]) -> T:
         """Return or raise what `function` does; raises GpuStuck where it does not come back."""
@@ -61,7 +61,7 @@ class DirectCalls:
 class NvmlSession:
     """NVML while it is open.
 
-    ``name``: another one after the driver was loaded anew, or this process started again.
+    ``name``: another one after the driver was reloaded, or this process started again.
     ``opened_at``: monotonic seconds; counted from the last loss of a card where that was later.
     ``infos`` and ``handles``: the cards that answered when it was opened; handles by UUID.
     ``fixed``: readings that do not change, by UUID, once a card has given them all.
@@ -106,7 +106,7 @@ class NvmlSessions:
         return f"{session.name}/{self._times_lost[uuid]}"
 
     def retried(self, ask: Callable[[], T]) -> T:
-        """Ask, and ask once more where the driver turned out to have been loaded anew.
+        """Ask, and ask once more where the driver turned out to have been reloaded.
 
         For questions only: what sets something may have taken its effect the first time.
         """
@@ -139,7 +139,7 @@ class NvmlSessions:
         try:
             yield session
         except pynvml.NVMLError as error:
-            self._note(error, session, uuid)
+            self._record_failure(error, session, uuid)
             raise call_error(error, uuid or "the driver") from error
         finally:
             with self._lock:
@@ -169,7 +169,7 @@ class NvmlSessions:
         except pynvml.NVMLError as error:
             raise driver_error(error) from error
         try:
-            # A driver that was loaded anew has forgotten; NVML opened anew to look for a lost GPU has not. So the name
+            # A driver that was reloaded has forgotten; NVML reopened to look for a lost GPU has not. So the name
             # counts reloads of the driver, not openings.
             session = NvmlSession(f"{self._process}/{self._driver_reloads}", self._monotonic())
             session.driver = offered(pynvml.nvmlSystemGetDriverVersion)
@@ -223,8 +223,8 @@ class NvmlSessions:
             except pynvml.NVMLError as error:
                 log.warning("NVML was not closed properly", extra={"reason": str(error)})
 
-    def _note(self, error: Any, session: NvmlSession, uuid: str | None) -> None:
-        """Remember that the driver was loaded anew, or that a card is lost."""
+    def _record_failure(self, error: Any, session: NvmlSession, uuid: str | None) -> None:
+        """Remember that the driver was reloaded, or that a card is lost."""
         with self._lock:
             if error.value in STALE:
                 if self._session is session and not self._is_stale:

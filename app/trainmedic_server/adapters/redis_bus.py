@@ -1,12 +1,12 @@
-"""`ports.CommandBus` on Redis Streams.
+"""`ports.outside.CommandBus` on Redis Streams.
 
 A command goes to its receiver's own stream; every reply comes back on ``trainmedic:replies``. The
 parts: ``redis_outbox`` writes, ``redis_inbox`` reads, ``redis_replies`` matches the two,
 ``redis_presence`` knows who is connected. Who calls it: ``wiring`` builds and starts it; actions
 use it through the port.
 
-While Redis is away commands wait until they expire. When it is back, replies that were not settled
-are delivered again, and commands that wait for an answer are sent again, since Redis may have lost them.
+While Redis is unreachable, commands wait until they expire. When it is back, replies that were not acknowledged are
+delivered again, and commands without a full answer are sent again, since Redis may have lost them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ from trainmedic_server.ports.outside import Clock, Presence
 GRACE = timedelta(seconds=1)
 """How long after a command has expired its replies are still waited for (the port's promise)."""
 UNHEARD_AFTER = timedelta(seconds=10)
-"""How long after a command was sent its receiver counts as away, if it is not connected and says nothing.
-Longer than an agent takes to start again."""
+"""How long after a command was sent its receiver counts as absent if there is neither a presence nor a reply; longer
+than an agent takes to restart."""
 
 
 class RedisBus:
     """Sends commands and receives their replies. `start` it before use, `close` it after.
 
-    ``consumer`` names this server among those that read the replies; a server that restarts must
-    keep its name, because what it was given before is given to that name again. ``on_late_reply``
-    is called with each final reply that nobody waits for. Of several servers that share a Redis one leads, and
-    each leader reads under the same name, so that it is given what its predecessor did not settle; ``fence`` is
-    called before anything is read or sent, and does not return where this server does not lead any more.
+    ``consumer`` is this server's name in the consumer group of the replies. It must stay the same over restarts, and
+    for each leader of several servers, because Redis delivers unacknowledged replies to the same name again.
+    ``on_late_reply`` is called with each final reply that no request waits for. ``fence`` is called before anything is
+    read or sent, and does not return if this server is no longer the leader.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class RedisBus:
         self._clock = clock
         self._key = signing_key
         self._client: Redis = open_client(url)
-        # A client of its own: its answers take as long as the blocking read, and then some.
+        # A client of its own, because its timeout must exceed that of the blocking read.
         self._reading: Redis = open_client(url, BLOCK_SECONDS + ANSWER_SECONDS)
         self._presences = PresenceReader(self._client, clock)
         self._outbox = CommandOutbox(
@@ -105,14 +104,14 @@ class RedisBus:
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """As the port says. A rank that took the command up and did not finish is represented by its ``accepted``."""
+        """See the port. A rank that accepted the command and did not finish is represented by its ``accepted``."""
         waiter = self._router.register(command.id, command.expires_at)
         try:
             remaining = command.expires_at + GRACE - self._clock.now()
             async with asyncio.timeout(remaining.total_seconds()):
                 await self._send_and_wait(command, waiter, unheard)
         except TimeoutError:
-            pass  # what came until now is the answer
+            pass  # the replies so far are the answer
         finally:
             self._router.unregister(command.id, waiter)
         return waiter.replies()
@@ -140,7 +139,7 @@ class RedisBus:
         self, command: Command, waiter: ReplyWaiter, unheard: Callable[[], Awaitable[bool]] | None
     ) -> None:
         stream, presence = _addresses(command)
-        if waiter.finals:  # they came before this server started anew; perhaps none is missing
+        if waiter.finals:  # they came before this server restarted; perhaps none is missing
             waiter.expect(ranks_of(await self._presence(presence)))
         if waiter.is_complete:
             return
@@ -169,7 +168,7 @@ class RedisBus:
                 return
 
     async def _is_unheard(self, waiter: ReplyWaiter, presence: str) -> bool:
-        """Whether, a while after the command was sent, nobody has answered and nobody is there who could."""
+        """Whether, `UNHEARD_AFTER` after the command was sent, there is neither a reply nor a presence."""
         await waiter.sent.wait()
         try:
             async with asyncio.timeout(UNHEARD_AFTER.total_seconds()):
@@ -196,7 +195,7 @@ async def _completion(waiter: ReplyWaiter) -> None:
 
 
 def _addresses(command: Command) -> tuple[str, str]:
-    """The stream and the presence key of whoever carries out the command: its job, else its node."""
+    """Return the stream and the presence key of the command's receiver: its job, else its node."""
     job, node = command.target.get("job"), command.target.get("node")
     if isinstance(job, str) and job:
         return envelope.job_commands(job), envelope.job_presence(job)

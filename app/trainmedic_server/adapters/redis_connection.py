@@ -21,7 +21,7 @@ from trainmedic_server import errors, telemetry
 log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
-"""What redis-py raises when Redis is away or refuses; it lets some socket errors through as they are."""
+"""What redis-py raises when Redis is unreachable or refuses; it lets some socket errors through as they are."""
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
@@ -49,7 +49,7 @@ def without_password(url: str) -> str:
 
 
 class RedisOutage:
-    """Remembers whether Redis is away, so that each outage makes one line when it begins and one when it ends."""
+    """Tracks whether Redis is unreachable, so that each outage makes one line when it begins and one when it ends."""
 
     def __init__(self, activity: str, url: str, faults: Counter) -> None:
         self._activity = activity

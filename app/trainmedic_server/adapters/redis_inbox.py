@@ -1,7 +1,7 @@
 """The one reader of ``trainmedic:replies``.
 
-It reads as a member of a consumer group. What was delivered to it and not acknowledged before it
-was killed, or before its connection broke, it reads again first. Who calls it: ``redis_bus``.
+It reads as a member of a consumer group. Entries that were delivered to it and not acknowledged before it
+was killed, or before its connection broke, are read again first. Who calls it: ``redis_bus``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from trainmedic_server.ports.outside import Clock
 log = telemetry.logger(__name__)
 
 BLOCK_SECONDS = 2.0
-LOOK_AGAIN_SECONDS = 3 * BLOCK_SECONDS
-"""After so long the entries that were delivered before are read once more.
+REREAD_SECONDS = 3 * BLOCK_SECONDS
+"""Seconds after which delivered but unacknowledged entries are read once more.
 
-A server that led before this one reads under the same name. If it hangs, it may still be given entries until its
-blocking read ends, and nobody else would deal with these.
+The previous leader read under the same name. If it hangs, Redis may deliver entries to it until its blocking read
+ends, and no other server would read these.
 """
 LARGEST_REPLY = 256 * 1024
 _ENTRIES_PER_READ = 500
@@ -73,21 +73,21 @@ class ReplyInbox:
 
     async def _follow(self) -> None:
         await self._make_group()
-        cursor = "0"  # what was delivered before and not acknowledged, from its beginning
+        cursor = "0"  # entries that were delivered before and not acknowledged, from the first one
         clock = asyncio.get_running_loop().time
-        look_again: float | None = clock() + LOOK_AGAIN_SECONDS
+        reread_at: float | None = clock() + REREAD_SECONDS
         while True:
             entries = await self._read(cursor)
             if self._outage.is_on:
                 self._outage.end()
-                # What Redis had not written down when it died is gone; receivers know what they have had.
+                # Redis may have lost commands that it had not written to disk; receivers recognise repeats.
                 self._router.send_again()
             for entry, fields in entries:
                 self._take(entry, fields)
             if cursor != ">":
                 cursor = entries[-1][0].decode() if entries else ">"
-            elif look_again is not None and clock() > look_again:
-                cursor, look_again = "0", None
+            elif reread_at is not None and clock() > reread_at:
+                cursor, reread_at = "0", None
             await self._hand_on_late_replies()
 
     async def _make_group(self) -> None:
@@ -129,7 +129,7 @@ class ReplyInbox:
             if self._on_late_reply is not None:
                 try:
                     await self._on_late_reply(reply)
-                except Exception:  # a callback: a reply that nobody can note must not stop the others
+                except Exception:  # a callback: a late reply that cannot be recorded must not stop the others
                     self._metrics.loop_errors.labels(loop="late replies").inc()
                     log.exception("a late reply could not be noted")
             self._router.discard(entry)

@@ -25,11 +25,11 @@ log = telemetry.logger(__name__)
 
 GROUP = "trainmedic"
 STREAM_ENTRIES = 1000
-"""A command stream keeps about this many entries at most; receivers delete what they have answered."""
+"""The approximate maximum length of a command stream; receivers delete what they have answered."""
 STREAM_SECONDS = 24 * 3600
-"""A command stream vanishes this long after the last command in it has expired: its job is gone."""
+"""A command stream is deleted this long after its last command has expired."""
 _COMMANDS_PER_PIPELINE = 256
-"""Enough for few round trips, and few enough that the event loop is never held for long."""
+"""Enough for few round trips, and few enough that the event loop is never blocked for long."""
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
 
@@ -47,14 +47,14 @@ class QueuedCommand:
     on_sent: Callable[[bytes | None], None]
     """Is called with the receiver's presence, as it was when the command was sent."""
     is_wanted: Callable[[], bool]
-    """Whether somebody still waits for an answer; a command that nobody waits for is not sent."""
+    """Whether a request still waits for an answer; otherwise the command is not sent."""
     backoff: Backoff | None = None
     """The waits between tries; None as long as its stream has not refused it."""
     is_queued: bool = False
 
 
 class CommandOutbox:
-    """Sends what is queued, in order, and keeps trying while Redis is away."""
+    """Sends what is queued, in order, and keeps trying while Redis is unreachable."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class CommandOutbox:
             self._acks.extendleft(reversed(acks))
             raise
         self._outage.end()
-        # An error in place of the presences, or of what one stream answers, does not concern the others.
+        # An error of the MGET, or of one stream, does not concern the others.
         values = dict(zip(presences, results[0], strict=True)) if presences and isinstance(results[0], list) else {}
         for command, result in zip(commands, results[1:], strict=False):
             if isinstance(result, Exception):
@@ -142,11 +142,11 @@ class CommandOutbox:
                 command.on_sent(values.get(command.presence))
 
     def _send_later(self, command: QueuedCommand, error: Exception) -> None:
-        """One stream refuses (wrong type, out of memory): try that one again, without holding up the others."""
+        """Retry a command whose stream refuses it (wrong type, out of memory), without delaying the others."""
         self._outage.count()
         if command.backoff is None:
             command.backoff = new_backoff()
-            # The first word alone: Redis may repeat what it was sent after it.
+            # Only the first word: Redis may repeat the command's content after it.
             log.warning("a command's stream refuses it; trying again", error=str(error).partition(" ")[0])
         asyncio.get_running_loop().call_later(command.backoff.next(), self.send, command)
 

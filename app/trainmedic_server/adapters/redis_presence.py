@@ -1,7 +1,7 @@
 """Who is connected: the expiring keys by which agents and jobs say so.
 
-Presence is advice, written by the receivers themselves. It tells who must answer and what to show
-to a person; whether a command is sent never depends on it.
+The receivers write their presence themselves. It says which ranks must answer, and what to show to a person;
+whether a command is sent never depends on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainmedic_server.ports.outside import Clock, Presence
 
 _KEYS_PER_CALL = 1000
 LARGEST_PRESENCE = 1024 * 1024
-"""A job of 8,192 ranks says where each of them is in some 800 KB."""
+"""Bytes. The placement of a job with 8,192 ranks takes some 800 KB."""
 
 
 class PresenceReader:
@@ -31,7 +31,7 @@ class PresenceReader:
         self._listings: dict[str, asyncio.Task[list[Presence]]] = {}
 
     async def all_under(self, prefix: str) -> list[Presence]:
-        """Everybody who is connected, of agents or of jobs. Raises BusUnavailable.
+        """Return all connected agents, or all connected jobs, by the key prefix. Raises BusUnavailable.
 
         Calls that come while a listing is under way share it: when a storm of commands meets a dead cluster, all of
         them ask at the same moment.
@@ -43,7 +43,7 @@ class PresenceReader:
         return await asyncio.shield(task)
 
     async def read(self, key: str) -> bytes | None:
-        """The text of one presence; None where nobody is connected. Raises BusUnavailable."""
+        """Return the text of one presence; None if the receiver is not connected. Raises BusUnavailable."""
         try:
             value: Any = await self._client.get(key)
         except FAULTS as error:
@@ -67,7 +67,7 @@ class PresenceReader:
 
 
 def ranks_of(value: bytes | None) -> frozenset[int] | None:
-    """The ranks that answer each command, as a presence says; None where it does not say."""
+    """Return the ranks that a presence says answer each command; None if it lists none."""
     ranks = (_details(value) or {}).get("ranks")
     if not isinstance(ranks, list) or not ranks:
         return None
@@ -77,7 +77,7 @@ def ranks_of(value: bytes | None) -> frozenset[int] | None:
 
 
 def _presence(name: str, value: bytes, now: datetime) -> Presence:
-    """The key itself says that somebody is there, whatever it holds; where it holds no time, that is now."""
+    """An existing key counts as present whatever its value; a missing ``at`` is read as now."""
     details = _details(value) or {}
     try:
         last_seen = envelope.read_time(str(details.get("at")))

@@ -10,7 +10,7 @@ _LONGEST_SLEEP_SECONDS = 30.0
 
 
 class SystemClock:
-    """A `ports.Clock` on the machine's clock. It may be set back or forward while the server runs."""
+    """A `ports.outside.Clock` on the machine's clock. It may be set back or forward while the server runs."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)

@@ -1,12 +1,11 @@
-"""GPUs of a driver whose calls may never come back: no caller waits for long, and one card holds up no other.
+"""GPUs of a driver whose calls may never return: no caller waits for long, and one card blocks no other.
 
-A card that is about to die can swallow a call for ever, and the thread that made it with it. So every call is made in
-a thread that can be spared. The caller waits for some seconds; then the card counts as stuck: this caller gets
-`GpuStuck`, and so does everybody who asks for that card afterwards, at once, until the call comes back. Calls to the
-other cards go on meanwhile. Calls that are about no card in particular (which GPUs are there?) are limited in the same
-way, by a key of their own.
+A call to a failing card can block for ever, and so can the thread that made it. So every call is made in a thread of
+its own. The caller waits for some seconds; then the card counts as stuck: this caller, and every later caller for that
+card, gets `GpuStuck` until the call returns. Calls to the other cards go on meanwhile. Calls about no card in
+particular (which GPUs are there?) are limited in the same way, by a key of their own.
 
-Threads are made as they are needed and kept for the next call, one or two in ordinary times. A card takes
+Threads are created when needed and kept for the next call; usually there are one or two. A card takes
 `_MOST_CALLS` of them at most.
 
 Not here: what is asked (``nvml_gpus``). Who uses it: the agent's wiring.
@@ -34,7 +33,7 @@ DRIVER_SECONDS = 20.0
 """Opening the driver wakes every card, which takes a second or two each where persistence mode is off; a node has
 eight as a rule."""
 _MOST_CALLS = 4
-"""To one card at once. So many callers there are at most: two worker queues, the presence and the exporter."""
+"""Concurrent calls to one card: as many as there are callers (two worker queues, the presence and the exporter)."""
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 
@@ -145,7 +144,7 @@ class TimeLimitedCalls:
 
 
 _CallQueue = queue.SimpleQueue[_Call[object] | None]
-"""From here one thread takes its calls; None ends it."""
+"""The queue from which one thread takes its calls; None ends the thread."""
 
 
 def _stuck(key: str, seconds: float) -> GpuStuck:
@@ -156,7 +155,7 @@ def _stuck(key: str, seconds: float) -> GpuStuck:
 
 
 class TimeLimitedGpus:
-    """`trainmedic_server.ports.gpus.Gpus`, made of another one, which never lets its caller wait for long."""
+    """Wraps another `trainmedic_server.ports.gpus.Gpus` and limits how long its callers wait."""
 
     def __init__(self, inner: gpus.Gpus, calls: TimeLimitedCalls) -> None:
         self._inner = inner
@@ -189,7 +188,7 @@ class TimeLimitedGpus:
         return self._call_card(uuid, lambda: self._inner.read(uuid))
 
     def close(self) -> None:
-        """Let the driver go, unless a call is under way: to close it under one may crash."""
+        """Close the driver, unless a call is under way: closing it then may crash."""
         if not self._calls.is_free():
             stuck = sorted(self._calls.stuck())
             log.warning("NVML is left open, since a call has not come back", extra={"stuck": stuck})
@@ -201,8 +200,7 @@ class TimeLimitedGpus:
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
-        """Call a card. The first call of all opens the driver, which may take longer than a card, so that is done apart
-        from it."""
+        """Call a card. The very first call opens the driver, which may take longer, so that is done separately."""
         if not self._is_open:
             self.inventory()
         return self._calls.run(uuid, function)

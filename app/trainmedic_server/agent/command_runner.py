@@ -1,4 +1,4 @@
-"""Runs commands: calls the executor, and concludes with exactly one outcome, in the journal before anywhere else.
+"""Runs commands: calls the executor, and records exactly one outcome, in the journal before anywhere else.
 
 The threads of the worker queues call it. It also knows which commands have been accepted and are unfinished, so that a
 repeat of one finds it.
@@ -38,17 +38,17 @@ class CommandRunner:
         self._stopping = stopping
         self._lock = threading.Lock()
         self._deadlines: dict[str, datetime] = {}  # of the unfinished commands; a repeat can put one off
-        # Concluded while the journal could not be written: there they are still open, and resumed at the next start.
+        # Outcomes that the journal could not take: there the commands are still open, and resumed at the next start.
         self._unwritten: dict[str, JournalEntry] = {}
 
     def accept(self, command: envelope.Command, resumed: bool = False) -> AcceptedCommand:
-        """Count a command that stands in the journal as unfinished, until `carry_out` has concluded it."""
+        """Count a command of the journal as unfinished, until `carry_out` has recorded its outcome."""
         with self._lock:
             self._deadlines[command.id] = command.expires_at
         return AcceptedCommand(command, resumed, self._stopping.is_set)
 
     def unfinished(self) -> int:
-        """How many commands have been accepted and are not concluded."""
+        """How many accepted commands have no outcome yet."""
         with self._lock:
             return len(self._deadlines)
 
@@ -104,12 +104,12 @@ class CommandRunner:
             return envelope.FAILED, {"reason": f"{type(error).__name__}: {error}"}
 
     def _abandon(self, executor: Executor, accepted: AcceptedCommand) -> None:
-        """Take back what an earlier process may have begun of a command that this one must not finish."""
+        """Undo what an earlier process may have begun of a command that this one must not finish."""
         if not accepted.resumed or not isinstance(executor, SupportsAbandon):
             return
         try:
             executor.abandon(accepted)
-        except Exception:  # the reply says what is true of the command; what is left of it is for a person
+        except Exception:  # the command is answered all the same; a person must deal with what is left of it
             log.exception("what was begun of a command could not be taken back", extra=command_fields(accepted.command))
             self._context.counters.loop_error(executor.queue)
 
@@ -133,8 +133,8 @@ class CommandRunner:
     def _report_outcome(self, command: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
         entry = JournalEntry(command.id, status, self._context.now(), plain(output))
         with self._lock:
-            # Before the journal is written: once an expired command stands there the same one can be accepted again,
-            # and its new deadline must not be taken away here.
+            # Before the journal is written: once it has an expired command, the same one can be accepted again, and its
+            # new deadline must not be removed here.
             self._deadlines.pop(command.id, None)
         try:
             self._context.journal.record_outcome(entry)

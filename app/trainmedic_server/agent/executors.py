@@ -1,7 +1,7 @@
 """What the agent hands to the code that acts on the node, and how that code answers.
 
 An `Executor` carries out one action. The one thread of its worker queue calls it, so two commands of one queue never
-overlap. By then the command has been verified, the policy allows it, and it stands in the journal. What the executor
+overlap. By then the command has been verified, the policy allows it, and the journal has it. What the executor
 returns is the reply's output (``applied``); what it raises is the reply's status and reason.
 
 A command can come to its executor again, ``resumed``, when the agent ended in the middle of it. So an executor works
@@ -32,7 +32,7 @@ class AcceptedCommand:
     """A command that the agent has written down and will answer.
 
     ``resumed``: an earlier process of this agent may have begun it under the same id.
-    ``is_stopping`` becomes true when the agent has been told to end. An executor that takes longer than a moment asks
+    ``is_stopping`` returns true once the agent is stopping. An executor that takes longer than a moment asks
     it between its pieces of work, and raises `CommandInterrupted`; the command is then resumed at the next start.
     """
 
@@ -94,7 +94,7 @@ class SupportsAbandon(Protocol):
     """An executor that can take back what is half-done."""
 
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Leave nothing of this command in force: an earlier process may have begun it, and it has expired since.
+        """Undo all effects of this command: an earlier process may have begun it, and it has expired since.
 
         Called instead of `Executor.perform`, before the command is answered ``expired``. The same command may come
         again later, with more time.

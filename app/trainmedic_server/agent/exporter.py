@@ -28,13 +28,13 @@ from trainmedic_server.errors import ConfigurationError, GpuError, GpuStuck
 from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 
 _REUSED_SECONDS = 0.5
-"""For so long a reading is good enough for another scrape."""
+"""Seconds for which a reading is reused by other scrapes."""
 _WAIT_SECONDS = 3.0
-"""A scrape waits so long for a reading that another one has begun. Prometheus gives up after 10."""
+"""Seconds for which a scrape waits for a reading that another one has begun. Prometheus gives up after 10."""
 _CONNECTED_SECONDS = 25.0
-"""So long after Redis last took a message the agent counts as cut off: two presences and a little."""
+"""Seconds after the last message to Redis from which the agent counts as cut off: two presences and a little."""
 _CLIENT_SECONDS = 10.0
-"""A client that sends nothing for so long is cut off."""
+"""Seconds after which a client that sends nothing is disconnected."""
 
 
 class AgentCollector(Collector):
@@ -195,7 +195,7 @@ class Exporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more. A scrape that is under way is not waited for."""
+        """Stop serving. A scrape that is under way is not waited for."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -48,7 +48,7 @@ class CommandIntake:
         self._replies = replies
 
     def reenter_open_commands(self) -> None:
-        """Enter again what an earlier process accepted and did not finish. Called before the first command is read."""
+        """Queue again what an earlier process accepted and did not finish. Called before the first command is read."""
         for command in self._journal.open_commands():
             log.info("an interrupted command is taken up again", extra=command_fields(command))
             self._enter(command, resumed=True)
@@ -69,7 +69,7 @@ class CommandIntake:
         self._answer(received, envelope.REJECTED, reason)
 
     def note_unreadable(self) -> None:
-        """Count a message that is no command; nobody waits for a reply."""
+        """Count a message that is no command; it gets no reply."""
         self._context.counters.command("", "unreadable")
 
     def _receive(self, received: ReceivedCommand) -> None:
@@ -100,7 +100,7 @@ class CommandIntake:
         if (refusal := self._context.policy.refusal(command)) is not None:
             log.warning("a command is refused by the policy", extra=command_fields(command, reason=refusal))
             return envelope.REJECTED, refusal
-        # What was begun here is taken back here, whoever else has the name by now.
+        # An undo is accepted even during a name conflict, because the command was carried out here.
         if command.undo_of is None and (other := self._replies.name_conflict()) is not None:
             node = self._context.node
             reason = f"two agents call themselves {node}, the other is {other}; stop one, or give it another name"

@@ -1,7 +1,7 @@
 """What the agent remembers of commands over its own restarts and those of Redis.
 
-Intent is written before the act, the outcome after it. A command that stands here is never begun twice under one id;
-one that was interrupted is found here again; a reply that could not be sent waits here.
+A command is written before it is carried out, and its outcome after. A recorded command is never begun twice under one
+id, an interrupted one is resumed from here, and a reply that could not be sent is kept here.
 
 Not here: what a command means, and the file (``database``). A caller that gets `JournalUnavailable` does not act,
 because an agent without its journal could carry out a command twice.

@@ -1,9 +1,8 @@
 """The agent's replies on their way to the server, and its presence.
 
-The outcome of a command is in the journal before it comes here, so none is lost while Redis is away or the
-agent restarts: what the journal holds unsent is sent when it can be. Other replies (``accepted``, or why a
-command was not taken) come from the reading of a stream entry, and that entry stays on the stream until
-Redis has the answer.
+The outcome of a command is in the journal before it comes here, so none is lost while Redis is unreachable or the
+agent restarts: unsent outcomes of the journal are sent later. Other replies (``accepted``, or why a command was not
+taken) answer a stream entry, and that entry stays on the stream until Redis has the reply.
 
 The thread that writes is the SDK's `ReplyWriter`. Not here: deciding what to answer.
 """
@@ -65,12 +64,12 @@ class AgentReplies:
         self._writer.start()
 
     def stop(self, timeout: float) -> None:
-        """Send what waits, take the presence away. What Redis does not take by then stays in the journal."""
+        """Send what waits and delete the presence. What Redis has not taken by then stays in the journal."""
         self._writer.stop(timeout)
         self._mark_sent()
 
     def name_conflict(self) -> str | None:
-        """The other agent that has announced itself by this node's name lately; None where there is none."""
+        """The other agent that has recently announced itself by this node's name; None if there is none."""
         conflict = self._conflict
         if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_SECONDS:
             return None
@@ -81,7 +80,7 @@ class AgentReplies:
         self._writer.put(OutgoingReplies((self._reply(JournalEntry(command_id, status, self._now(), output)),), entry))
 
     def resend_outcome(self, outcome: JournalEntry, stream_entry: bytes) -> None:
-        """Send the outcome of a command again that has come once more."""
+        """Send the outcome again of a command that was received once more."""
         self._writer.put(OutgoingReplies((self._reply(outcome),), stream_entry))
 
     def send_outcome(self, outcome: JournalEntry) -> None:
@@ -97,7 +96,7 @@ class AgentReplies:
         return envelope.Reply(entry.id, self._node, entry.status, None, entry.output, entry.at)
 
     def _on_conflict(self, presence: Mapping[str, Any]) -> None:
-        """Another agent's presence stands where this one's is about to be written. In the writer's thread."""
+        """Record that another agent's presence has this node's key. Called in the writer's thread."""
         other = f"process {presence.get('pid')} on {presence.get('host')!r}"
         if self.name_conflict() != other:
             log.error(
@@ -109,10 +108,10 @@ class AgentReplies:
         self._conflict = self._now(), other
 
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
-        """Redis has taken these replies. In the writer's thread.
+        """Redis has taken these replies. Called in the writer's thread.
 
-        The journal learns it with the next presence, for many replies at once, because each note is a disk write.
-        Where the note is lost a reply is sent twice, which does no harm.
+        They are marked in the journal with the next presence, many at once, because each mark is a disk write.
+        If the mark is lost, a reply is sent twice, which does no harm.
         """
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:

@@ -1,9 +1,8 @@
 """Space that is kept back for the agent's journal: one file of random bytes beside it.
 
-A node whose disk is completely full is just the one that ``disk.clean`` is for, and an agent that cannot write down
-what it does does nothing. So where the journal finds no space, a piece of the reserved space is given up and the
-journal tries again: a piece at a time, because whatever filled the disk may take what is freed first. Once there is
-room again the file is filled up.
+``disk.clean`` is meant for a node whose disk is full, but an agent that cannot write its journal does nothing. So when
+the journal finds no space, a piece of the reserved space is freed and the journal tries again: one piece at a time,
+because whatever filled the disk may take the freed space first. Once there is room again, the file is filled up.
 
 The bytes are random, because a file system that compresses or leaves out zeros would keep nothing back for them.
 
@@ -54,7 +53,7 @@ class ReservedSpace:
                 self._path.unlink()
         except OSError as error:
             log.error("reserved space cannot be given up", extra={"file": str(self._path), "reason": error.strerror})
-            self._size = self._measured()  # somebody may have deleted it: then it is made anew once there is room
+            self._size = self._measured()  # it may have been deleted: then it is created again once there is room
             return False
         if not self.is_short:
             log.warning("the disk is full; the agent works from its reserved space", extra={"file": str(self._path)})

@@ -86,7 +86,7 @@ class Agent:
         self._stopping = threading.Event()
         executors = {executor.action: executor for executor in parts.executors}
         self._actions = allowed(context.policy, executors)
-        # Redis is away for both threads alike, so they share what logs it.
+        # Both threads lose Redis at the same time, so they share the log of the outage.
         outage = OutageLog(f"node {context.node}", "what is begun goes on")
         writing, receiving = (RedisConnection(context.find_redis, outage) for _ in range(2))
         self._replies = AgentReplies(context, self._instance, writing, self._describe)

@@ -125,8 +125,8 @@ def health(gpus: int) -> None:
 def release(ctx: click.Context, /, **flags: Any) -> None:
     """End every power cap of this node now.
 
-    For who stops the agent for good: a cap that stands while no agent runs stands until one is started again.
-    The agent must be stopped before. Ends with 1 where a GPU could not be given its power back.
+    Run this before removing the agent: caps outlive it until an agent starts again. The agent must be stopped first.
+    Ends with 1 where a GPU could not be given its power back.
     """
     try:
         results = agent_release.release(_settings(ctx, flags))

@@ -1,8 +1,8 @@
-"""The API of a server that stands by while another one works: it answers probes, and forwards the rest.
+"""The API of a server that stands by while another one leads: it answers probes, and forwards the rest.
 
-A request is forwarded as it came, its token included, to the address that the working server advertises.
-Where that server advertises none, or does not answer, the reply is 503, after which Alertmanager tries
-again. So it does not matter which of several servers a client asks. Who calls it: wiring, which serves a
+A request is forwarded unchanged, including its token, to the address that the leader advertises. If the
+leader advertises none, or does not answer, the reply is 503, after which Alertmanager tries again. So a client may
+ask any of the servers. Who calls it: wiring, which serves a
 `SwitchableApp` and switches it to the real application when this server is elected.
 """
 
@@ -39,7 +39,7 @@ log = telemetry.logger(__name__)
 
 
 class ElectionStatus(Protocol):
-    """How the election of the working server stands, as ``adapters.sql_store.election`` knows it."""
+    """The state of the leader election, as ``adapters.sql_store.election`` knows it."""
 
     @property
     def why(self) -> str:
@@ -48,7 +48,7 @@ class ElectionStatus(Protocol):
 
     @property
     def holder(self) -> str:
-        """The address of the server that works; empty where unknown."""
+        """The address of the leader; empty if unknown."""
         ...
 
 
@@ -76,7 +76,7 @@ class SwitchableApp:
 
 
 class Standby:
-    """The API of a server that stands by. Its user calls `close` at the end."""
+    """The API of a server that stands by. Its owner calls `close` at the end."""
 
     def __init__(self, election: ElectionStatus, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._election = election
@@ -102,12 +102,12 @@ class Standby:
         if response is not None:
             await response(scope, receive, send)
             return
-        holder = self._election.holder
-        if not holder or any(name == _FORWARDED for name, _ in scope["headers"]):
+        leader_address = self._election.holder
+        if not leader_address or any(name == _FORWARDED for name, _ in scope["headers"]):
             await self._refuse(f"This server stands by: {self._election.why}.", scope, receive, send)
             return
         # A task of its own, so that `end_forwarding` can end it without cancelling the listener's.
-        task = asyncio.create_task(self._forward(holder, scope, receive, send))
+        task = asyncio.create_task(self._forward(leader_address, scope, receive, send))
         self._forwarding.add(task)
         task.add_done_callback(self._forwarding.discard)
         await asyncio.wait([task])
@@ -136,10 +136,10 @@ class Standby:
         )
         await ProblemResponse(problem, scope["path"])(scope, receive, send)
 
-    async def _forward(self, holder: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request to `holder` and its response to the client, until that ends or the client leaves."""
+    async def _forward(self, leader_address: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the request to `leader_address` and its response to the client, until that ends or the client leaves."""
         body_read = asyncio.Event()
-        target = httpx.URL(scheme="http", netloc=holder.encode(), raw_path=_raw_path(scope))
+        target = httpx.URL(scheme="http", netloc=leader_address.encode(), raw_path=_raw_path(scope))
         headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _OF_ONE_HOP]
         request = self._client.build_request(
             scope["method"], target, headers=[*headers, (_FORWARDED, b"1")], content=_body(receive, body_read)
@@ -159,7 +159,9 @@ class Standby:
         try:
             response = await self._client.send(request, stream=True)
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            log.warning("the server that works does not answer", holder=str(request.url.host), error=repr(error))
+            log.warning(
+                "the leader does not answer a forwarded request", holder=str(request.url.host), error=repr(error)
+            )
             await self._refuse("This server stands by, and the one that works does not answer.", scope, receive, send)
             return
         try:

@@ -55,7 +55,7 @@ class Script:
 
 
 class ScriptedActions:
-    """`ports.Actions` with the classes of `real`, which act by `script`. Each test has one of its own."""
+    """`ports.actions.Actions` with the classes of `real`, which act by `script`. Each test has one of its own."""
 
     def __init__(self, real: Actions, script: Script, store: RunStore, clock: Clock) -> None:
         self._real = real

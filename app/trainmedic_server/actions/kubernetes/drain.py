@@ -1,8 +1,8 @@
 """``k8s.drain``: end the pods of a node in order, through the Eviction API.
 
 The node is cordoned first, as ``k8s.cordon`` does it, so that the undo uncordons it. Everything is read
-anew in each round, and evicting twice does no harm; so a drain that was interrupted goes on where it
-was, also after the server was killed. Which pods are left alone is `sort`, a pure function.
+again in each round, and evicting twice does no harm; so an interrupted drain continues where it was, also
+after the server was killed. Which pods are left alone is `sort`, a pure function.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref
 
 ROUND = 1.0
-"""Seconds between two looks at the pods that are still there; it doubles while nothing moves."""
+"""Seconds between two listings of the remaining pods; it doubles while no pod ends."""
 _LONGEST_ROUND = 10.0
 _AT_ONCE = 20
 """Evictions in flight: enough for a node, and no burden to the API server."""
@@ -91,7 +91,7 @@ class _Progress:
     why: dict[str, str] = field(default_factory=dict)
     """Why a pod is still there."""
     seen: set[str] = field(default_factory=set)
-    """Every pod that had to end at some look."""
+    """Every pod that had to end in some round."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
     """Why the API server could not be asked last time; empty where it could."""
@@ -100,7 +100,7 @@ class _Progress:
     reported_at: datetime | None = None
 
     def ends(self, pod: Object) -> None:
-        """Note that the pod is on its way out, by us or by somebody else."""
+        """Record that the pod is terminating, evicted by us or by another party."""
         holders = ", ".join(map(str, pod["metadata"].get("finalizers") or ()))
         self.evicted.add(uid_of(pod))
         self.why[uid_of(pod)] = f"ends, and is held by its finalizers: {holders}" if holders else "ends"
@@ -151,7 +151,7 @@ class DrainNode(ClusterAction):
         return Inverse(nodes.UncordonNode.name, {"restore": True})
 
     async def _may_begin(self, call: Call, params: DrainParams) -> None:
-        """Raise PermanentFailure where pods forbid the drain, before jobs are held up for a checkpoint in vain."""
+        """Raise PermanentFailure if pods forbid the drain, before jobs write a checkpoint in vain."""
         try:
             await self._list_remaining(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
@@ -220,10 +220,10 @@ class DrainNode(ClusterAction):
         return selection.ending
 
     async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> tuple[bool, float]:
-        """Ask for every pod that does not end yet. Returns whether all that were asked for were held back, and how
+        """Evict every pod that does not end yet. Returns whether all evictions were refused for now, and how
         many seconds the API server asks to wait.
 
-        What the API server says of one pod holds up no other, and is reported beside its name.
+        A refusal of one pod does not stop the others, and is reported beside its name.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]

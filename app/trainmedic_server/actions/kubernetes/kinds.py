@@ -27,7 +27,7 @@ class WorkloadKind:
     replicas: str | None = None
     suspend: str | None = None
     template: str | None = None
-    """The path of the pod template whose change rolls it out anew."""
+    """The path of the pod template; changing it starts a new rollout."""
 
 
 _KUBEFLOW = ("PyTorchJob", "MPIJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")

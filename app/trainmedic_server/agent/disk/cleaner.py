@@ -119,7 +119,7 @@ class _RuleRun:
     rule: CleaningRule
     counters: RuleCounters
     considered: int = 0
-    """Due entries whose turn has come."""
+    """How many matched entries have been dealt with."""
     cutoff_ns: int = field(init=False)
     """The latest time from which the age of an entry that is old enough counts, in nanoseconds since the epoch."""
 
@@ -194,7 +194,7 @@ class _RuleRun:
             self.counters.leave(outcome, file.directory, file.name)
             return
         self._count(file.directory, 1, outcome)
-        # With one rule alone nobody asks for it, and a million inodes would take memory for nothing.
+        # With a single rule it is never read, and a million inodes would take memory for nothing.
         if self.run.request.dry_run and len(self.run.request.rules) > 1:
             self.run.gone.add(file.inode)
 

@@ -36,7 +36,7 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | 
 _LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
 """How often, and how many seconds apart, space that should be free is looked for; ZFS shows it within about five."""
 _MAX_LATE_SPACE_WAITS = 2
-"""Times that a filesystem is waited for: if it shows less even then, somebody else fills it."""
+"""Times that a filesystem is waited for: if it shows less even then, another process fills it."""
 _BLOCK_BYTES = 512
 """Bytes in the unit of ``st_blocks``."""
 
@@ -171,7 +171,7 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
 
 
 def _replacement_risk(path: str, facts: os.stat_result, trusted: frozenset[int]) -> str | None:
-    """Why somebody could exchange what is in this directory, on the way to a root; None where nobody can."""
+    """Why another user could exchange the entries of this directory, on the way to a root; None if none can."""
     if facts.st_uid not in trusted:
         return f"{path}, on the way to it, belongs to user {facts.st_uid}, who is not among the owners"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX:

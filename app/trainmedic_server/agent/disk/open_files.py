@@ -1,4 +1,4 @@
-"""Whether anybody uses a file: the kernel's own answer, and where it gives none, a look at every process.
+"""Whether a file is in use: by a write lease from the kernel, or else by reading what every process has open.
 
 The kernel grants a write lease (`acquire_write_lease`) only if no other process has the file open or mapped, in any
 container. It needs no view of other processes, is certain, and costs three system calls. It cannot be had for a file
@@ -72,7 +72,7 @@ class FileUsage:
         self._taken_at: float | None = None
 
     def obstacle(self, fd: int | None, inode: Inode) -> Reason | None:
-        """Why a file must not be deleted; None where nobody uses it, and until `fd` is closed nobody will.
+        """Why a file must not be deleted; None if it is not in use, and cannot be opened until `fd` is closed.
 
         `fd` has the file open for reading; it is None where that is not permitted.
         """
@@ -96,7 +96,7 @@ class FileUsage:
         return self.all_writers_append(inode)
 
     def all_writers_append(self, inode: Inode) -> bool:
-        """Whether it is certain that everybody who has the file open for writing appends to it."""
+        """Whether it is certain that every process which has the file open for writing appends to it."""
         snapshot = self._recent_snapshot()
         return snapshot.is_complete and snapshot.writers.get(inode, True)
 

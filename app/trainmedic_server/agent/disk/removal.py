@@ -1,21 +1,21 @@
-"""Deleting or emptying one file, and deleting one checkpoint, after a last look whether it still may be done.
+"""Deleting or emptying one file, and deleting one checkpoint, after a last check that it is still allowed.
 
 **A file** is opened by its name in its open directory, following no link, and compared: device and inode, a regular
-file, one name, as old as it was, and nobody uses it (`open_files`). Then the name is taken away in that same
-directory. Linux cannot delete "what this descriptor has open", so between the last look and the deletion some
-microseconds remain in which somebody who may write in that directory can put another file under the name; never can
-it be one outside the directory that was opened.
+file, one name, as old as it was, and not in use (`open_files`). Then the name is removed from that same
+directory. Linux cannot delete "what this descriptor has open", so between the check and the deletion some
+microseconds remain in which a process that may write in that directory can put another file under the name. It can
+never be a file outside the directory that was opened.
 
-**Truncating** a log that nobody has open, or whose writers all append, sets its length to 0. A writer that does not
+**Truncating** a log that no process has open, or whose writers all append, sets its length to 0. A writer that does not
 append would go on at its old place and leave zeros before it, and so would one that cannot be seen; in such a file a
 hole is punched instead: it keeps its length, the space of its whole blocks is given back, what is written meanwhile
 is kept, and the writer notices nothing. What the log held is lost either way.
 
-**A checkpoint** is deleted so that nobody ever takes what is left of it for a whole one. It is looked through once
-more (nothing young, nothing open, not pinned), then its directory gets a name that no framework reads
-(`walk.DELETING` before its own), and is looked through again: from here on nobody comes in by the old name, and who
-came in before is seen now and gets the old name back. Only then its files go. Where that is interrupted, a later
-cleaning by a rule that means the old name deletes the rest.
+**A checkpoint** is deleted so that a partly deleted one is never taken for a whole one. It is checked once more
+(nothing young, nothing open, not pinned), then its directory is renamed to a name that no framework reads
+(`walk.DELETING` before its own), and is checked again: from here on no process opens it by the old name, and if one
+had opened it before, the second check finds that, and the old name is put back. Only then its files are deleted. If
+that is interrupted, a later cleaning by a rule that matches the old name deletes the rest.
 
 A trial run makes the same checks, and those of the permissions besides.
 """
@@ -76,7 +76,7 @@ class FileRemover:
                 return reason
             if self.dry_run:
                 return _refusal(parent, status, fd) or stored_bytes(status)
-            # The lease on `fd` holds until this is done, so nobody opens the file between the look and the deletion.
+            # The lease on `fd` lasts until then, so no process opens the file between the check and the deletion.
             os.unlink(file.name, dir_fd=parent)
             return stored_bytes(status)
         except OSError as error:
@@ -125,7 +125,7 @@ class FileRemover:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRemoval:
-    """What became of a checkpoint: files and bytes deleted, and why not all of it, if so."""
+    """The result for one checkpoint: files and bytes deleted, and why not all of it, if so."""
 
     files: int = 0
     bytes: int = 0
@@ -279,7 +279,7 @@ class _ContentsRemoval:
 
 
 def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
-    """Why this is not the file that the search met, or not to be touched any more."""
+    """Why the file is not the one that the search met, or must not be touched any more; None if it may be."""
     if inode_of(status) != file.inode or not stat.S_ISREG(status.st_mode):
         return Reason.CHANGED
     return Reason.HARD_LINK if status.st_nlink > 1 else None

@@ -1,10 +1,10 @@
 """Keeping a cleaning gentle on the disk, and ending it in time.
 
-Between its pieces of work the cleaner asks `Throttle.may_continue`, which rests when it is time to, and says when to
-end: at the deadline, or when the agent is told to stop. While it rests it looks whether anybody waits for the disk, by
-the kernel's count of the time in which some task did (PSI, Linux 4.20). Where somebody does, it rests
-`_MAX_REST_RATIO` times as long as it worked, so that a reader beside it loses a few percent at most; where nobody
-does, it rests as long as it worked. Where the kernel does not count, it assumes that somebody always waits.
+Between its pieces of work the cleaner calls `Throttle.may_continue`, which rests when it is time to, and says when to
+end: at the deadline, or when the agent stops. During a rest it measures whether any task waits for the disk, by the
+kernel's count of such time (PSI, Linux 4.20). If one does, the rests grow up to `_MAX_REST_RATIO` times the time
+worked, so that a reader beside it loses a few percent at most; otherwise they shrink to the time worked. If the kernel
+does not count, it assumes that some task always waits.
 
 The thread itself takes a low CPU priority and the lowest I/O priority of the ordinary class, which the schedulers BFQ
 and mq-deadline respect; where a disk has no scheduler (NVMe often), the pauses alone count.
@@ -36,7 +36,7 @@ _MAX_REST_SECONDS = 2.0
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
 """How many times as long as it worked the cleaner rests."""
 _CONTENTION = 0.05
-"""The share of a rest in which somebody waited for the disk, from which on the disk counts as wanted."""
+"""The fraction of a rest with tasks waiting for the disk, above which the disk counts as contended."""
 _NICE = 10
 """At this value a process gets a tenth of the share that one of ordinary priority has of a busy core."""
 
@@ -89,14 +89,14 @@ class Throttle:
         self._clocks = clocks
         self._deadline = deadline
         self._is_stopping = is_stopping
-        # It begins with the longest rests and finds out whether shorter ones disturb nobody.
+        # It begins with the longest rests, and shortens them while no task waits for the disk.
         self._rest_ratio = _MAX_REST_RATIO
         self._begin_work()
         self.stop_reason: Reason | None = None
         """Why to end; `may_continue` sets it once."""
 
     def may_continue(self) -> bool:
-        """Rest if it is time for it; whether to work on."""
+        """Rest if it is time for it; return whether to go on."""
         if self.stop_reason is not None:
             return False
         passed = self._clocks.steady() - self._began
@@ -110,19 +110,19 @@ class Throttle:
         return self.stop_reason is None
 
     def wait(self, seconds: float) -> None:
-        """Do nothing for so long."""
+        """Sleep for so many seconds."""
         self._clocks.sleep(seconds)
         self._begin_work()
 
     def _rest(self, seconds: float) -> None:
-        """Rest, and double the ratio of the next rests if somebody waited for the disk meanwhile, else halve it."""
+        """Rest, then double the ratio of the next rests if a task waited for the disk meanwhile, else halve it."""
         began, stalled = self._clocks.steady(), self._clocks.stalled()
         self.wait(seconds)
         passed = self._clocks.steady() - began
         if passed <= 0:
             return
-        is_disk_wanted = (self._clocks.stalled() - stalled) / passed > _CONTENTION
-        ratio = self._rest_ratio * 2 if is_disk_wanted else self._rest_ratio / 2
+        is_contended = (self._clocks.stalled() - stalled) / passed > _CONTENTION
+        ratio = self._rest_ratio * 2 if is_contended else self._rest_ratio / 2
         self._rest_ratio = min(max(ratio, _MIN_REST_RATIO), _MAX_REST_RATIO)
         self._begin_work()
 
@@ -140,7 +140,7 @@ def take_low_priority() -> None:
 
 
 def _take_last_io_priority() -> None:
-    """Let the calling thread have the disk after everybody else of its class. Raises OSError."""
+    """Give the calling thread the lowest I/O priority of its class. Raises OSError."""
     number = _IOPRIO_SET.get(platform.machine())
     if number is None:
         raise OSError(f"no I/O priority is known for {platform.machine()}")

@@ -76,7 +76,7 @@ class WalkedDirectory:
 
 
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
-"""Is told of an entry, by its directory and name, that the walk passes over for a reason."""
+"""Called for each entry that the walk passes over, with the reason, its directory and its name."""
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
 """Says whether to go into a directory, which is open; the second argument is whether its path is matched."""
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def since_boot() -> float:
-    """Seconds since the machine was started. They go on while it sleeps, and nobody can set them."""
+    """Seconds since the machine was booted. They count while it sleeps, and cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -111,10 +111,10 @@ class PowerLimitExecutor:
 
 @dataclass(frozen=True, slots=True)
 class RenewLeaseExecutor:
-    """``gpu.renew_lease``: the server still needs these caps, for so many seconds from when it said so.
+    """``gpu.renew_lease``: extends the leases of caps to ``issued_at + lease_seconds``.
 
-    ``holds`` are the ids of the commands that set the caps. Those that stand under ``again`` too are set again where
-    their lease has run out meanwhile.
+    ``holds`` are the ids of the commands that set the caps. Those that are also listed under ``again`` are set again if
+    their lease has expired meanwhile.
     """
 
     control: PowerControl
@@ -164,14 +164,14 @@ def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None
     if value > 100:
         raise CommandRejected(f"percent is of the card's default limit, and at most 100, not {value:g}")
 
-    def share(limits: PowerLimits) -> int:
+    def fraction_of_default(limits: PowerLimits) -> int:
         if limits.default_mw is None:
             raise NotSupported(
                 "the card does not tell its default limit, so a percentage of it means nothing: give watts"
             )
         return round(limits.default_mw * value / 100)
 
-    return share
+    return fraction_of_default
 
 
 def _listed(names: Sequence[object]) -> str:
