@@ -34,7 +34,7 @@ REPORT_EVERY = timedelta(seconds=15)
 """How often an event in the history says what the action waits for."""
 LONGEST_ASKED_FOR = 60.0
 """The longest wait in seconds that the API server, or a proxy before it, can ask for."""
-DOUBT = timedelta(seconds=10)
+REFUSAL_GRACE = timedelta(seconds=10)
 """For how long refusals are retried. An API server that has just started refuses everybody until it has read its
 roles and accounts, which took a tenth of a second in a trial."""
 GONE = "it is gone: nothing to take back"
@@ -71,7 +71,7 @@ class PermissionGrace:
             self.since = None
             return False
         self.since = self.since or now
-        return not error.may_pass or now - self.since >= DOUBT
+        return not error.may_pass or now - self.since >= REFUSAL_GRACE
 
 
 class ClusterAction(BasicAction):
