@@ -3,7 +3,8 @@
 `connect` a job, `Medic.report` each step, and carry out `Medic.commands` between steps. See
 ``README.md`` for a first example, ``errors`` for what can go wrong.
 
-What a job needs is loaded when it is first asked for: the node agent uses the wire format alone, and stays small.
+Names are imported when they are first used, so that the node agent, which uses only the wire format and the settings,
+stays small.
 """
 
 import importlib

@@ -98,11 +98,11 @@ class Medic:
         self.rank = settings.rank
         self.world_size = settings.world_size
         self.progress = progress
-        # The figures of all ranks, where the ranks share; those of this one are added.
+        # Returns the figures of all ranks once the ranks agree; this rank's own are measured when they are needed.
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
         self.step: int | None = None
         self.share: Share | None = None
-        # Called by the receiver's thread when a command has come and waits for the loop.
+        # The receiver's thread calls it when a command has arrived that waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
         self._node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
         self._host = socket.gethostname()
@@ -111,8 +111,8 @@ class Medic:
         self._pid = os.getpid()
         self._is_closed = False
         self._endpoint: MetricsEndpoint | None = None
-        # Both are rank 0's. With several ranks it receives no command before it is known who answers them: all of
-        # them, or rank 0 alone.
+        # Only rank 0 has these two. With several ranks it receives no command before it is known which ranks answer:
+        # all of them, or rank 0 alone.
         self._server: ServerConnection | None = None
         self._queue: CommandQueue | None = None
         self._is_receiving = True
@@ -147,14 +147,14 @@ class Medic:
         memory_bytes: float | None = None,
         own_seconds: float | None = None,
     ) -> None:
-        """Say how a step went, once per step or every few. Numbers, or tensors of one element.
+        """Report how a step went, once per step or every few steps. Values are numbers, or tensors of one element.
 
         ``samples`` is how many were trained on since the last report, on all ranks. ``expected_learning_rate``
-        is what the schedule says, times what Trainmedic has scaled it by: a rate that differs is somebody's
-        mistake. ``memory_bytes`` is what an accelerator that is not CUDA's has in use. ``own_seconds`` is the
-        part of the step's time in which this rank worked, and did not wait for others: by it a rank that holds
-        up the rest is found. Costs about a microsecond and waits for nothing: where reports follow each other
-        faster than twenty a second, tensors are looked at that often.
+        is the rate of the schedule times Trainmedic's scale; a rate that differs from it is a mistake in the job.
+        ``memory_bytes`` is the memory in use on an accelerator that is not a CUDA device. ``own_seconds`` is the
+        part of the step's time in which this rank computed instead of waiting for others; it shows which rank
+        slows down the rest. A call costs about a microsecond and never blocks: of reports that come faster than
+        twenty a second, only that many have their tensors taken.
         """
         now = time.perf_counter()
         self.progress.add_report(
@@ -178,15 +178,15 @@ class Medic:
         return self._stats.measure(time.perf_counter())
 
     def stall(self) -> Stall:
-        """How long no step was completed, windows left out, and from when on that is a hang."""
+        """How long no step has been completed, without the time in windows, and from how long on that is a hang."""
         return self.progress.stall(time.perf_counter())
 
     def commands(self, step: int) -> list[JobCommand]:
-        """What the job is told to do now, between two steps: usually nothing, at the cost of a look.
+        """Carry out the commands that are due now, between two steps. Usually there are none; that costs a microsecond.
 
-        Commands with a handler are carried out in here, in the calling thread; the others are returned, to be
-        answered by the caller. With `trainmedic.distributed.share` they are the same on every rank, at the same
-        call; without it there are none on ranks other than 0.
+        Commands with a handler are carried out by it, in the calling thread. The others are returned, and the caller
+        answers them. With `trainmedic.distributed.share` every rank gets the same commands at the same call; without
+        it, ranks other than 0 get none.
         """
         if type(step) is not int:  # as frameworks count: NumPy's, or a tensor
             step = whole(step) or 0
@@ -211,9 +211,9 @@ class Medic:
         return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.arrived
 
     def unanswered(self) -> list[JobCommand]:
-        """The commands that have come and are not answered; in any thread, to be looked at only.
+        """The commands that have arrived and are not answered yet. Any thread may call it, and must only read them.
 
-        On ranks other than 0, those that the ranks have agreed on.
+        On ranks other than 0 these are the commands that the ranks have agreed on.
         """
         waiting = self._queue.waiting if self._queue is not None else self._handlers.in_progress
         return list(waiting.values())
@@ -242,9 +242,9 @@ class Medic:
         self._announce()
 
     def group(self, name: str) -> Group:
-        """The ranks together, outside of a command: every rank asks for it alike, by the same name.
+        """The group of all ranks, for use outside of a command. Every rank calls this with the same name.
 
-        Without `trainmedic.distributed.share` this rank alone.
+        Without `trainmedic.distributed.share` the group has this rank only.
         """
         return self.share.group(name) if self.share is not None else Alone()
 
@@ -256,7 +256,7 @@ class Medic:
         patience: float,
         call_patience: float,
     ) -> Share:
-        """Agree with the other ranks through `store`; see `trainmedic.distributed.share`, which finds it.
+        """Agree with the other ranks through `store`. `trainmedic.distributed.share` finds the store and calls this.
 
         Raises ConfigurationError.
         """
@@ -269,7 +269,9 @@ class Medic:
             return {"node": self._node, "host": self._host, "gpu": gpu()}
 
         handlers, queue = self._handlers, self._queue
-        local = LocalRank(self.rank, self.world_size, handlers, queue, self._report_outcome, location, self.stats)
+        local = LocalRank(
+            self.job, self.rank, self.world_size, handlers, queue, self._report_outcome, location, self.stats
+        )
         self.share = Share(store, local, SharingOptions(every, patience, call_patience))
         self.gather = self.share.gather
         if not self._is_receiving:
@@ -279,9 +281,9 @@ class Medic:
         return self.share
 
     def close(self) -> None:
-        """Answer what is unanswered with ``failed``, take leave of the other ranks, end the threads.
+        """Answer every open command with ``failed``, tell the other ranks that this one leaves, and end the threads.
 
-        Takes a few seconds at most.
+        It takes a few seconds at most.
         """
         if self._is_closed or self._pid != os.getpid():
             return  # a forked child has no threads, and its parent goes on
@@ -332,7 +334,7 @@ class Medic:
             self._queue.close(command, status, output)
 
     def _describe(self) -> Mapping[str, Any]:
-        """What the presence key says, beside which process it is. ``ranks`` are those that answer each command."""
+        """The presence key's content, except which process it is. ``ranks`` are the ranks that answer each command."""
         return {
             "world_size": self.world_size,
             "ranks": [0] if self._is_receiving else list(range(self.world_size)),
@@ -343,7 +345,7 @@ class Medic:
         }
 
     def _alone(self) -> Mapping[str, Any]:
-        """Where a job of one process runs. In a job of several ranks, rank 0 knows that only once they share."""
+        """Where a job of one process runs. In a job of several ranks, rank 0 learns that only from their agreement."""
         if self.world_size > 1:
             return {}
         gpus: Sequence[str | None] = devices.in_use() or (None,)

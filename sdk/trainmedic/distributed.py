@@ -6,9 +6,9 @@
     medic = trainmedic.connect(job="llm-1")        # rank and world size from torchrun
     trainmedic.distributed.share(medic)            # on every rank, before the loop
 
-``trainmedic.ranks`` says how they agree. It takes no collective, only the key-value store that the process group was
-started with, which under torchrun outlives every rank. Here are finding that store, and what PyTorch knows of where a
-rank runs. Needs PyTorch.
+``trainmedic.ranks`` says how they agree. It uses no collective, only the key-value store that the process group was
+started with, which under torchrun outlives every rank. This module finds that store, and asks PyTorch on which GPU a
+rank runs. It needs PyTorch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def is_needed() -> bool:
 
 
 def is_started() -> bool:
-    """Whether this process is one of ranks, maybe the only one at present."""
+    """Whether torch.distributed is initialised, perhaps with this rank only."""
     return dist.is_available() and dist.is_initialized()
 
 

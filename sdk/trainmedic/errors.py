@@ -4,16 +4,16 @@ The tree::
 
     TrainmedicError
     ├── ConfigurationError      connect() or share() was given something it cannot work with
-    ├── NotAgreed               inside a handler: the ranks cannot find out what to do together
+    ├── NotAgreed               raised to a handler when the ranks cannot agree
     └── Refusal                 raised by a handler, to answer a command
-        ├── Rejected            the command makes no sense here and now, and why
+        ├── Rejected            the command makes no sense here and now
         └── Unsupported         this job cannot carry out such a command
 
     Interrupted (a BaseException)   ends a training step that hangs; see ``job.interrupt``
 
 `ConfigurationError` is raised while a job is set up, `NotAgreed` to handlers in jobs of several ranks.
-Once a job is connected this package raises nothing into the training loop: when Redis is away, it logs
-a line and goes on trying in the background. There is one exception: where a checkpoint was loaded only in
+Once a job is connected this package raises nothing into the training loop: when Redis is unreachable, it logs
+a line and keeps trying in the background. There is one exception: where a checkpoint was loaded only in
 part, and there is none to go back to in its place, ``trainmedic.torch`` raises a `TrainmedicError`, which
 ends the training. (`trainmedic.wire.envelope.EnvelopeError`, a ValueError, is for programs that read or
 write the wire format themselves.)
@@ -31,7 +31,7 @@ class ConfigurationError(TrainmedicError):
 
 
 class NotAgreed(TrainmedicError):
-    """A rank is gone or does not answer, so what the ranks were to do together was not done."""
+    """The ranks could not agree, because one of them is gone or does not answer."""
 
 
 class Refusal(TrainmedicError):

@@ -37,17 +37,19 @@ class RankThread:
         self.handlers.handlers["job.scale_lr"] = self._note
         self.queue: CommandQueue | None = None
         if rank == 0:
-            self.queue = CommandQueue("llm-1", "host", ranks.memory, self.handlers, ranks.put, self._conclude)
+            self.queue = CommandQueue("llm-1", "host", ranks.memory, self.handlers, ranks.put, self._report_outcome)
             self.queue.ranks = range(ranks.size)
         about = {"node": f"n{rank}"}
-        local = LocalRank(rank, ranks.size, self.handlers, self.queue, self._conclude, lambda: about, dict)
+        local = LocalRank(
+            "llm-1", rank, ranks.size, self.handlers, self.queue, self._report_outcome, lambda: about, dict
+        )
         self.share = Share(store, local, SharingOptions(**options))
 
     def _note(self, taken: JobCommand) -> Mapping[str, Any]:
         self.done.append((self.step, taken.id))
         return {"by": self.rank}
 
-    def _conclude(self, taken: JobCommand, status: str, output: Mapping[str, Any]) -> None:
+    def _report_outcome(self, taken: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         self.handlers.in_progress.pop(taken.id, None)
         if taken.sync_key is not None:
             self.share.report_outcome(taken, status, output)

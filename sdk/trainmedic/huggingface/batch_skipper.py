@@ -1,6 +1,6 @@
 """Leaving out batches of data when a Trainer goes on from a checkpoint.
 
-The Trainer finds its place by itself: the batches that the checkpoint's steps were trained on. From there
+The Trainer finds its position by itself: after the batches that the checkpoint's steps were trained on. From there
 `BatchSkipper` reads further batches and does not train on them; over the end of an epoch too, which gets shorter by
 them. `HuggingFaceLoop` uses it around ``Trainer.train``.
 """
@@ -15,7 +15,7 @@ from typing import Any, Iterator
 class BatchSkipper:
     """While the context lasts, the first ``batches`` that the Trainer asks for are left out.
 
-    It stands before the Trainer's ``get_batch_samples``, which takes the batches of one optimizer step. Two
+    It wraps the Trainer's ``get_batch_samples``, which takes the batches of one optimizer step. Two
     things follow from how the Trainer counts: the last step of a shortened epoch is left out where it has too
     few batches, for its gradients would not be applied; and of an epoch that would be left out whole, the last
     step is trained on, for the Trainer ends at an empty epoch. ``skipped`` counts what really was left out.

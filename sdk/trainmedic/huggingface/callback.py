@@ -1,9 +1,9 @@
-"""The callback: a Hugging Face Trainer's part in the conversation with Trainmedic.
+"""The callback by which a Hugging Face Trainer reports to Trainmedic and carries out its commands.
 
 It reports each step, and carries out at the end of a step what can be done while the loop runs; of the Trainer
 it changes the `TrainerControl`, and of the optimizer the learning rate. What needs the loop to start again it
-hands to `HuggingFaceLoop`, where ``trainmedic.huggingface`` runs the Trainer by one; elsewhere it says that it
-cannot do that. The half that Lightning's callback shares is `MedicCallback`.
+hands to `HuggingFaceLoop`, where ``trainmedic.huggingface`` runs the Trainer by one; elsewhere it answers
+``unsupported``. `MedicCallback` is the base that it shares with Lightning's callback.
 """
 
 from __future__ import annotations

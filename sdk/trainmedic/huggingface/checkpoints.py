@@ -1,4 +1,4 @@
-"""The checkpoints of a Hugging Face Trainer: which are there, which are complete, and what is noted in them.
+"""The checkpoints of a Hugging Face Trainer: which exist, which are complete, and the marks in them.
 
 A checkpoint is a directory ``checkpoint-<step>`` in the Trainer's output directory. It is complete when
 everything that a resumption reads is there and whole; the Trainer's last file is ``trainer_state.json``. The
@@ -35,7 +35,7 @@ _LARGEST_HEADER = 1 << 28  # bytes; a header that claims more is damaged, and is
 
 
 def mark(checkpoint: Path, **facts: Any) -> None:
-    """Mark a checkpoint as complete, and keep what the Trainer's own files do not tell. Raises OSError."""
+    """Mark a checkpoint as complete, with facts that the Trainer's own files lack. Raises OSError."""
     checkpoints.mark_complete(checkpoint, facts)
 
 
@@ -71,7 +71,7 @@ def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint
 
 
 def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
-    """Whether everything is there, and whole as far as that can be told without reading it all."""
+    """Whether all files are there and whole, as far as their sizes and headers show."""
     try:
         state = json.loads((checkpoint / _STATE).read_bytes())
         names = {path.name for path in checkpoint.iterdir()}

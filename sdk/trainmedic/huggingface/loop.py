@@ -1,7 +1,7 @@
 """A Hugging Face Trainer whose training loop is restarted: by commands, and after a crash.
 
-Here is what is the Trainer's own in a restart: which of its arguments change, and which batches are left out. The
-rest is `TrainerLoop`. The `Callback` calls it for commands, ``trainmedic.huggingface`` to train.
+In a restart some of the Trainer's arguments change, and batches may be left out. `TrainerLoop` does the rest. The
+`Callback` calls this module for commands, ``trainmedic.huggingface`` to train.
 """
 
 from __future__ import annotations

@@ -50,52 +50,57 @@ class JobCommand:
         self.status: str | None = None
         self.is_deferred = False
         self.entry = entry
-        # Handlers agree and hear from all ranks by it, where several carry the command out.
+        # The ranks that carry out the command together; a handler agrees with them through it.
         self.group: Group = Alone()
-        # The sync point at which several ranks carry it out, and its number among the commands there.
+        # With several ranks: the number of the sync point where it is carried out, and its index there.
         self.sync_key: tuple[int, int] | None = None
-        # The outcome of each rank; on rank 0 alone.
+        # The outcome of each rank. Only rank 0 fills it.
         self.outcomes: dict[int, RankOutcome] = {}
         self._on_outcome = on_outcome
+
+    @property
+    def _job(self) -> Any:
+        return self.sent.target.get("job")
 
     @property
     def is_answered(self) -> bool:
         return self.status is not None
 
     def applied(self, output: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """It is done. What it changed goes into the history: ``command.applied(before=0.1, after=0.05)``."""
+        """Answer that it is done. The history keeps what it changed: ``command.applied(before=0.1, after=0.05)``."""
         self.answer(envelope.APPLIED, {**(output or {}), **more})
 
     def rejected(self, reason: str) -> None:
-        """It makes no sense here and now. It will not be tried again."""
+        """Answer that it makes no sense here and now. It will not be tried again."""
         self.answer(envelope.REJECTED, {"reason": reason})
 
     def unsupported(self, reason: str = "") -> None:
-        """This job cannot carry out such a command. It will not be tried again."""
+        """Answer that this job cannot carry out such a command. It will not be tried again."""
         self.answer(envelope.UNSUPPORTED, {"reason": reason or f"the training loop does not carry out {self.action}"})
 
     def failed(self, reason: str) -> None:
-        """It was tried and is not done; it may be tried again."""
+        """Answer that it was tried without success. It may be tried again."""
         self.answer(envelope.FAILED, {"reason": reason})
 
     def later(self) -> None:
-        """It is under way and is answered when it is done, such as after a restart of the loop.
+        """Say that the command is answered later, such as after a restart of the loop.
 
-        A handler calls it before it returns; without it, returning means applied.
+        A handler calls this before it returns; otherwise returning means applied.
         """
         self.is_deferred = True
 
     def answer(self, status: str, output: Mapping[str, Any]) -> None:
-        """The four above in one."""
+        """Answer with any of the four statuses above."""
         if self.status is not None:
-            log.error("command %s (%s) was answered %s; %s comes too late", self.id, self.action, self.status, status)
+            message = "%s: command %s (%s) was answered %s; %s comes too late"
+            log.error(message, self._job, self.id, self.action, self.status, status)
             return
         self.status = status
         try:
             plain_output = plain(output)
-        # Every error is caught, because objects of the user's are asked what they are.
+        # Every error is caught, because converting the user's objects calls methods of theirs.
         except Exception as error:
-            log.exception("the output of %s cannot be told", self.action)
+            log.exception("%s: the output of %s cannot be told", self._job, self.action)
             plain_output = {"reason": f"its output cannot be told: {type(error).__name__}"}
         self._on_outcome(self, status, plain_output)
 

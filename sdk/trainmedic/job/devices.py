@@ -1,6 +1,6 @@
 """Which GPUs this process works on, by the names that NVML has for them.
 
-PyTorch is asked, where the job has loaded it itself. Asking makes no CUDA context and imports nothing. Who calls it:
+They come from PyTorch, if the job itself has loaded it. Asking makes no CUDA context and imports nothing. Who calls it:
 ``client`` for the presence of a job of one process, in the writer's thread; ``trainmedic.distributed`` for the naming.
 """
 

@@ -1,4 +1,4 @@
-"""What a handler needs where several ranks carry out one command: to agree on a value, and to hear from all ranks.
+"""What a handler needs if several ranks carry out one command: to agree on a value, and to collect one of each rank.
 
 `JobCommand.group` is a `Group`, and so is what `trainmedic.Medic.group` returns for use outside of a command. Every
 rank makes the same calls in the same order. Not here: how the ranks agree (``trainmedic.ranks.rounds``).
@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping, Protocol, TypeVar
 Value = TypeVar("Value")
 
 PATIENCE = 1800.0
-"""Seconds for ranks that live and have not come yet: a checkpoint of a large model takes minutes."""
+"""Seconds to wait for ranks that live but are late, because a checkpoint of a large model takes minutes."""
 
 
 class Group(Protocol):
@@ -21,18 +21,18 @@ class Group(Protocol):
     world_size: int
 
     def choose(self, make: Callable[[], Value], patience: float = PATIENCE) -> Value:
-        """What `make` returns on rank 0, on every rank. It is called on rank 0 only; the value goes as JSON.
+        """Call `make` on rank 0 only, and return its value on every rank. The value is sent as JSON.
 
-        Where it raises `Rejected` or `Unsupported`, every rank raises that. Raises NotAgreed where rank
-        0 fails otherwise, or is gone.
+        If it raises `Rejected` or `Unsupported`, every rank raises that. Raises NotAgreed if rank 0 fails
+        otherwise, or is gone.
         """
         ...
 
     def poll(self, value: Any = None, patience: float = PATIENCE) -> Mapping[int, Any]:
-        """The `value` of each rank, the same mapping on every rank. Returns once all have come.
+        """Return the `value` of each rank, the same mapping on every rank, once all ranks have called this.
 
-        A rank that is gone, has left the command or does not come in `patience` seconds is missing.
-        Raises NotAgreed where that cannot be found out.
+        A rank is missing from it if it is gone, has left the command, or does not call in `patience` seconds.
+        Raises NotAgreed if the ranks cannot agree which these are.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The handlers of a rank's commands: which there are, and carrying commands out by them.
+"""The handlers of a rank's commands: registering them, and carrying out commands with them.
 
 Called in the training thread, between two steps. What a handler answers goes back by the command itself
 (``command``).
@@ -24,7 +24,7 @@ CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
 
 
 class HandlerRegistry:
-    """The handlers of one rank, and the commands that were handed to the training loop.
+    """The handlers of one rank, and the commands that are in progress there.
 
     ``window`` makes the window of the job's progress in which each handler runs.
     """
@@ -39,7 +39,7 @@ class HandlerRegistry:
         self.handlers: dict[str, CommandHandler] = {}
         self._refusals: dict[str, str] = {}
         self.in_progress: dict[str, JobCommand] = {}
-        """The commands that handlers or the training loop have and did not answer, by id."""
+        """The commands that a handler or the training loop has, and did not answer yet, by id."""
 
     def register(self, action: str, handler: CommandHandler, capability: str) -> None:
         self.handlers[action] = handler
@@ -64,7 +64,7 @@ class HandlerRegistry:
         return returned
 
     def fail_unanswered(self, now: datetime) -> None:
-        """Answer the commands that were returned to the loop before and that it did not answer."""
+        """Answer the commands that `carry_out` has returned to the loop, and that the loop did not answer."""
         for command in list(self.in_progress.values()):
             if command.is_deferred:
                 continue
@@ -89,7 +89,7 @@ class HandlerRegistry:
             command.rejected(str(refusal))
         except Unsupported as refusal:
             command.unsupported(str(refusal))
-        # Every error is caught, because the handler is the user's and must not end the training.
+        # Every error is caught, because the user's handler must not end the training.
         except Exception as error:
             log.exception("%s: the handler of %s failed", self._job, command.action)
             if not command.is_answered:

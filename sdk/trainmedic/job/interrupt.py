@@ -25,7 +25,7 @@ from trainmedic.errors import Interrupted
 log = logging.getLogger("trainmedic")
 
 SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""A signal that nobody else is likely to use. A handler that was installed for it before is called in its turn."""
+"""A signal that other programs are unlikely to use. An earlier handler is called for signals that are not ours."""
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _CHECK_INTERVAL = 0.25
@@ -40,10 +40,11 @@ def fetch(iterator: Iterator[Item]) -> Item:
 
 
 class Interrupter:
-    """Watches over the main thread of one job. Made on the main thread, else it does nothing.
+    """Interrupts the main thread of one job when it hangs. It does nothing unless it is made on the main thread.
 
     ``is_worth_it`` says whether a command waits that is worth interrupting a hang for, ``hangs`` whether the loop
-    hangs; both are called by a thread of this class, and only after `check_for_hang`. Not ``enabled``, it does nothing.
+    hangs; both are called by a thread of this class, and only after `check_for_hang`. Without ``enabled`` it does
+    nothing.
     """
 
     def __init__(self, is_worth_it: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
@@ -64,7 +65,7 @@ class Interrupter:
         self._thread.start()
 
     def arm(self) -> None:
-        """From here to `disarm` is what may be interrupted. It does not nest."""
+        """Allow interruptions until `disarm`. It does not nest."""
         self._armed = True
 
     def disarm(self) -> None:
@@ -72,7 +73,7 @@ class Interrupter:
         self._asked = False
 
     def check_for_hang(self) -> None:
-        """A command has come: look, for as long as one waits, whether the loop hangs. From any thread."""
+        """Start checking for a hang, because a command has arrived; ends when no command waits. For any thread."""
         self._woken.set()
 
     def interrupt(self) -> None:
@@ -82,7 +83,7 @@ class Interrupter:
             signal.pthread_kill(self._main.ident or 0, SIGNAL)
 
     def close(self) -> None:
-        """Put the signal's handler from before back. On the main thread."""
+        """Restore the signal's earlier handler. For the main thread."""
         self._stopping = True
         self._woken.set()
         if self._thread is not None:
@@ -101,7 +102,7 @@ class Interrupter:
                     if self._hangs():
                         self.interrupt()
                     pause.wait(_CHECK_INTERVAL)
-            # Every error is caught: both questions may touch a file system that is away, perhaps the hang's cause.
+            # Every error is caught, because both may read a file system that does not answer; perhaps that is the hang.
             except Exception:
                 log.exception("looking for a hang failed; trying again")
                 pause.wait(_RETRY_INTERVAL)
@@ -113,7 +114,7 @@ class Interrupter:
                 self._previous(number, frame)
             return
         if not self._armed or frame is None or _is_ours(frame):
-            return  # it came to a boundary by itself, or is about to
+            return  # the loop has reached a boundary by itself, or is about to
         self._asked = False
         raise Interrupted("the training step hung, and a command waits")
 

@@ -1,4 +1,4 @@
-"""How much memory a training process has in use, read when somebody asks, and how that grows.
+"""How much memory a training process uses, measured on request, and how that grows.
 
 Host memory comes from Linux's ``/proc`` and the process's own control group; elsewhere it is not known.
 CUDA memory comes from PyTorch where the job has loaded and initialised it itself: nothing is imported
@@ -106,7 +106,7 @@ class Growth:
         self._taken = float("-inf")
 
     def add_sample(self, steps: int, size: float, now: float) -> None:
-        """Take one sample. It is left out where it comes too soon, or no step was completed since the last."""
+        """Add one sample, unless it comes too soon or no step was completed since the last one."""
         if now - self._taken < self._apart or (self._samples and steps <= self._samples[-1][0]):
             return
         self._taken = now

@@ -1,4 +1,4 @@
-"""The optional Prometheus endpoint of a job. Everything it shows is worked out when it is asked.
+"""The optional Prometheus endpoint of a job. Its values are computed when Prometheus reads them.
 
 Not here: what was reported and what follows from it (``progress``), the figures of the ranks (``rank_stats``).
 """
@@ -103,7 +103,7 @@ class MetricsEndpoint:
             raise ConfigurationError("metrics_port needs prometheus_client: pip install 'trainmedic[metrics]'")
         registry = CollectorRegistry(auto_describe=False)
         registry.register(JobCollector(job, progress, ranks, time.perf_counter))
-        # When the process began, by which rules tell a job that was started anew.
+        # The start time of the process shows rules that a job was restarted.
         prometheus_client.ProcessCollector(registry=registry)
         try:
             self._server, self._thread = prometheus_client.start_http_server(port, host, registry)

@@ -1,7 +1,7 @@
 """What the training loop reports, and what follows from it: throughput, step time, and whether it hangs.
 
-Numbers are kept as they come and turned into floats, means and medians when somebody asks, so that a
-step costs next to nothing and a tensor on a GPU is not waited for by the training thread. Who calls it:
+Numbers are kept as they come and turned into floats, means and medians when they are read, so that a
+step costs next to nothing and the training thread never waits for a tensor on a GPU. Who calls it:
 ``client`` from the training thread; ``metrics``, the writer and ``interrupt`` from others. Not here: what
 Prometheus is shown (``metrics``), memory that is measured (``memory_usage``).
 """
@@ -29,7 +29,7 @@ PAUSE = "pause"
 REPAIR = "repair"
 OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
-"""The windows that are told apart; one of another name is counted as the last."""
+"""The kinds of windows; a window of another name counts as ``other``."""
 
 _WEIGHT = 0.2  # of the newest report, in the mean from which the throughput is taken
 TENSOR_INTERVAL = 0.05
@@ -61,7 +61,7 @@ class OpenWindows(NamedTuple):
 
 
 class Progress:
-    """The last values of each kind. Written by the training thread alone, read by others."""
+    """The latest reported values. Only the training thread writes them; other threads read them."""
 
     __slots__ = (
         "_began",
@@ -88,7 +88,7 @@ class Progress:
         self.startup_floor = startup_floor
         self.step: int | None = None
         self.steps = 0
-        self._reported_step: int | None = None  # the step of the last report that was taken in
+        self._reported_step: int | None = None  # the step of the last report
         self.loss: Any = None
         self.grad_norm: Any = None
         self.learning_rate: Any = None
@@ -119,9 +119,10 @@ class Progress:
         memory_bytes: float | None = None,
         own_seconds: float | None = None,
     ) -> None:
-        """Take in one report. A step that jumped ahead counts for all in between; one that went back, once.
+        """Add the report of a step. A step number that jumped ahead counts for all steps in between; one that went
+        back counts once.
 
-        Of reports that follow each other faster than `TENSOR_INTERVAL`, numbers are all taken, tensors now and then.
+        Of reports that follow each other faster than `TENSOR_INTERVAL` all numbers are taken, but not all tensors.
         """
         if step is not None and type(step) is not int:
             step = whole(step)
@@ -156,14 +157,14 @@ class Progress:
             self._intervals.append((now - mark[0] - (excused - mark[1]), done, samples, own_seconds))
 
     def add_late_values(self, loss: Any, grad_norm: Any) -> None:
-        """Take in the values of steps that were reported before, which come later from a GPU."""
+        """Add values of the last reported step that were not known yet when it was reported."""
         if loss is not None:
             self.loss = _kept(loss)
         if grad_norm is not None:
             self.grad_norm = _kept(grad_norm)
 
     def steps_to(self, step: int | None) -> int:
-        """How many steps a report of `step` stands for: those since the last one that was taken in."""
+        """How many steps a report of `step` covers: those since the last reported one."""
         last = self._reported_step
         return step - last if step is not None and last is not None and step > last else 1
 
@@ -191,7 +192,7 @@ class Progress:
     # --- any thread -------------------------------------------------------------------------------------
 
     def stall(self, now: float) -> Stall:
-        """Whether the loop stands still. Before it has a pace, the longer floor holds."""
+        """How long no step was completed. Before the loop has its pace, the startup floor is the limit."""
         windows = self._open
         excused = windows.before
         if windows.names:

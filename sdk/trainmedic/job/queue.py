@@ -37,7 +37,7 @@ class CommandQueue:
     """The commands of one job.
 
     The receiver's thread calls `receive` and `refuse`; one other thread takes commands out and closes them.
-    ``put`` gives replies to the writer and never waits. ``on_outcome`` is what each command calls when it is answered.
+    ``put`` gives replies to the writer and never waits. ``on_outcome`` is what each command calls with its outcome.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class CommandQueue:
         self._put(OutgoingReplies((self._reply(command.id, 0, (envelope.ACCEPTED, {})),)))
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        """Answer a command with a wrong signature, or for another job. It is not remembered: anybody may write one."""
+        """Answer a command with a wrong signature or for another job. Its id may be forged, so it is not remembered."""
         self._answer(received.command.id, envelope.REJECTED, {"reason": reason}, received.entry)
 
     def note_unreadable(self) -> None:
-        """A message was no command: nobody waits for a reply, and a job counts no such messages."""
+        """Do nothing: a message that is no command gets no reply, and a job does not count such messages."""
 
     def enter(self, sent: envelope.Command, parameters: Parameters | None, entry: bytes) -> None:
         """Let a command wait for the training loop, unless it is known already that it will not be carried out."""

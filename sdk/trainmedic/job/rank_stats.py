@@ -32,7 +32,7 @@ class Sample(NamedTuple):
 
 
 class RankStats:
-    """Measures this rank. May be asked from several threads."""
+    """Measures this rank. Several threads may call it."""
 
     def __init__(self, progress: Progress, node: str) -> None:
         self._progress = progress
@@ -111,7 +111,7 @@ def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _figure(figures: Mapping[str, Any], name: str) -> float | None:
-    """A number, whatever another rank has sent."""
+    """A finite number of another rank's figures, or None if it has sent something else."""
     value = figures.get(name)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)

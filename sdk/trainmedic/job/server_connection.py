@@ -27,8 +27,8 @@ log = logging.getLogger("trainmedic")
 class ServerConnection:
     """Builds the three, and starts none of them.
 
-    ``describe`` says what the job's presence holds, beside which process it is; ``on_outcome`` is what a command calls
-    when it is answered.
+    ``describe`` gives the content of the job's presence, except which process it is; ``on_outcome`` is what a command
+    calls with its outcome.
     """
 
     def __init__(

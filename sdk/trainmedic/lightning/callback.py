@@ -1,8 +1,8 @@
-"""The callback: a Lightning Trainer's part in the conversation with Trainmedic.
+"""The callback by which a Lightning Trainer reports to Trainmedic and carries out its commands.
 
 It reports each optimizer step, and carries out between two of them what can be done while the loop runs. What
 needs the fit to start again it hands to `LightningLoop`, where ``trainmedic.lightning.fit`` runs the Trainer by one;
-elsewhere it says that it cannot do that. The half that Hugging Face's callback shares is `MedicCallback`.
+elsewhere it answers ``unsupported``. `MedicCallback` is the base that it shares with Hugging Face's callback.
 
 ``trainer.should_stop`` is each rank's own: it is set where every rank has taken the same command at the same step.
 """

@@ -24,7 +24,7 @@ _STEP = re.compile(r"step=(\d{1,18})")
 
 
 def path_of(directory: Path, step: int) -> Path:
-    """Where a checkpoint goes that is written because a command said so."""
+    """The path of a checkpoint that is written for a command."""
     return directory / f"trainmedic-step={step}{SUFFIX}"
 
 
@@ -45,8 +45,8 @@ def in_directories(directories: Iterable[Path]) -> list[SavedCheckpoint]:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """A file is complete when its end, the table of contents, is there, and it holds more than the model's weights; a
-    directory when the file is there that is written last."""
+    """Whether a checkpoint is complete: a file if it ends with its table of contents and holds more than the model's
+    weights, a directory if the file is there that is written last."""
     if checkpoint.is_dir():
         return (checkpoint / ".metadata").is_file() or (checkpoint / "latest").is_file()
     try:

@@ -1,7 +1,7 @@
 """A Lightning fit that is restarted: by a rollback, and after a crash.
 
-Here is what is Lightning's own in a restart: ``trainer.fit`` is called once more, with another checkpoint. The rest
-is `TrainerLoop`. The `Callback` calls it for commands, ``trainmedic.lightning`` to train.
+In a restart ``trainer.fit`` is called again, with another checkpoint. `TrainerLoop` does the rest. The `Callback` calls
+this module for commands, ``trainmedic.lightning`` to train.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ class LightningLoop(TrainerLoop):
     # --- called by the callback -------------------------------------------------------------------------
 
     def start_fit(self) -> None:
-        """The fit begins, or begins again. Lightning knows its directories now, and has written nothing there yet."""
+        """Take note that the fit begins. Lightning knows its directories now, and has written nothing there yet."""
         if not self._has_begun:
             self._has_begun = True
             if self._trainer.ckpt_path is None:
                 self._start_fresh()
 
     def start_training(self) -> None:
-        """Training starts, and Lightning has said how many batches an epoch has."""
+        """Take note that training starts. Lightning knows now how many batches an epoch has."""
         if self.loader is not None:
             self.loader.limit = self._trainer.num_training_batches
 

@@ -1,9 +1,9 @@
-"""A data loader that finds its place again: what Lightning calls a resumable one.
+"""A data loader that finds its position again: what Lightning calls a resumable one.
 
 Lightning goes on from a checkpoint in the middle of an epoch, but a plain `DataLoader` begins at its first batch
-again, in another order. `ResumableLoader` stands before the loader and tells Lightning where it is, so that the
-checkpoint holds it: the place in the epoch, and the random state with which the epoch's order was drawn.
-``trainmedic.lightning.fit`` makes one for jobs of one rank; with several, Lightning puts the loader together anew.
+again, in another order. `ResumableLoader` wraps the loader and gives Lightning the state for the checkpoint: the
+position in the epoch, and the random state with which the epoch's order was drawn. ``trainmedic.lightning.fit`` makes
+one for jobs of one rank; with several, Lightning builds the loader again by itself.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Calls are counted from `trainmedic.distributed.share` on, and every rank makes the same ones. At certain calls, the
 *sync points*, each rank reads one decision (``decisions``): it is the same for all, because the first that is written
-stays. Rank 0 writes it ahead of time. Where it does not, whoever has waited too long writes that nothing is to be
-done, and then nobody waits again until rank 0 is seen to move. Only where a decision holds commands do the ranks wait
-for each other: each says which step it is at, and the agreed outcome lets all of them go on with a command, or none.
+stays. Rank 0 writes it ahead of time. If it is late, the first rank whose patience is over writes that nothing is to be
+done, and no rank waits again until rank 0's heartbeat shows that it has advanced. Only if a decision has commands do
+the ranks wait for each other: each states its step, and the agreed outcome lets all of them carry out a command, or
+none.
 
 ::
 
@@ -19,11 +20,11 @@ for each other: each says which step it is at, and the agreed outcome lets all o
           +------------------ shared store -----------------+
                    keys in the ranks' common store
 
-``share`` is what the training thread calls. ``synchronizer`` is the thread beside it. It works in one of two roles: the
-``coordinator`` of rank 0, with ``membership`` for who is there, or the ``participant`` of every other rank. The ranks
-write ``decisions`` (what is carried out at which sync point) and ``rounds`` (every rank says something, all read the
-same conclusion) through ``shared_store``.
+``share`` is what the training thread calls. ``synchronizer`` is the background thread. It works in one of two roles:
+the ``coordinator`` of rank 0, with ``membership`` for which ranks live, or the ``participant`` of every other rank. The
+ranks write ``decisions`` (what is carried out at which sync point) and ``rounds`` (every rank enters a value, and all
+read the same conclusion) through ``shared_store``.
 
 Not here: finding a store (``trainmedic.distributed``), commands before and after (``trainmedic.job.queue``), what
-handlers see of it (``trainmedic.job.group``). Needs no PyTorch: a store is anything with four calls.
+handlers see of it (``trainmedic.job.group``). PyTorch is not needed: a store is any object with four methods.
 """

@@ -1,8 +1,8 @@
 """The role of rank 0: it coordinates which commands the ranks of a job carry out.
 
-It takes the commands whose turn it is from the queue, writes them into the decision of a sync point, draws the
-conclusion once the ranks have come to it, gathers every rank's outcome for the queue, and deletes what all ranks have
-read. Who is there, ``membership`` knows.
+It takes the due commands from the queue, writes them into the decision of a sync point, writes the agreed outcome once
+the ranks have reached that point, collects every rank's outcome for the queue, and deletes the keys that all ranks have
+read. ``membership`` knows which ranks live.
 
 Who calls it: ``synchronizer``, in rank 0's background thread.
 """
@@ -31,10 +31,10 @@ log = logging.getLogger("trainmedic")
 
 TOO_LATE = "the ranks did not come to it in time; with several ranks a step that hangs is not interrupted"
 _TAKE_EVERY = 2.0
-"""Seconds between two looks at the queue, beside those for each decision: a command may expire meanwhile."""
+"""Seconds between two reads of the queue when no decision needs one, because commands may expire meanwhile."""
 _FIRST_COLLECT, _LONGEST_COLLECT = 0.005, 0.5
 _PARTIAL_AFTER = 0.25
-"""Seconds after which outcomes are sent although some ranks have none yet; before, few messages are better."""
+"""Seconds after which the outcomes that are there are sent, without the rest. Waiting that long saves messages."""
 _MOST_COMMANDS = 16
 _MOST_BYTES = 512 * 1024
 _OVERDUE = timedelta(seconds=30)
@@ -49,7 +49,7 @@ class RunningCommand:
     replied: set[int] = field(default_factory=set)
     """The ranks whose outcome has gone to the server."""
     count: int = 0
-    """How many ranks had entered their outcome at the last look."""
+    """How many ranks had entered their outcome when they were last counted."""
     since: float = field(default_factory=time.monotonic)
     due: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(_FIRST_COLLECT, _LONGEST_COLLECT, factor=1.5))
@@ -61,7 +61,8 @@ class Coordinator:
     lead = 0.2
     """How many seconds before the training thread is expected at a sync point its decision is made."""
 
-    def __init__(self, queue: CommandQueue, base: SharedStore, interval: SyncInterval) -> None:
+    def __init__(self, job: str, queue: CommandQueue, base: SharedStore, interval: SyncInterval) -> None:
+        self._job = job
         self._queue = queue
         self._base = base
         self._interval = interval
@@ -69,30 +70,29 @@ class Coordinator:
         self.membership = Membership(base, self._store)
         self._expired_keys = ExpiredKeys(self._store)
         self._take_due = 0.0
-        # Commands whose turn it is, and that were not carried out yet.
+        # Due commands that were not carried out yet.
         self._pending: list[JobCommand] = []
         # The ids of those that are in a decision: until the ranks agree, they cannot expire.
         self._decided: set[str] = set()
-        # The last sync point to which some rank did not come, and which rank that was.
+        # The last sync point that some rank did not reach, and in words which ranks those were.
         self._missed_at = -1
         self._missing = ""
         self._running: dict[tuple[int, int], RunningCommand] = {}
         self._is_leaving = False
 
     def join(self) -> SharedStore | None:
-        """The keys of this start of the job, which from now on are the current ones."""
+        """Make the keys of this start of the job the current ones."""
         self._base.set("current", self._store.token)
         return self._store
 
     def has_to_rejoin(self, position: TrainingPosition) -> bool:
-        """Whether a later start of the job has taken over before this rank's first sync point: never on rank 0,
-        whose part is over then. Raises RankLost."""
+        """False; on rank 0 a later start of the job ends the agreement instead. Raises RankLost then."""
         if self._base.get("current") != self._store.token:
             raise RankLost("another start of this job has taken over")
         return False
 
     def work(self, now: float, own: RankStatus) -> float:
-        """Do what is due beside decisions and rounds; seconds until something is due again."""
+        """Do the due work beside decisions and rounds. Returns the seconds until more is due."""
         self.membership.own = own
         delay = self.membership.work(now)
         if self.membership.hosts:
@@ -105,14 +105,14 @@ class Coordinator:
         return delay
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Whether a rank that was there does not show itself any more."""
+        """Whether a rank that had joined has sent no heartbeat for too long."""
         return self.membership.is_silent(rank, now)
 
     # --- deciding -----------------------------------------------------------------------------------------
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision:
-        """The decision of the next sync point, made now. `waited` is for how many seconds the training thread has
-        waited for it, None where it does not wait yet."""
+        """Make the decision of the next sync point. `waited` is how many seconds the training thread has waited for
+        it; None if it does not wait yet."""
         number = position.number + 1
         commands = self._next_commands()
         key = f"decision/{number}"
@@ -124,7 +124,7 @@ class Coordinator:
         return decision
 
     def agree(self, decision: SyncDecision, statements: dict[int, Any], missing: list[int]) -> Any:
-        """The agreed outcome as it is written, from what the ranks state that have come to the sync point."""
+        """The agreed outcome in its stored form, from the statements of the ranks that have reached the sync point."""
         now = utc_now()
         in_time = {command.id for command in self._pending if now < command.expires_at}
         expired = {sent.id for sent in decision.commands} - in_time
@@ -132,11 +132,11 @@ class Coordinator:
         return agree(decision, statements, absent, expired, TOO_LATE).fields()
 
     def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
-        """The outcome stands: begin the commands that are carried out, answer those that are not."""
+        """Start the commands that are carried out by the agreed outcome, and answer the refused ones."""
         if outcome.missing:
             self._missed_at = decision.number
             self._missing = outcome.missing
-            log.warning("no command was carried out: %s; trying again", outcome.missing)
+            log.warning("%s: no command was carried out: %s; trying again", self._job, outcome.missing)
         self._decided = set()
         by_id = {command.id: command for command in self._pending}
         for index, sent in enumerate(decision.commands):
@@ -149,15 +149,15 @@ class Coordinator:
                 self._refuse(command, *outcome.refused[sent.id])
 
     def running(self, sync_key: tuple[int, int]) -> JobCommand | None:
-        """The command that the queue has given for that place of a decision; for the training thread."""
+        """The running command with that sync key, see `JobCommand.sync_key`. The training thread calls it."""
         running = self._running.get(sync_key)
         return running.command if running is not None else None
 
     def _next_commands(self) -> list[JobCommand]:
         """The commands for the decision that is made now. They stay pending until the ranks agree.
 
-        There are none before every rank is there, nor after a rank has failed to come until it has passed that sync
-        point: the others have waited for it once.
+        There are none before every rank has joined. After a rank has missed a sync point there are none until it has
+        passed that point, because the others have waited for it once already.
         """
         self._take_pending()
         if not self._pending or self.membership.absent():
@@ -196,14 +196,14 @@ class Coordinator:
     # --- outcomes -----------------------------------------------------------------------------------------
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
-        """This rank has answered the command at that place: the sync point, and its number among the commands."""
+        """Enter rank 0's own outcome of the command with that sync key."""
         running = self._running.get(sync_key)
         if running is not None:
             running.command.outcomes[0] = (status, fitting(output))
             running.due = 0.0
 
     def _collect(self, now: float) -> float:
-        """Look for the other ranks' outcomes; seconds until that is due again."""
+        """Read the other ranks' outcomes where that is due. Returns the seconds until it is due again."""
         delay = _TAKE_EVERY
         for sync_key, running in list(self._running.items()):
             if now >= running.due:
@@ -239,17 +239,17 @@ class Coordinator:
 
     def _is_hopeless(self, command: JobCommand, missing: list[int], now: float) -> bool:
         if 0 in missing:
-            return False  # rank 0 is still at it
+            return False  # rank 0 is still carrying it out
         return utc_now() > command.expires_at + _OVERDUE or all(self.is_silent(rank, now) for rank in missing)
 
     def end_round(self, number: int, key: str) -> None:
-        """A round is over. Nobody reads it who has passed sync point `number`."""
+        """Delete a finished round later: no rank that has passed sync point `number` reads it any more."""
         self._expired_keys.add_entries(number, key)
 
     # --- the end ------------------------------------------------------------------------------------------
 
     def leave(self, number: int) -> bool:
-        """Say that this rank ends, before sync point `number`; whether all is heard that is to be waited for."""
+        """Tell the others that rank 0 ends at sync point `number`. True once all outcomes are in and all have left."""
         if not self._is_leaving:
             self._is_leaving = True
             last = SyncDecision(number, 0, 1, (), "rank 0 has ended").fields()
@@ -258,7 +258,7 @@ class Coordinator:
         return not self._running and self._store.count_entries("left") >= len(self.membership.others)
 
     def abandon(self, reason: str) -> None:
-        """Nothing is carried out any more: answer what waits."""
+        """Fail every running and waiting command with `reason`, and those that arrive later."""
         for running in list(self._running.values()):
             for rank in range(self._store.world_size):
                 running.command.outcomes.setdefault(rank, (envelope.FAILED, {"reason": reason}))

@@ -1,10 +1,10 @@
 """What the ranks decide together, in the form in which they write it for each other, and how often they do.
 
 A `SyncDecision` belongs to one sync point: which commands are to be carried out there (usually none), and after how
-many calls the next sync point is. An `AgreedOutcome` follows once every rank has come to that sync point: which of the
+many calls the next sync point is. An `AgreedOutcome` follows once every rank has reached that sync point: which of the
 commands all ranks carry out, and which none does. Each is written once and read by all.
 
-Not here: who decides (``coordinator``), and what is done where nobody does (``participant``).
+Not here: deciding (``coordinator``), and going on without a decision (``participant``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class SyncDecision:
-    """What is to be done at one sync point."""
+    """The commands of one sync point, and where the next one is."""
 
     number: int
     """The sync points are counted from 0."""
@@ -56,21 +56,21 @@ class SyncDecision:
 
 @dataclass(frozen=True)
 class AgreedOutcome:
-    """What becomes of the commands of a decision. One that is in neither field may be decided on again."""
+    """The outcome of a decision's commands. A command in neither field may be part of a later decision."""
 
     go: tuple[str, ...] = ()
     """The ids of the commands that every rank carries out now, in the order of the decision."""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Status and reason of those that no rank carries out, by id."""
     missing: str = ""
-    """Which ranks did not come, in words; empty where all did."""
+    """Which ranks did not reach the sync point, in words; empty if all did."""
 
     def fields(self) -> dict[str, Any]:
         return {"go": list(self.go), "refused": dict(self.refused), "missing": self.missing}
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> AgreedOutcome:
-        """Also reads a round that was closed because rank 0 is gone: then nothing is carried out."""
+        """Read the stored form, also that of a round that was closed because rank 0 is gone: then no command runs."""
         refused = {name: (str(status), str(reason)) for name, (status, reason) in fields.get("refused", {}).items()}
         return cls(tuple(fields.get("go", ())), refused, str(fields.get("missing") or fields.get("gone") or ""))
 
@@ -115,9 +115,9 @@ def _unable(reasons: Mapping[int, str], world_size: int) -> str:
 
 
 class SyncInterval:
-    """How many calls lie between two sync points, from how long the last few took.
+    """Computes the calls between two sync points from how long the last few calls took.
 
-    The training thread notes, the synchronizer's thread asks.
+    The training thread records, the synchronizer's thread reads.
     """
 
     def __init__(self, every: int | None = None) -> None:
@@ -126,13 +126,13 @@ class SyncInterval:
         self._span = 1
 
     def record(self, span: int, seconds: float) -> None:
-        """`span` calls took `seconds`."""
+        """Record that the last `span` calls took `seconds`."""
         self._span = span
         self._recent = (*self._recent, max(seconds, 0.0) / span)[-_KEPT:]
 
     def next_span(self) -> int:
-        """After how many calls the next sync point is to be. It at most doubles, so that one quick call does not
-        mislead."""
+        """The number of calls until the next sync point. It at most doubles each time, because a single call may have
+        been unusually quick."""
         if self._every is not None:
             return self._every
         if not self._recent:

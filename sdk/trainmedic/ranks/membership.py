@@ -1,4 +1,4 @@
-"""Which ranks of a job are there: rank 0 lets each of them in, and knows who lives, where it runs and its figures.
+"""Which ranks of a job have joined. Rank 0 admits each of them and knows which live, where they run and their figures.
 
 Who calls it: ``coordinator``, in rank 0's background thread; `figures` and `placement` from any thread.
 """
@@ -18,15 +18,15 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 
 
 class Membership:
-    """The ranks of the job, as rank 0 knows them. ``base`` has the keys that do not belong to one start of the job."""
+    """The ranks of the job, as rank 0 knows them. ``base`` has the keys that all starts of the job have in common."""
 
     def __init__(self, base: SharedStore, store: SharedStore) -> None:
         self._base = base
         self._store = store
         self.own = RankStatus()
-        """What rank 0 shows of itself."""
+        """Rank 0's own status."""
         self.others: dict[int, RankStatus] = {}
-        """What the other ranks that have been let in have shown last."""
+        """The latest status of each other rank that was admitted."""
         self._seen_at: dict[int, float] = {}  # when that heartbeat was first seen, by the monotonic clock
         self.hosts: Mapping[int, str] = {}
         """The hosts of the ranks that are known. Replaced whole, because other threads read it."""
@@ -36,7 +36,7 @@ class Membership:
         self._refresh_due = 0.0
 
     def work(self, now: float) -> float:
-        """Let in who waits, read the heartbeats; seconds until that is due again."""
+        """Admit waiting ranks and read the heartbeats. Returns the seconds until that is due again."""
         delay = self._admit(now)
         if now >= self._refresh_due:
             self._refresh_due = now + _REFRESH_EVERY
@@ -45,15 +45,15 @@ class Membership:
         return min(delay, self._refresh_due - now)
 
     def absent(self) -> list[int]:
-        """The ranks that have not been let in yet."""
+        """The ranks that were not admitted yet."""
         return [rank for rank in range(1, self._base.world_size) if rank not in self.others]
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Whether a rank that was there does not show itself any more."""
+        """Whether a rank that had joined has sent no heartbeat for too long."""
         return now - self._seen_at.get(rank, now) > SILENT_AFTER
 
     def passed_by_all(self) -> int:
-        """The last sync point that every rank has passed; -1 before all are there."""
+        """The last sync point that every rank has passed; -1 before all have joined."""
         if len(self.others) < self._base.world_size - 1:
             return -1
         return min([self.own.passed, *(status.passed for status in self.others.values())])
@@ -72,14 +72,14 @@ class Membership:
         ]
 
     def _admit(self, now: float) -> float:
-        """Answer the nonce that a rank has written, until the rank shows itself under our token."""
+        """Answer the nonce of each rank that wants to join, until its heartbeat appears under our token."""
         absent = self.absent()
         if not absent:
             return _REFRESH_EVERY
         if now < self._admit_due:
             return self._admit_due - now
         if self._base.get("current") != self._store.token:
-            return _REFRESH_EVERY  # a later start has taken over; the synchronizer is about to find that out
+            return _REFRESH_EVERY  # a later start has taken over, which the synchronizer will notice soon
         for rank in absent:
             nonce = self._base.get(f"join/{rank}")
             if nonce is not None and nonce != self._nonces.get(rank):

@@ -1,4 +1,4 @@
-"""The role of every rank but rank 0: it reads what rank 0 decides, and goes on without where rank 0 does not.
+"""The role of every rank but rank 0: it reads rank 0's decisions, and continues without commands when rank 0 stops.
 
 Who calls it: ``synchronizer``, in the rank's background thread.
 """
@@ -35,7 +35,8 @@ class Participant:
 
     lead = 0.1  # after the coordinator, which writes the decision
 
-    def __init__(self, base: SharedStore, interval: SyncInterval, patience: float) -> None:
+    def __init__(self, job: str, base: SharedStore, interval: SyncInterval, patience: float) -> None:
+        self._job = job
         self._base = base
         self._interval = interval
         self._patience = patience
@@ -47,8 +48,11 @@ class Participant:
         self._heartbeat_due = 0.0
 
     def join(self) -> SharedStore | None:
-        """The store may hold what an earlier start has left, and torchrun's count of restarts is not the same on all
-        nodes. So each rank writes a nonce, and rank 0 answers it with the prefix of this start's keys."""
+        """Join this start of the job; None until rank 0 has answered.
+
+        The store may have keys of an earlier start, and torchrun's restart count differs between nodes. So each rank
+        writes a nonce, and rank 0 answers it with the prefix of this start's keys.
+        """
         if self._nonce is None:
             self._nonce = envelope.new_id()
             self._base.set(f"join/{self._base.rank}", self._nonce)
@@ -69,7 +73,7 @@ class Participant:
     # --- decisions ----------------------------------------------------------------------------------------
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision | None:
-        """The decision as it is read, None while there is none; made here where rank 0 is too late. Raises RankLost."""
+        """Read the decision, or make an empty one if rank 0 is too late; None while waiting. Raises RankLost."""
         decision = self._read(position.number + 1)
         if decision is None and waited is not None and (waited >= self._patience or self._is_known_to_be_late()):
             decision = self._decide_nothing(position)
@@ -87,8 +91,10 @@ class Participant:
         return decision
 
     def _decide_nothing(self, position: TrainingPosition) -> SyncDecision:
-        """Rank 0 has not decided in time: the first rank that comes decides that nothing is done. The sync points
-        come to lie further and further apart, so that a store that nobody cleans up does not fill."""
+        """Decide that nothing is done, because rank 0 has not decided in time; the first rank to write this wins.
+
+        The sync points lie further and further apart, so that the store does not fill while rank 0 deletes no keys.
+        """
         number = position.number + 1
         span = min(position.span * 2, self._interval.next_span() * _WIDEST)
         mine = SyncDecision(number, self._base.rank, max(span, 1))
@@ -96,12 +102,14 @@ class Participant:
         self._refuse_deleted(number)
         if decision.by != 0:
             if self._missed_at is None:
-                log.warning("rank 0 did not decide on commands for %g s; going on without", self._patience)
+                log.warning(
+                    "%s: rank 0 did not decide on commands for %g s; going on without", self._job, self._patience
+                )
             self._missed_at = self._passed_by_rank_0()
         return decision
 
     def _is_known_to_be_late(self) -> bool:
-        """Whether a decision was missed, and rank 0 has not moved since: then nobody waits again."""
+        """Whether rank 0 has missed a decision and not advanced since. Then no rank waits for it again."""
         return self._missed_at is not None and self._passed_by_rank_0() <= self._missed_at
 
     def _passed_by_rank_0(self) -> int:
@@ -109,16 +117,16 @@ class Participant:
         return int(status["passed"]) if status is not None else -1
 
     def _refuse_deleted(self, number: int) -> None:
-        """A decision that rank 0 has deleted may have been written again by a rank that came too late."""
+        """Raises RankLost for a decision that rank 0 had deleted, and a rank that is too late has written again."""
         deleted_before = self._store.get("deleted_before")
         if deleted_before is not None and number < deleted_before:
             raise RankLost("this rank is too far behind the others")
 
     def agree(self, decision: SyncDecision, statements: dict[int, Any], missing: list[int]) -> Any:
-        raise AssertionError("rank 0 draws the conclusion")
+        raise AssertionError("only rank 0 computes the agreed outcome")
 
     def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
-        """Nothing is kept of it here."""
+        """Only rank 0 keeps commands."""
 
     # --- the rest -----------------------------------------------------------------------------------------
 
@@ -132,7 +140,7 @@ class Participant:
         return _IDLE_SECONDS
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Only rank 0 is asked about, because every round waits for its conclusion."""
+        """Whether rank 0 sends no heartbeat; only rank 0 matters here, because it writes the result of every round."""
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_EVERY
             status = self._store.get("heartbeat/0")
@@ -146,4 +154,4 @@ class Participant:
         return True
 
     def abandon(self, reason: str) -> None:
-        """Only rank 0 has commands that wait."""
+        """Only rank 0 has waiting commands."""

@@ -1,4 +1,4 @@
-"""Where a rank is in its training, what it shows the others of itself, and how it drops out.
+"""The values that describe one rank: its position in the training and the status that the others read.
 
 Who uses it: ``synchronizer`` and its two roles, ``coordinator`` and ``participant``.
 """
@@ -22,7 +22,7 @@ class RankLost(Exception):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Where the training thread is. A new one is made at each sync point."""
+    """How far the training thread has come. A new one is made at each sync point."""
 
     number: int = -1
     """The sync point that it has passed last."""
@@ -36,7 +36,7 @@ class TrainingPosition:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What a rank shows the others with each heartbeat."""
+    """What a rank writes for the others with each heartbeat. The fields' names are those of the stored form."""
 
     heartbeat: int = 0
     """Counts the heartbeats of its process."""
@@ -52,5 +52,5 @@ class RankStatus:
 
 
 def outcome_key(sync_key: tuple[int, int]) -> str:
-    """Where the ranks enter their outcome of the command at that place: the sync point, and its number there."""
+    """The key under which the ranks enter their outcome of the command with that sync key."""
     return f"outcome/{sync_key[0]}/{sync_key[1]}"

@@ -1,8 +1,8 @@
-"""Rounds: every rank says something, rank 0 draws the conclusion, and every rank reads the same one.
+"""Rounds: every rank enters a value, rank 0 combines the values, and every rank reads the same result.
 
-A round waits for ranks that live. A rank that is gone, or has left the command that the round is part of, or does not
-come in time, is missing from it; where rank 0 is gone, the others close the round without a conclusion. `RankGroup`
-is what a handler sees of it: the ranks that carry out a command together.
+A round waits for ranks that live. A rank is missing from it if it is gone, has finished the command that the round is
+part of, or does not enter its value in time. If rank 0 is gone, the others close the round without a result.
+`RankGroup` is what a handler uses: the ranks that carry out a command together.
 
 Who calls it: ``synchronizer`` in the background thread (`Rounds`), handlers in the training thread (`RankGroup`).
 """
@@ -22,7 +22,7 @@ SILENT_AFTER = 30.0
 """Seconds without a heartbeat after which a rank counts as gone."""
 GONE = "gone"
 _GRACE = 15.0
-"""Seconds that the others wait for rank 0's conclusion, beyond the round's patience."""
+"""Seconds that the others wait for rank 0's result, beyond the round's patience."""
 _READ_INTERVAL = 1.0
 
 
@@ -31,18 +31,18 @@ class Round:
     """One round, as each rank describes it alike."""
 
     key: str
-    """Its place in the shared store."""
+    """The prefix of its keys in the shared store."""
     combine: Callable[[dict[int, Any], list[int]], Any] | None
-    """Draws the conclusion on rank 0, from what each rank has said and which ranks are missing. Without it rank 0
-    alone speaks, and what it says is the conclusion."""
+    """Makes the result on rank 0, from the ranks' values and the list of missing ranks. If it is None, only rank 0
+    enters a value, and that is the result."""
     outcomes_key: str | None = None
-    """Where the ranks enter their outcome of the command that the round is part of; a rank that has comes no more."""
+    """The key of the outcomes of the command that the round is part of; a rank that has one enters no more values."""
     patience: float = PATIENCE
     """Seconds to wait for ranks that live."""
 
 
 class Rounds:
-    """This rank's part in the rounds, one after the other. ``is_silent`` says at a time whether a rank is gone."""
+    """Takes part in rounds, one after the other. ``is_silent(rank, now)`` says whether a rank is gone."""
 
     def __init__(self, store: SharedStore, is_silent: Callable[[int, float], bool]) -> None:
         self._store = store
@@ -51,14 +51,14 @@ class Rounds:
         self._entries_read_at = 0.0
 
     def attempt(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """The conclusion, or None while there is none. `value` is what this rank says, `since` when it came."""
+        """The result, or None while there is none. `value` is this rank's, `since` is when its caller began to wait."""
         store, end = self._store, f"{round_.key}/end"
         if round_.combine is not None and self._entered != round_.key:
             store.add_entry(round_.key, value)
             self._entered = round_.key
-        conclusion = store.get(end)
-        if conclusion is not None:
-            return conclusion
+        result = store.get(end)
+        if result is not None:
+            return result
         if store.rank != 0:
             if now - since < round_.patience + _GRACE and not self._is_silent(0, now):
                 return None
@@ -72,10 +72,10 @@ class Rounds:
         return store.set_if_absent(end, round_.combine(values, missing))
 
     def _values_by_rank(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
-        """What each rank has said, once there is nobody left to wait for."""
+        """The value of each rank; None until every live rank has entered its value or the patience is over."""
         store = self._store
         is_complete = store.count_entries(round_.key) >= store.world_size
-        # Reading every entry costs a call per rank: while one is missing, that is done now and then only.
+        # Reading every entry costs a call per rank, so while one is missing they are read once a second only.
         if not is_complete and waited < round_.patience and now - self._entries_read_at < _READ_INTERVAL:
             return None
         self._entries_read_at = now
@@ -92,7 +92,7 @@ class Rounds:
 
 
 class RankGroup:
-    """See `trainmedic.job.group.Group`. ``run_round`` runs a round and returns its conclusion."""
+    """See `trainmedic.job.group.Group`. ``run_round`` runs a round and returns its result."""
 
     def __init__(
         self, store: SharedStore, key: str, outcomes_key: str | None, run_round: Callable[[Round, Any], Any]
@@ -112,36 +112,34 @@ class RankGroup:
                 choice = {"value": make()}
             except Refusal as refusal:
                 choice = {"unsupported" if isinstance(refusal, Unsupported) else "rejected": str(refusal)}
-            # Every error is caught, because the other ranks wait for what came of it; it is raised again below.
+            # Every error is caught, because the other ranks wait for rank 0's choice; it is raised again below.
             except Exception as error:
                 fault = error
                 choice = {GONE: f"rank 0 could not choose: {type(error).__name__}: {error}"}
-        conclusion = self._run_round(Round(self._next_key(), None, self._outcomes_key, patience), choice)
+        result = self._run_round(Round(self._next_key(), None, self._outcomes_key, patience), choice)
         if fault is not None:
             raise fault
-        if "rejected" in conclusion:
-            raise Rejected(str(conclusion["rejected"]))
-        if "unsupported" in conclusion:
-            raise Unsupported(str(conclusion["unsupported"]))
-        _raise_if_gone(conclusion)
-        value: Value = conclusion["value"]
+        if "rejected" in result:
+            raise Rejected(str(result["rejected"]))
+        if "unsupported" in result:
+            raise Unsupported(str(result["unsupported"]))
+        _raise_if_gone(result)
+        value: Value = result["value"]
         return value
 
     def poll(self, value: Any = None, patience: float = PATIENCE) -> Mapping[int, Any]:
-        conclusion = self._run_round(
-            Round(self._next_key(), _all_values, self._outcomes_key, patience), {"value": value}
-        )
-        _raise_if_gone(conclusion)
-        return {int(rank): entry["value"] for rank, entry in conclusion["values"].items()}
+        result = self._run_round(Round(self._next_key(), _all_values, self._outcomes_key, patience), {"value": value})
+        _raise_if_gone(result)
+        return {int(rank): entry["value"] for rank, entry in result["values"].items()}
 
     def _next_key(self) -> str:
         self._count += 1
         return f"{self._key}/{self._count}"
 
 
-def _raise_if_gone(conclusion: Mapping[str, Any]) -> None:
-    if GONE in conclusion:
-        raise NotAgreed(str(conclusion[GONE]))
+def _raise_if_gone(result: Mapping[str, Any]) -> None:
+    if GONE in result:
+        raise NotAgreed(str(result[GONE]))
 
 
 def _all_values(values: dict[int, Any], missing: list[int]) -> Any:

@@ -1,7 +1,7 @@
-"""The training thread's part of the agreement of ranks: it counts calls, and carries out what was agreed on.
+"""The training thread's part of the agreement of ranks: it counts calls and returns the agreed commands.
 
 At a sync point it takes the decision that the background thread (``synchronizer``) has found. See the package for how
-the ranks agree. Who makes a `Share`: ``trainmedic.distributed``, by way of `trainmedic.Medic.join_ranks`.
+the ranks agree. ``trainmedic.distributed`` makes a `Share` through `trainmedic.Medic.join_ranks`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ _MOST_GROUPS = 1000
 class LocalRank:
     """This rank, as the rest of the SDK knows it."""
 
+    job: str
     rank: int
     world_size: int
     handlers: HandlerRegistry
     queue: CommandQueue | None
     """The queue in which the commands arrive; None on ranks other than 0."""
     on_outcome: OutcomeCallback
-    """What a command calls when it is answered."""
+    """What a command calls with its outcome."""
     location: Callable[[], Mapping[str, Any]]
-    """Says where this rank runs: its node, host and GPU. Asked in the training thread."""
+    """Returns this rank's node, host and GPU. Called in the training thread."""
     stats: Callable[[], Mapping[str, Any]]
-    """Measures its figures. Asked in the background thread."""
+    """Measures this rank's figures. Called in the background thread."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class SharingOptions:
 
 
 class Share:
-    """The part of one rank, as its training thread has it."""
+    """One rank's agreement with the others, for its training thread."""
 
     def __init__(self, store: KeyValueStore, local: LocalRank, options: SharingOptions) -> None:
         self._local = local
@@ -73,9 +74,10 @@ class Share:
         self._groups: dict[str, int] = {}
         self._interval = SyncInterval(options.every)
         self._base = SharedStore(store, "", local.rank, local.world_size)
-        self._coordinator = Coordinator(local.queue, self._base, self._interval) if local.queue is not None else None
-        role: Role = self._coordinator or Participant(self._base, self._interval, options.patience)
-        self._synchronizer = Synchronizer(self._base, role, self._interval, local.stats)
+        job, base, interval = local.job, self._base, self._interval
+        self._coordinator = Coordinator(job, local.queue, base, interval) if local.queue is not None else None
+        role: Role = self._coordinator or Participant(job, base, interval, options.patience)
+        self._synchronizer = Synchronizer(job, base, role, interval, local.stats)
         self._synchronizer.location = local.location()
         self._synchronizer.start()
 
@@ -87,16 +89,15 @@ class Share:
         return self._synchronizer.ended_because or "on"
 
     def publish(self, stats: Mapping[str, Any]) -> None:
-        """Give figures of this rank to rank 0, beside those of `Medic.stats`. The latest ones go out every few
-        seconds."""
+        """Send figures of this rank to rank 0, beside those of `Medic.stats`. The latest are sent every few seconds."""
         self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:
-        """The latest figures of every rank that lives, on rank 0; elsewhere nothing. Waits for nothing."""
+        """The latest figures of every live rank, on rank 0; empty on the others. It never blocks."""
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:
-        """The ranks together, outside of a command: every rank asks for it alike, by the same name, such as
+        """The group of all ranks, for use outside of a command. Every rank calls this with the same name, such as
         ``f"save-{step}"``."""
         self._groups[name] = count = self._groups.pop(name, 0) + 1
         if len(self._groups) > _MOST_GROUPS:
@@ -104,7 +105,7 @@ class Share:
         return RankGroup(self._base, f"group/{name}/{count}", None, self._run_round)
 
     def describe(self) -> Mapping[str, Any]:
-        """What rank 0 adds to the job's presence."""
+        """The part of the job's presence that depends on the ranks; for rank 0."""
         assert self._coordinator is not None
         placement = self._coordinator.membership.placement()
         return {"ranks": list(range(self._local.world_size)), "placement": placement, "sharing": self.state}
@@ -112,7 +113,7 @@ class Share:
     # --- the training thread ------------------------------------------------------------------------------
 
     def tick(self, step: int | None) -> Sequence[JobCommand]:
-        """Count one call; the commands to carry out in it."""
+        """Count one call, and return the commands to carry out in it."""
         self._calls += 1
         if self._calls < self._next:
             return ()
@@ -126,18 +127,18 @@ class Share:
             return ()
 
     def report_outcome(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
-        """This rank's outcome of a command, on its way to the server."""
+        """Send this rank's outcome of a command to rank 0, which sends it to the server."""
         assert command.sync_key is not None
         self._synchronizer.report(command.sync_key, status, output)
 
     def close(self, timeout: float) -> None:
-        """Report what there is to report, and end. On rank 0 what waits is answered."""
+        """Send the remaining outcomes, and end. Rank 0 also answers the commands that still wait."""
         self._synchronizer.close(timeout)
         if self._coordinator is not None and not self._synchronizer.is_alive:
             self._coordinator.abandon("the job ended before it came to the command")
 
     def _synchronize(self, step: int | None) -> Sequence[JobCommand]:
-        """Pass one sync point; the commands to carry out there."""
+        """Pass one sync point, and return the commands to carry out there."""
         synchronizer = self._synchronizer
         position = synchronizer.position
         number = position.number + 1
@@ -160,7 +161,7 @@ class Share:
         return agreed
 
     def _meet(self, decision: SyncDecision, step: int | None) -> list[JobCommand]:
-        """Wait for the other ranks and for the agreed outcome; the commands that every rank carries out."""
+        """Wait for the other ranks and the agreed outcome. Returns the commands that every rank carries out."""
         cannot = {sent.id: reason for sent in decision.commands if (reason := self._unable(sent))}
         statement = {"step": step, "cannot": cannot}
         patience = self._options.call_patience

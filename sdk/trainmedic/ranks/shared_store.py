@@ -64,7 +64,7 @@ class SharedStore:
     # --- keys with an entry of each rank ------------------------------------------------------------------
 
     def add_entry(self, key: str, value: Any) -> None:
-        """Write this rank's entry; once. The entry comes before the count, so whoever counts it can read it."""
+        """Write this rank's entry, once. It is written before it is counted, so that a counted entry can be read."""
         self.set(f"{key}/{self.rank}", value)
         self._store.add(f"{self._prefix}{key}/count", 1)
 
@@ -82,10 +82,10 @@ class SharedStore:
 
 
 class ExpiredKeys:
-    """Keys that nobody reads any more once every rank has passed a certain sync point. Rank 0 deletes them.
+    """Keys that are not read any more once every rank has passed a certain sync point. Rank 0 deletes them.
 
-    Where a rank never gets there, the older half is deleted all the same once there are too many. What was deleted
-    is then known by the key ``deleted_before``, by which a rank that does come after all sees that it is too late.
+    If a rank never gets there and the keys become too many, the older half is deleted all the same. The key
+    ``deleted_before`` then says which ones, so that a rank that arrives later sees that it is too late.
     """
 
     def __init__(self, store: SharedStore) -> None:
@@ -94,15 +94,15 @@ class ExpiredKeys:
         self._deleted_before = 0
 
     def add(self, number: int, *keys: str) -> None:
-        """Nobody reads `keys` who has passed sync point `number`."""
+        """Delete `keys` later: no rank that has passed sync point `number` reads them any more."""
         self._keys.extend((number, key) for key in keys)
 
     def add_entries(self, number: int, key: str) -> None:
-        """The same for the entries under `key`, and the conclusion of a round with that key."""
+        """The same for the entries under `key`, and for the result of a round with that key."""
         self.add(number, f"{key}/end", *self._store.entry_keys(key))
 
     def delete_due(self, passed_by_all: int) -> None:
-        """Delete some of the keys that every rank has passed: a few hundred at once, so that nobody waits long."""
+        """Delete a few hundred of the keys that every rank has passed: all of them at once would take too long."""
         if len(self._keys) > _MOST_EXPIRED:
             self._deleted_before = max(self._keys[len(self._keys) // 2][0], self._deleted_before)
             self._store.set("deleted_before", self._deleted_before)

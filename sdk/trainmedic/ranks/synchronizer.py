@@ -1,12 +1,12 @@
-"""The thread beside the training thread in which a rank works with the others; it alone touches their store.
+"""The background thread of a rank, in which it works with the other ranks. Only this thread uses their store.
 
-Any call of the store may block where the machine that hosts it is gone, so the training thread never makes one: it
+Any call of the store may block if the machine that hosts it is gone, so the training thread never makes one: it
 leaves an `Inquiry`, and waits for it for a bounded time. The synchronizer finds the next decision before the training
-thread asks for it, writes the heartbeats by which the others see that this rank lives, and reports what became of
-commands. What rank 0 and the other ranks do differently is their ``role``.
+thread needs it, writes the heartbeats that show the others that this rank lives, and reports the outcomes of commands.
+What differs between rank 0 and the other ranks is in their ``role``.
 
-Once a rank has ended its part (`Synchronizer.ended_because`), because the store is gone or it is too far behind, it
-carries out nothing any more; so the others, who miss it where a command is decided on, do not either.
+A rank ends its part (`Synchronizer.ended_because`) if the store is gone or it is too far behind. It then carries out no
+commands any more. The others miss it at the next decision with commands, so they carry out none either.
 
 Who calls it: ``share``.
 """
@@ -39,9 +39,9 @@ from trainmedic.wire.backoff import Backoff
 log = logging.getLogger("trainmedic")
 
 GRACE = 15.0
-"""Seconds for a store that answers slowly, beyond every other patience, before sharing is given up."""
+"""Seconds for a store that answers slowly, on top of the other patience, before the rank gives up."""
 JOIN_PATIENCE = 60.0
-"""Seconds for rank 0 to let this rank in."""
+"""Seconds for rank 0 to admit this rank."""
 _JOIN_EVERY = 0.02
 _LEAVE_EVERY = 0.005
 _IDLE_SECONDS = 2.0
@@ -53,9 +53,9 @@ Role = Coordinator | Participant
 
 
 class Inquiry:
-    """Something that the training thread waits for: `attempt` is called until it returns something.
+    """A value that the training thread waits for: `attempt` is called until it returns one.
 
-    With more ranks the attempts come to lie further apart, because all of them ask the same store.
+    With more ranks the attempts lie further apart, because all ranks use the same store.
     """
 
     def __init__(self, attempt: Callable[[float, float], Any], world_size: int) -> None:
@@ -69,16 +69,17 @@ class Inquiry:
 class Synchronizer:
     """The background thread of one rank.
 
-    The training thread sets ``position``, ``about`` and ``published``, and reads ``next_decision``.
+    The training thread sets ``position``, ``location`` and ``published``, and reads ``next_decision``.
     """
 
     def __init__(
-        self, base: SharedStore, role: Role, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
+        self, job: str, base: SharedStore, role: Role, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
     ) -> None:
+        self._job = job
         self.ended_because: str | None = None
         self.position = TrainingPosition()
         self.location: Mapping[str, Any] = {}
-        """Where this rank runs."""
+        """This rank's node, host and GPU."""
         self.published: Mapping[str, Any] = {}
         """Figures of this rank beside those that ``stats`` measures."""
         self.next_decision: SyncDecision | None = None
@@ -107,7 +108,7 @@ class Synchronizer:
         self._wake.set()
 
     def wait_for(self, attempt: Callable[[float, float], Any], limit: float) -> Any:
-        """What `attempt` returns at last, called with the time of asking and the present. Raises RankLost."""
+        """Let the background thread call `attempt(since, now)` until there is a value; return that. Raises RankLost."""
         inquiry = Inquiry(attempt, self._world_size)
         self._inquiries.append(inquiry)
         self._wake.set()
@@ -115,7 +116,7 @@ class Synchronizer:
             if self.ended_because is None and not inquiry.done.wait(limit + GRACE):
                 self.end(f"the store that the ranks share has not answered for {GRACE:g} s")
         except BaseException:
-            # The caller leaves a round that the others count on; how that ends is not known here.
+            # The caller leaves a round in which the others count on it, and its outcome is not known here.
             self.end("the training loop was interrupted while the ranks agreed on a command")
             raise
         if inquiry.result is None:
@@ -123,21 +124,21 @@ class Synchronizer:
         return inquiry.result
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
-        """This rank's outcome of the command at that place, see `Coordinator.report`."""
+        """Pass this rank's outcome of the command with that sync key to the background thread."""
         self._outcomes.append((sync_key, status, output))
         self._wake.set()
 
     def end(self, reason: str, level: int = logging.WARNING) -> None:
-        """From now on this rank carries out nothing; whoever waits goes on. From any thread."""
+        """End this rank's part: it carries out no more commands, and waiting calls return. Any thread may call it."""
         if self.ended_because is None:
             self.ended_because = reason
-            log.log(level, "rank %d carries out no commands any more: %s", self._rank, reason)
+            log.log(level, "%s: rank %d carries out no commands any more: %s", self._job, self._rank, reason)
         while self._inquiries:
             self._inquiries.popleft().done.set()
         self._wake.set()
 
     def close(self, timeout: float) -> None:
-        """Report what there is to report, say that this rank leaves, end. Gives up after `timeout` seconds."""
+        """Report the remaining outcomes, tell the others that this rank leaves, and end; within `timeout` seconds."""
         self._closing_at = time.monotonic() + timeout
         self._wake.set()
         self._thread.join(timeout + 0.5)
@@ -162,7 +163,7 @@ class Synchronizer:
                         return
             except RankLost as error:
                 self.end(str(error))
-            # Every error is caught: the store may be of any library, and another rank may have written anything.
+            # Every error is caught, because the store may be of any library, and other ranks may write anything.
             except Exception as error:
                 level = logging.WARNING if self._closing_at is None else logging.DEBUG
                 reason = f"{type(error).__name__}: {_first_line(error)}"
@@ -171,7 +172,7 @@ class Synchronizer:
             self._role.abandon(f"the ranks do not agree on commands any more: {self.ended_because}")
 
     def _work(self, now: float) -> float:
-        """Do what is due; seconds until something is due again."""
+        """Do the due work. Returns the seconds until more is due."""
         store = self._store or self._join()
         delay = self._attempt_inquiries(now)
         if store is None:
@@ -205,7 +206,7 @@ class Synchronizer:
         return delay
 
     def _write_heartbeat(self, store: SharedStore, now: float) -> float:
-        """Show the others that this rank lives, where it is, and its figures; seconds until the next heartbeat."""
+        """Write this rank's status for the others if that is due. Returns the seconds until the next heartbeat."""
         if now < self._heartbeat_due:
             return self._heartbeat_due - now
         if self._role.has_to_rejoin(self.position):
@@ -216,16 +217,16 @@ class Synchronizer:
         count, stats = self._status.heartbeat + 1, self._status.stats
         try:
             stats = {**self._stats(), **self.published}
-        # Every error is caught, because the heartbeat is needed although the figures are not there.
+        # Every error is caught, because the heartbeat is needed even without figures.
         except Exception:
             if count == 1:
-                log.exception("the figures of rank %d cannot be measured", self._rank)
+                log.exception("%s: the figures of rank %d cannot be measured", self._job, self._rank)
         self._status = RankStatus(count, self.position.number, self.location, stats)
         store.set(f"heartbeat/{self._rank}", self._status.fields())
         return every
 
     def _find_next_decision(self, now: float) -> float:
-        """Find the next decision before the training thread asks for it; seconds until that is due again."""
+        """Find the next decision before the training thread needs it. Returns the seconds until that is due again."""
         position = self.position
         if self.next_decision is not None and self.next_decision.number > position.number:
             return _IDLE_SECONDS
@@ -239,15 +240,15 @@ class Synchronizer:
         return _IDLE_SECONDS
 
     def _has_left(self, now: float) -> bool:
-        """Whether all is said and heard that is to be at the end, or there is no more time for it."""
+        """Whether all outcomes are reported and all ranks have left, or the time is up."""
         if self._store is None or self._closing_at is None or now > self._closing_at:
             return True
         return self._role.leave(self.position.number + 1)
 
-    # --- attempts at what the training thread waits for ---------------------------------------------------
+    # --- attempts of inquiries ----------------------------------------------------------------------------
 
     def attempt_decision(self, since: float, now: float) -> SyncDecision | None:
-        """An attempt at the decision of the next sync point."""
+        """The decision of the next sync point, or None while there is none."""
         if self._store is None:
             if now - since > JOIN_PATIENCE:
                 raise RankLost(f"rank 0 has not answered for {JOIN_PATIENCE:g} s: has it called share()?")
@@ -259,23 +260,23 @@ class Synchronizer:
     def attempt_meeting(
         self, decision: SyncDecision, statement: Any, patience: float, since: float, now: float
     ) -> AgreedOutcome | None:
-        """An attempt at the agreed outcome, after this rank has come to a sync point with commands."""
+        """The agreed outcome of a decision with commands, or None while there is none."""
         meeting = Round(f"meeting/{decision.number}", partial(self._role.agree, decision), None, patience)
-        conclusion = self.attempt_round(meeting, statement, since, now)
-        if conclusion is None:
+        result = self.attempt_round(meeting, statement, since, now)
+        if result is None:
             return None
-        outcome = AgreedOutcome.read(conclusion)
+        outcome = AgreedOutcome.read(result)
         self._role.take_outcome(decision, outcome)
         return outcome
 
     def attempt_round(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """An attempt at the conclusion of a round."""
+        """The result of a round, or None while there is none."""
         if self._rounds is None:
             return None
-        conclusion = self._rounds.attempt(round_, value, since, now)
-        if conclusion is not None:
+        result = self._rounds.attempt(round_, value, since, now)
+        if result is not None:
             self._role.end_round(self.position.number + 2, round_.key)
-        return conclusion
+        return result
 
 
 def _first_line(error: BaseException) -> str:

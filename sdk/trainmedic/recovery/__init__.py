@@ -1,1 +1,1 @@
-"""Going back and going on: checkpoints, restarts, how many rollbacks a job may take, and what commands have changed."""
+"""Checkpoints, restarts of a loop, the rollback budget, pauses, and the record of what commands have changed."""

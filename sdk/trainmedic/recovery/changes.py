@@ -2,7 +2,7 @@
 
 A rollback brings back an old learning rate, a restart the script's own batch size; what a playbook has changed
 is to outlive both. So each change is recorded with the command that made it, in a small file beside the
-checkpoints. A value is the script's own times the factors of all changes that stand: one that is undone leaves no
+checkpoints. A value is the script's own times the factors of all changes in force: one that is undone leaves no
 trace.
 
 Who calls it: the integrations. Not here: making the change.
@@ -34,7 +34,7 @@ _WORKERS, _WORKERS_PER_CPU = 16, 4  # the most that a command may start: these, 
 
 
 class AppliedChanges:
-    """The changes of one training that stand.
+    """The changes of one training that are in force.
 
     ``directory`` holds the file; without one they end with the process, unless a checkpoint holds them (`state`,
     `restore`). ``writes`` is for the one rank that writes the file.
@@ -43,26 +43,26 @@ class AppliedChanges:
     def __init__(self, directory: Path | None = None, writes: bool = True) -> None:
         self._file = directory / FILE if directory is not None else None
         self._writes = writes
-        # By the name of what is scaled: the factor of each command whose change stands, in order.
+        # The factor of each command whose change is in force, in order, by the name of what is scaled.
         self._factors: dict[str, dict[str, float]] = {name: {} for name in _SCALED}
         self.workers: int | None = None
         self.skipped: list[list[int]] = []
-        self._is_new = True  # whether training began anew in this process, rather than being resumed
+        self._is_new = True  # whether this process began the training, rather than resuming it
 
     def scale(self, name: str) -> float:
-        """What all changes that stand multiply by."""
+        """The product of all factors in force."""
         return math.prod(self._factors[name].values())
 
     def factors(self, name: str) -> dict[str, float]:
-        """The factors of the changes that stand, by command; a copy."""
+        """A copy of the factors in force, by command."""
         return dict(self._factors[name])
 
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
         """The factors as they would be with one more, or without that of the command that it takes back.
 
         Where the change that a command takes back is not recorded here, the command counts as a change by itself in
-        a training that was resumed, for the record may be lost. In one that began anew it counts for nothing: what
-        it takes back was done to an earlier training of the same name.
+        a resumed training, for the record may be lost. In a new training it counts for nothing, because the change
+        was made to an earlier training of the same name.
         """
         factors = dict(self._factors[name])
         if undo_of in factors:
@@ -87,11 +87,11 @@ class AppliedChanges:
             log.warning("%s cannot be written; a restart will forget what was changed: %s", self._file, error)
 
     def state(self) -> dict[str, Any]:
-        """All that stands, as JSON can carry it."""
+        """All changes in force, as plain JSON values. The keys are those of the file; ``left_out`` holds `skipped`."""
         return {**self._factors, "workers": self.workers, "left_out": self.skipped}
 
     def recall(self, otherwise: Mapping[str, Any] | None = None) -> bool:
-        """After a restart: read the file, or take ``otherwise``, a checkpoint's `state`. Whether either was there."""
+        """After a restart, read the file, else take ``otherwise``, a checkpoint's `state`. True if either was there."""
         self._is_new = False
         state = _read(self._file) or otherwise
         if state is not None:
@@ -115,15 +115,15 @@ class AppliedChanges:
         self.workers = workers if isinstance(workers, int) else None
 
     def drop_earlier_run(self) -> None:
-        """Overwrite the file that an earlier training has left, once one that began anew has a checkpoint.
+        """Overwrite the file of an earlier training, once a new training has a checkpoint.
 
-        Until then that file may still serve: whoever has only forgotten to resume has not lost anything yet.
+        Until then that file is kept, so that a user who has only forgotten to resume has lost nothing.
         """
         if self._is_new and self._file is not None and self._file.exists():
             self.save()
 
     def forget(self) -> None:
-        """Begin anew, without any changes."""
+        """Drop all changes, and delete the file, because training begins from nothing."""
         self._factors = {name: {} for name in _SCALED}
         self.workers, self.skipped, self._is_new = None, [], True
         if self._file is not None and self._writes:

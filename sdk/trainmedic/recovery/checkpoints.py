@@ -6,7 +6,7 @@ writing and loading one (``torch.checkpoint_storage``, or the framework), how of
 
 Two small files mark a checkpoint directory. ``.trainmedic-complete`` is the last thing that is written into it;
 without it a checkpoint of this package counts as half-written. ``.trainmedic-pinned`` says that it is not to be
-deleted; the cleaner of the node agent heeds it too.
+deleted; the node agent's cleaner also respects it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LARGEST_MARK = 1 << 20
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that is there, as far as a rollback has to know it."""
+    """An existing checkpoint, with what a rollback needs to know of it."""
 
     step: int
     """Optimizer steps that were done when it was written."""
@@ -129,12 +129,12 @@ def completion(checkpoint: Path) -> Mapping[str, Any] | None:
 
 
 def pin(checkpoint: Path, reason: Mapping[str, Any]) -> None:
-    """From now on it is not to be deleted. Raises OSError."""
+    """Protect a checkpoint from deletion. Raises OSError."""
     _write(checkpoint / PINNED, reason)
 
 
 def unpin(checkpoint: Path) -> None:
-    """From now on it may be deleted again. Raises OSError."""
+    """Allow its deletion again. Raises OSError."""
     (checkpoint / PINNED).unlink(missing_ok=True)
 
 
@@ -186,7 +186,7 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _what_there_is(present: Sequence[SavedCheckpoint], complete: Sequence[SavedCheckpoint]) -> str:
-    """The rest of the reason, for whoever has to find out why none would do."""
+    """The rest of the reason: which checkpoints there are instead."""
     if complete:
         oldest = complete[-1]
         at = envelope.write_time(oldest.at)

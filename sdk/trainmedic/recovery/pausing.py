@@ -1,7 +1,7 @@
-"""Holding a training loop at a step boundary: ``job.pause`` and ``job.resume``.
+"""Pausing a training loop at a step boundary: ``job.pause`` and ``job.resume``.
 
 Handlers call `LoopPause.start` and `LoopPause.end`; the integration's loop calls `LoopPause.wait` afterwards, which
-returns when the pause has ended, and looks for commands meanwhile.
+returns when the pause has ended, and polls for commands meanwhile.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Callable, Mapping
 from trainmedic.client import Medic
 from trainmedic.job.progress import PAUSE
 
-_POLL_INTERVAL = 0.05  # seconds between two looks for commands
+_POLL_INTERVAL = 0.05  # seconds between two polls for commands
 
 
 class LoopPause:
     """The pause of one job; none to begin with.
 
-    Its time is counted in looks for commands, not by a clock: the ranks of a job look equally often, and so
-    come out of it together.
+    Its time is counted in polls for commands, not by a clock: the ranks of a job poll equally often, and so
+    leave the pause at the same step.
     """
 
     def __init__(self, medic: Medic, sleep: Callable[[float], None] = time.sleep) -> None:

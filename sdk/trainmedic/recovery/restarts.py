@@ -1,4 +1,4 @@
-"""Running a training loop that commands may restart, and that may crash.
+"""Running a training loop again after a command or a crash.
 
 A command such as a rollback cannot be carried out inside the loops of some frameworks: the loop has to end,
 and start again from a checkpoint. Its handler hands a `LoopRestart` to `LoopRestarter.ask` and lets the loop end; `run`
@@ -72,9 +72,9 @@ class RestartLimits:
 def agree_on_checkpoint(
     group: Group, decide: Callable[[], SavedCheckpoint], is_there: Callable[[Path], bool]
 ) -> SavedCheckpoint:
-    """What `decide` finds on rank 0, on every rank: each might see another state of a shared directory.
+    """Return on every rank what `decide` finds on rank 0, because ranks may see a shared directory differently.
 
-    Raises Rejected on every rank where `decide` does, and where one of them does not see the checkpoint.
+    Raises Rejected on every rank if `decide` does, or if one of them does not see the checkpoint.
     """
     [checkpoint] = as_seen_by_rank_0(group, lambda: [decide()])
     seen_by = group.poll(is_there(checkpoint.path))
@@ -119,11 +119,11 @@ class LoopRestarter:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the loop is to end, in order to start again."""
+        """Whether the loop has to end so that it can start again."""
         return self._asked is not None
 
     def ask(self, restart: LoopRestart) -> None:
-        """Carry out a command by a restart. The caller sees to it that the loop ends."""
+        """Carry out a command by a restart. The caller must make the loop end."""
         assert restart.command is not None
         if self._asked is not None:
             restart.command.failed("the training loop is about to restart for another command")
@@ -151,7 +151,7 @@ class LoopRestarter:
                 restart.command.applied({**restart.output, **output})
 
     def arm(self) -> None:
-        """From here to `disarm` the framework's loop may be interrupted where it hangs."""
+        """Allow interrupting the framework's loop until `disarm`, if it hangs."""
         if self._interrupter is not None:
             self._interrupter.arm()
 
@@ -203,7 +203,7 @@ class LoopRestarter:
                 self._interrupter = None
 
     def rank_group(self) -> Group:
-        """The ranks, between two loops: each of them has ended its own, or is about to."""
+        """The group of all ranks between two loops, when each has ended its loop or is about to."""
         return self._medic.share.group("restart") if self._medic.share is not None else Alone()
 
     def _is_worth_interrupting(self) -> bool:
@@ -286,7 +286,7 @@ class LoopRestarter:
             restart.command.failed(reason)
 
     def _enter_window(self) -> None:
-        """From the command to the first step a window is open, for nobody should call that time a hang."""
+        """Open a window from the command to the first step, so that this time does not count as a hang."""
         if self._window is None:
             self._window = self._medic.window(REPAIR).__enter__()
 

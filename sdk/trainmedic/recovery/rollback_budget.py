@@ -1,9 +1,9 @@
 """How often a job may go back without getting further.
 
-A rollback that does not help is ordered again, and again. So rollbacks are counted: those that land at or
+A rollback that does not help would be ordered again and again, so rollbacks are counted. Those that land at or
 before the point from which an earlier one started belong together, and share a root, the earliest checkpoint
-that they went back to. When a checkpoint from beyond that point is gone back to, the trouble is a new one, and
-counting begins anew. After ``limit`` of them the next is rejected, so that the playbook escalates.
+that they went back to. A rollback to a checkpoint from beyond that point is for a new problem, and the count starts
+at one again. After ``limit`` of them the next is rejected, so that the playbook escalates.
 
 The count is kept in a small file beside the checkpoints, so that a restart does not forget it. Not here: which
 checkpoint is meant (``checkpoints``).
@@ -45,7 +45,7 @@ class RollbackCount:
 
 
 class RollbackBudget:
-    """Counts the rollbacks of one job, and says when it is enough.
+    """Counts the rollbacks of one job, and rejects those beyond the limit.
 
     ``directory`` holds the file; without one, the count ends with the process. ``limit`` None allows any number.
     ``writes`` is for the one rank that writes the file; the others count along.
@@ -79,7 +79,7 @@ class RollbackBudget:
         }
 
     def reset(self) -> None:
-        """Count from nothing: this is another training, or a person has looked at it."""
+        """Reset the count, because training begins from nothing, or what was counted belongs to an earlier training."""
         if self.spent != RollbackCount():
             self.spent = RollbackCount()
             self._write()
@@ -88,13 +88,14 @@ class RollbackBudget:
         if self._file is None or not self._writes:
             return
         try:
+            # The fields' names are those of the file.
             write_durably(self._file, json.dumps(asdict(self.spent)).encode())
         except OSError as error:
             log.warning("%s cannot be written; a restart will forget the rollbacks: %s", self._file, error)
 
 
 def _read(file: Path | None) -> RollbackCount:
-    """The count in the file. One that cannot be read is nothing: it must not keep a job from being repaired."""
+    """The count in the file. If it cannot be read the count is 0, so that the job can still be repaired."""
     if file is None:
         return RollbackCount()
     try:
@@ -106,5 +107,5 @@ def _read(file: Path | None) -> RollbackCount:
     except FileNotFoundError:
         return RollbackCount()
     except (OSError, ValueError, TypeError, KeyError) as error:
-        log.warning("%s cannot be read; rollbacks are counted anew: %s", file, error)
+        log.warning("%s cannot be read; rollbacks are counted from 0: %s", file, error)
         return RollbackCount()

@@ -1,4 +1,4 @@
-"""Making a `Run` out of what the user's training loop has.
+"""`attach`, which makes a `Run` of the user's model, optimizer and loader.
 
 Not here: the loop itself (``run``).
 """
@@ -53,7 +53,7 @@ def attach(
     are what a checkpoint holds, with whatever else has ``state_dict`` and ``load_state_dict`` in ``also``.
     ``loader`` is where `Run.batches` come from: a ``DataLoader``, or anything that gives batches. ``seed`` makes
     the order of its data, by default PyTorch's own; ``reread`` is how many batches may be read again to come back
-    to a place in data that cannot be gone to. ``accumulation`` is how many batches make an optimizer step in a
+    to a position in data that has no random access. ``accumulation`` is how many batches make an optimizer step in a
     loop that heeds ``Step.is_update``; without it the loop is taken not to, and cannot change how many.
 
     ``checkpoints`` is a directory, of which the newest ``keep`` complete ones stay (None: all), or the user's
@@ -116,7 +116,7 @@ def _storage(
         )
     contents: JointContents = ReplicatedContents(medic.rank)
     if is_sharded(parts):
-        # PyTorch takes seconds to load what this needs; who has sharded a model has loaded most of it.
+        # PyTorch takes seconds to load what this needs; a job with a sharded model has loaded most of it already.
         from trainmedic.torch.sharding import ShardedContents
 
         contents = ShardedContents(parts)
@@ -126,7 +126,7 @@ def _storage(
 def _records(
     medic: Medic, storage: CheckpointStorage | None, rollbacks: int | None
 ) -> tuple[RollbackBudget, AppliedChanges]:
-    """What is remembered of commands, in small files beside the checkpoints; rank 0 alone writes them."""
+    """The records of rollbacks and changes, in small files beside the checkpoints that only rank 0 writes."""
     directory = storage.directory if storage is not None else None
     writes = medic.rank == 0
     return RollbackBudget(directory, rollbacks, writes), AppliedChanges(directory, writes)

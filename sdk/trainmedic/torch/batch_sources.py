@@ -1,8 +1,7 @@
 """Where batches come from, and how each kind of source goes back to a position in them.
 
 Not here: which of them serves a loader (``source_choice``), the one for ordinary data loaders
-(``indexed_source``), and what is done between batches (``run``). Who calls it: the loop over the batches, and
-whoever restores a checkpoint.
+(``indexed_source``), and the loop over the batches (``run``). Who calls it: that loop, and ``restore``.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from trainmedic.torch.sample_order import Position, SkippedRanges
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
 REREAD = 1000
-"""Batches that are read again, at most, to come to a position in a source that can only be begun anew; by default."""
+"""The default of how many batches are read again, at most, to reach a position in a source without random access."""
 
 
 class BatchSource:
     """Batches, epoch after epoch, and the position in them.
 
     ``position`` says how much of the present epoch was delivered; in batches, unless the source says otherwise.
-    ``skipped`` are positions that are not delivered; they stay left out however often the source comes by.
+    ``skipped`` are positions that are not delivered, in this and every later pass over the epoch.
     ``batch_size`` and ``workers`` are None where they are not known or cannot be changed.
     """
 
     kind: str
-    """The name by which a checkpoint says what kind of source its position is of; it must not change."""
+    """The name of this kind of source in checkpoints. It must not change, so some are older names of the class."""
     batch_size: int | None = None
     workers: int | None = None
 
@@ -40,7 +39,7 @@ class BatchSource:
         self.epoch = 0
         self.position: Position = 0
         self.skipped = SkippedRanges()
-        self._to_skip = 0  # so many of the next batches, where it is not known yet which those are
+        self._to_skip = 0  # how many of the next batches are skipped, while their positions are not known
 
     def next(self) -> Any:
         """The next batch. Raises StopIteration at the end of an epoch; the next call begins the next one."""
@@ -58,11 +57,11 @@ class BatchSource:
                 return batch
 
     def fetch(self) -> Any:
-        """One batch from the source, left out or not; ``position`` is moved. Raises StopIteration."""
+        """Read one batch from the source, to be skipped or not, and advance ``position``. Raises StopIteration."""
         raise StopIteration
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to come back here."""
+        """What `restore` needs to come back here. The keys are those of checkpoints: ``place`` holds the position."""
         return {
             "kind": self.kind,
             "epoch": self.epoch,
@@ -72,32 +71,32 @@ class BatchSource:
         }
 
     def restore(self, state: dict[str, Any]) -> str:
-        """Go to where `state` was taken, and say what comes next. What has been left out since stays so."""
+        """Go to where `state` was taken, and say what comes next. Batches skipped since then stay skipped."""
         self.epoch, self.position = state["epoch"], state["place"]
         self.skipped = SkippedRanges([*self.skipped.ranges, *state["left_out"]])
         self._to_skip = state["leaving_out"]
         return REPLAYED
 
     def knows(self, state: dict[str, Any]) -> bool:
-        """Whether `state` is of such a source. The script may have another loader than when it was written."""
+        """Whether `state` is of this kind of source; the script may have changed its loader since it was written."""
         return state.get("kind") in (None, self.kind)
 
     def start_epoch(self, epoch: int) -> str:
-        """Go to the beginning of an epoch, for a position in it means nothing here, and say what comes next."""
+        """Go to the beginning of an epoch, because a position of another source means nothing here."""
         self.stop_loading()
         self.epoch, self.position = epoch, 0
         self.skipped, self._to_skip = SkippedRanges(), 0
         return f"{NOT_REPLAYED}: the checkpoint was written with a loader of another kind; its epoch begins anew"
 
     def check_skip(self, batches: int) -> None:
-        """Raises Rejected where so many cannot be left out."""
+        """Raises Rejected if so many batches cannot be skipped."""
 
     def skip(self, batches: int) -> None:
-        """Leave out the next so many batches; those that are left out already count."""
+        """Skip the next ``batches`` batches; those that are skipped already count."""
         self._to_skip += batches
 
     def stop_loading(self) -> None:
-        """Give up what is being loaded: it was interrupted, or is to be begun anew."""
+        """Drop the batches that are being loaded, because loading was interrupted or has to start again."""
 
     def set_workers(self, count: int) -> None:
         raise Unsupported("only the workers of a plain DataLoader over an indexed data set can be changed")
@@ -107,7 +106,7 @@ class BatchSource:
 
 
 class SequenceSource(BatchSource):
-    """Batches of what gives batch number n; it ends an epoch by its length or an IndexError, or never."""
+    """Batches of a sequence; an epoch ends by its length or an IndexError, or never."""
 
     kind = "Numbered"
 
@@ -127,7 +126,7 @@ class SequenceSource(BatchSource):
 
 
 class _IteratedSource(BatchSource):
-    """Batches of an iterator for each epoch."""
+    """The base of sources that have an iterator for each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +192,7 @@ class StatefulSource(_IteratedSource):
 
 
 class RereadSource(_IteratedSource):
-    """Batches of what can be iterated over anew. It comes to a position by reading the epoch up to there.
+    """Batches of an iterable. It comes to a position by reading the epoch up to there.
 
     ``most`` is how many batches may be read again for that.
     """
@@ -254,14 +253,14 @@ class RereadSource(_IteratedSource):
 
 
 class IteratorSource(BatchSource):
-    """Batches of an iterator: what is past is gone. They are one epoch, however long."""
+    """Batches of an iterator, which cannot go back. They are one epoch, however long."""
 
     kind = "Stream"
 
     def __init__(self, source: Iterator[Any]) -> None:
         super().__init__()
         self._source = source
-        self._passed = 0  # batches that a rollback would have come back to, and that are not read again
+        self._passed = 0  # batches since the checkpoint of a rollback, which cannot be read again
 
     def fetch(self) -> Any:
         batch = fetch(self._source)
@@ -274,13 +273,13 @@ class IteratorSource(BatchSource):
         return f"{NOT_REPLAYED}: a stream only goes on; {self._passed} batches since then are left out"
 
     def skip(self, batches: int) -> None:
-        """Count from where `restore` should have gone: what is past since then is left out already."""
+        """Skip batches after the checkpoint's position; those that have passed since then count."""
         super().skip(max(batches - self._passed, 0))
         self._passed = max(self._passed - batches, 0)
 
 
 def _set_epoch(part: Any, epoch: int) -> None:
-    """Tell a loader, sampler or data set which epoch begins, where it asks for that."""
+    """Call ``set_epoch`` of a loader, sampler or data set, if it has one."""
     if hasattr(part, "set_epoch"):
         part.set_epoch(epoch)
 

@@ -1,7 +1,7 @@
-"""The boundary between two steps: there, and nowhere else, commands are carried out and checkpoints written.
+"""The boundary between two steps, where commands are carried out and checkpoints written.
 
-Nearly every step ends with nothing to do, and what that costs is what it touches: the step's own work has emptied
-the processor's caches. So a boundary looks at as few objects as it can. Not here: the commands themselves
+Nearly every step ends with nothing to do. That costs as much as the memory it reads, because the step's own work has
+emptied the processor's caches; so a boundary reads as few objects as it can. Not here: the commands themselves
 (``handlers``), the step as the loop sees it (``steps``). Who calls it: a step, and the loop over the batches.
 """
 
@@ -44,8 +44,8 @@ class StepBoundary:
         self._every = every
         self._medic = medic
         self._progress = medic.progress
-        # With several ranks, where a step hangs on one of them the others wait for it in a collective: getting
-        # one out of it leaves the rest there.
+        # With several ranks, if a step hangs on one of them the others wait for it in a collective, and interrupting
+        # one leaves the rest waiting.
         self._interrupter = Interrupter(
             self._is_worth_interrupting, lambda: medic.stall().is_hang, enabled=medic.world_size == 1
         )
@@ -55,7 +55,7 @@ class StepBoundary:
             medic.on_arrival = self._interrupter.check_for_hang
 
     def close(self) -> None:
-        """Leave signals as they were."""
+        """Restore the signal's earlier handler."""
         if self._medic.on_arrival == self._interrupter.check_for_hang:
             self._medic.on_arrival = None
         self._interrupter.close()
@@ -84,7 +84,7 @@ class StepBoundary:
             and type(grad_norm) is not float
             and not more
         ):
-            return  # the next look counts this step as well
+            return  # the next report counts this step as well
         source = training.batch_source
         if samples is None and source is not None and source.batch_size is not None:
             step_samples = source.batch_size * training.accumulation * self._medic.world_size
@@ -94,7 +94,7 @@ class StepBoundary:
         self._medic.report(number, loss, grad_norm, samples=samples, **more)
 
     def complete(self, number: int, is_update: bool, is_reported: bool) -> None:
-        """A batch of step ``number`` is done. With the last one of a step comes the boundary."""
+        """Count a batch of step ``number``; after the last one of the step, cross the boundary if anything is due."""
         training = self.training
         if not is_update:
             training.batches_done += 1
@@ -108,7 +108,7 @@ class StepBoundary:
             self.cross()
 
     def step_was_interrupted(self) -> None:
-        """The step hung and was ended; what it had done by then is anybody's guess."""
+        """Cross the boundary after a step that hung and was interrupted; its partial effects are unknown."""
         training = self.training
         log.warning("%s: step %d hung and was interrupted", self._medic.job, training.global_step + 1)
         training.current_checkpoint = None

@@ -64,10 +64,10 @@ class CheckpointStorage(Protocol):
     """Checkpoints, however they are kept. Methods raise OSError or what the user's functions raise."""
 
     directory: Path | None
-    """Where small files about the run may be kept."""
+    """Where small files about the run may be kept; None for nowhere."""
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]:
-        """Those that are there, in any order, the half-written ones included where they can be seen."""
+        """The existing checkpoints, in any order, with half-written ones where they can be seen."""
         ...
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
@@ -83,7 +83,7 @@ class CheckpointStorage(Protocol):
         ...
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        """Training goes on from `checkpoint`: it is to stay, and what was saved since is of an abandoned course."""
+        """Keep `checkpoint`, from which training goes on, and put aside what was saved after it."""
         ...
 
     def prune(self) -> None:
@@ -172,7 +172,7 @@ class CheckpointDirectory:
         return self._root / f"step-{step:08d}"
 
     def _unfinished(self, path: Path) -> Path:
-        """Where the checkpoint that is to be at `path` is written first; what was there before is gone."""
+        """The directory in which the checkpoint for `path` is written first; an earlier one of this name is deleted."""
         unfinished = self._root / f"unfinished-{os.getpid()}-{path.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished
@@ -233,7 +233,7 @@ def read_file(path: Path, checked: bool) -> Any:
 
     The archive has checksums, which PyTorch's loading does not look at, so they are looked at before.
     PyTorch's safe loading knows tensors, numbers and containers. A state that holds other objects is unpickled
-    where the file is this user's alone, as the program that wrote it: whoever can change it can change that too.
+    if only this user can write the file: a user who can change it could change the program that wrote it, too.
     """
     try:
         with zipfile.ZipFile(path) as archive:

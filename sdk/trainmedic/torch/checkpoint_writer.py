@@ -23,7 +23,7 @@ class CheckpointWriter:
         self._training = training
 
     def save(self, prune: bool = True) -> SavedCheckpoint:
-        """A checkpoint of the present state; the one that there is, if it was written or loaded just now.
+        """Write a checkpoint of the present state, or return the one that was written or loaded at this step.
 
         With ``prune`` old checkpoints are deleted afterwards. Raises what the storage raises.
         """
@@ -47,7 +47,7 @@ class CheckpointWriter:
         return checkpoint
 
     def save_or_log(self, prune: bool = True) -> None:
-        """The same, where training goes on without a checkpoint that cannot be written."""
+        """The same, but an error is logged, so that training goes on without the checkpoint."""
         training = self._training
         if training.storage is None:
             return

@@ -1,4 +1,4 @@
-"""The batch source for an ordinary `DataLoader`: any position of any epoch can be gone to, to the batch.
+"""The batch source for an ordinary `DataLoader`, which can go to any batch of any epoch.
 
 The user's loader serves as the pattern; batches come from one of our own with the same data set, workers and
 collation, whose sampler begins where it is told to. In worker processes the random generators are seeded for
@@ -48,7 +48,7 @@ class IndexedSource(BatchSource):
     # --- as every batch source --------------------------------------------------------------------------
 
     def next(self) -> Any:
-        """As `BatchSource.next`; what is left out is not loaded."""
+        """As `BatchSource.next`; skipped batches are not loaded."""
         iterator = self._iterator
         try:
             batch = fetch(self._begin() if iterator is None else iterator)
@@ -81,7 +81,7 @@ class IndexedSource(BatchSource):
             )
 
     def skip(self, batches: int) -> None:
-        """Leave out the next so many batches, over the end of the epoch too; those left out already count."""
+        """Skip the next ``batches`` batches, over the end of the epoch too; those that are skipped already count."""
         epoch, position = self.epoch, self.position
         size = self.batch_size or 1
         while batches:
@@ -96,7 +96,7 @@ class IndexedSource(BatchSource):
         self.stop_loading()
 
     def stop_loading(self) -> None:
-        """Give up what was loaded ahead, workers and all; the next fetch begins at the position."""
+        """Drop the batches that were loaded ahead, and end the workers; the next fetch begins at the position."""
         iterator, self._iterator, self._loader = self._iterator, None, None
         shut_down_workers(iterator)
 
@@ -146,7 +146,7 @@ class IndexedSource(BatchSource):
         return DataLoader(batch_size=None, sampler=entries, **options)
 
     def _upcoming(self) -> Iterator[Any]:
-        """What the loader is to fetch, from the present position to the end of the epoch."""
+        """The entries that the loader fetches, from the present position to the end of the epoch."""
         order, size, epoch = self._order, self.batch_size or 1, self.epoch
         entries = order.entries(epoch)
         batch: list[Any] = []
@@ -165,7 +165,7 @@ class IndexedSource(BatchSource):
             yield self._requested(epoch, begin, end, batch)
 
     def _requested(self, epoch: int, begin: Position, end: Position, entry: Any) -> Any:
-        """What the data set is asked for, after noting where the batch ends; workers are told its position as well."""
+        """The entry that the loader passes to the data set; records the batch's end. Workers get its position too."""
         self._ends.append(end)
         if not self.workers:
             return entry

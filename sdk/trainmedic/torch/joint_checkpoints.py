@@ -1,10 +1,10 @@
 """Checkpoints that the ranks of a job write, and load, together; in a directory that all of them see.
 
 A checkpoint is ``step-00000150/`` with ``training.pt``, or with ``sharded/`` where the model's parameters are
-spread over the ranks (``sharding``); and with ``rank-00003.pt`` and so on, what is each rank's own: its place in
-the data, its random generators. Rank 0 marks it complete, after every rank has said that its part is on the disk.
+spread over the ranks (``sharding``); and with ``rank-00003.pt`` and so on, each rank's own state: its position in
+the data, its random generators. Rank 0 marks it complete, after every rank has reported that its part is on the disk.
 
-Loading comes in two halves. First every rank has all of it in memory, or none goes on; only then does it go into
+Loading has two phases. First every rank reads all of it into memory; only if that worked on all ranks is it put into
 place. Every rank makes the same calls here in the same order, for each of them may wait for all ranks. Not here:
 the directory itself (``checkpoint_storage``), which checkpoint (``restore``).
 """
@@ -194,8 +194,9 @@ class JointCheckpointDirectory(CheckpointDirectory):
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         first = read_file(path / _file_of(0), checked)
-        feed = for_other_rank_count(first["run"]["feed"], ranks, self._world_size)
-        return {**first, "run": {**first["run"], "feed": feed, "random": None}}
+        # "feed" is the stored name of the batch source's state.
+        source = for_other_rank_count(first["run"]["feed"], ranks, self._world_size)
+        return {**first, "run": {**first["run"], "feed": source, "random": None}}
 
     # --- what rank 0 does alone -------------------------------------------------------------------------
 

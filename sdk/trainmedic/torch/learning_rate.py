@@ -1,9 +1,9 @@
 """Multiplying the learning rate so that it stays multiplied: over schedulers, rollbacks and restarts.
 
-A scheduler sets the rate anew at each step. Those of PyTorch do so from values that they keep, in themselves or
-in the optimizer's groups; these are scaled along, so that what a checkpoint holds agrees with itself and goes on
-scaled wherever it is loaded. Any other scheduler is let work with the unscaled rates: its class is replaced by
-a subclass, whose ``step`` takes the scale off before and puts it on after.
+A scheduler sets the rate at each step. PyTorch's schedulers compute it from values that they keep, in themselves or
+in the optimizer's groups. These values are scaled too, so that a checkpoint is consistent and stays scaled wherever it
+is loaded. Any other scheduler works with the unscaled rates: its class is replaced by a subclass, whose ``step`` takes
+the scale off before and puts it on after.
 
 Not here: remembering the scale over a restart (``recovery.changes``), and a rate that the training loop sets by
 hand; it multiplies by `LearningRate.scale` itself. Who calls it: the integrations, on the training thread.
@@ -20,7 +20,7 @@ from trainmedic.errors import Rejected
 from trainmedic.torch.rate_schedule import RateSchedule, computes_as_pytorch
 
 MARK = "trainmedic_lr_scale"
-"""Key in the optimizer's groups that holds their scale, so that a state says how it is scaled, whoever saved it."""
+"""The key of the scale in the optimizer's groups, so that every saved state holds its own scale."""
 
 # What PyTorch's schedulers keep and compute from. In the optimizer's groups it is what OneCycleLR and SWALR put there.
 _IN_GROUPS = ("initial_lr", "max_lr", "min_lr", "swa_lr")

@@ -1,6 +1,6 @@
 """Checkpoints that the user's own functions write and load.
 
-Not here: the interface that this implements (``storage``).
+Not here: the interface that this implements (``checkpoint_storage``).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 ABANDONED = ".trainmedic-abandoned.json"
-_MOST = 100  # spans that are kept; each stands for a rollback
+_MOST = 100  # spans that are kept, one for each rollback
 
 
 class OwnCheckpoints:
     """The user's own way of saving and loading.
 
     ``save(step, state)`` writes a checkpoint and returns when it is complete; ``state`` is the run's own (step,
-    place in the data, random generators), a dict that ``torch.save`` takes, to be kept along with it.
+    position in the data, random generators), a dict that ``torch.save`` takes, to be kept along with it.
     ``load(checkpoint)`` loads one into place and returns that ``state``, or None where it was not kept; then the run
     knows its step only, and goes on with the data that come. Where it raises, the next older one is tried; where
     none can be loaded the training ends, for it may be half loaded, unless it was `trainmedic.Rejected` that was
@@ -48,7 +48,7 @@ class OwnCheckpoints:
         self._save = save
         self._load = load
         self._list = found
-        # Spans of time: what was saved in one of them is of a course that a rollback has abandoned.
+        # Spans of time. Checkpoints that were saved in one of them were abandoned by a rollback.
         self._abandoned = self._recall()
 
     def checkpoints(self) -> list[SavedCheckpoint]:
@@ -83,7 +83,7 @@ class OwnCheckpoints:
             checkpoints.pin(checkpoint.path, reason)
 
     def prune(self) -> None:
-        """Nothing is deleted: that is the user's business."""
+        """Delete nothing, because the user's checkpoints are the user's to delete."""
 
     def _recall(self) -> list[tuple[datetime, datetime]]:
         if self.directory is None:

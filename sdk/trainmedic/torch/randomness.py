@@ -1,4 +1,4 @@
-"""The random number generators of a process: keeping their states, and seeding by place.
+"""The random number generators of a process: keeping their states, and seeding them.
 
 Python's, NumPy's where it is loaded, PyTorch's on the CPU and on each CUDA device that is in use. The states are
 kept as plain numbers and tensors, so that a checkpoint can hold them. Who calls it: the integrations. Not here: the

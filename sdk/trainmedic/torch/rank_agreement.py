@@ -1,8 +1,8 @@
-"""Doing something on every rank, and knowing on every rank how it went.
+"""Calling a function on every rank, so that every rank knows whether it succeeded everywhere.
 
 Every rank makes the same calls in the same order, for each of them waits for all ranks: a rank that leaves one out
-would leave the others waiting. Who calls it: what loads, saves and changes things in a job of several ranks. With
-a single one it costs nothing.
+would leave the others waiting. Who calls it: ``joint_checkpoints``, ``restore`` and ``handlers``. With a single rank it
+costs nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
     fault: Exception | None = None
     try:
         result = act()
-    except Exception as error:  # whatever it is, the other ranks have to hear of it
+    except Exception as error:  # whatever `act` raises, because the other ranks wait for this rank's report
         if group.world_size == 1:
             raise
         fault = error

@@ -1,9 +1,9 @@
-"""What a learning-rate schedule says that the rate is now, whatever the optimizer has.
+"""The learning rate that the schedule prescribes now, whatever the optimizer has.
 
-Many of PyTorch's schedulers compute the next rate from the one that they find in the optimizer, so a rate that
-somebody has changed there goes on, changed, as theirs: their last rate proves nothing. Most of these also know
-the rate of a step by its number, and that is asked here. MultiplicativeLR and ChainedScheduler do not; of them
-only a change since their last step is seen.
+Many of PyTorch's schedulers compute the next rate from the one that they find in the optimizer, so they take over a
+rate that was changed there, and their last rate proves nothing. Most of them can also compute the rate of a step from
+its number, which is used here. MultiplicativeLR and ChainedScheduler cannot; of them only a change since their last
+step is seen.
 
 Not here: changing a rate (``learning_rate``), how far two of them are apart (``trainmedic.job.progress``).
 """
@@ -19,20 +19,20 @@ from torch.optim.swa_utils import SWALR
 from trainmedic.job.progress import deviation
 
 _AGREE = 1e-3  # rates that differ by less, as a part of the larger one, are the same
-_IN_A_ROW = 3  # looks
+_IN_A_ROW = 3  # readings
 
 
 class RateSchedule:
     """The schedule of an optimizer's first group, found among `schedulers`, those that the loop steps itself.
 
     A loop may set the rate by hand for a while, as for a warmup, and mean it. So no rate is expected before the
-    optimizer's was on its schedule for some looks in a row.
+    optimizer's was on its schedule for some readings in a row.
     """
 
     def __init__(self, optimizer: Any, schedulers: Sequence[Any]) -> None:
         self._optimizer = optimizer
         own = [scheduler for scheduler in schedulers if _moves(scheduler, optimizer)]
-        # Of two that move the same rate, neither says what it is.
+        # If two schedulers change the same rate, neither prescribes it.
         self._scheduler = own[0] if len(own) == 1 and computes_as_pytorch(own[0]) else None
         self._agreed = 0
 
@@ -65,7 +65,7 @@ def _moves(scheduler: Any, optimizer: Any) -> bool:
 
 
 def _scheduled_rate(scheduler: Any) -> Any:
-    """The rate of the scheduler's present step, by its number where it knows that."""
+    """The rate of the scheduler's present step, computed from the step's number if the scheduler can do that."""
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
     by_number = getattr(scheduler, "_get_closed_form_lr", None)

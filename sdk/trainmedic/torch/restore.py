@@ -45,8 +45,8 @@ class CheckpointRestore:
 
     def __init__(self, training: TrainingState) -> None:
         self._training = training
-        # What an earlier training has left, by path and time: unless this one resumes from it, no rollback goes
-        # back to it.
+        # The checkpoints of an earlier training, by path and time. No rollback goes back to them, unless this training
+        # resumes from one.
         self._foreign = _already_there(training.storage)
 
     def choose(self, rollback: Rollback) -> list[SavedCheckpoint]:
@@ -129,11 +129,11 @@ class CheckpointRestore:
             if resumed:
                 self._recall_changes(kept, group)
             output = self._take_over(checkpoint, kept, skip_batches, resumed)
-        except Exception as error:  # whatever it is, the other ranks have to hear of it
+        except Exception as error:  # whatever is raised, because the other ranks wait for this rank's report
             if not is_loaded and isinstance(error, (Refusal, UnusableCheckpoint, NotAgreed)):
                 raise  # the storage raises it on all ranks alike, and nothing was changed
             fault = error
-        # Every rank comes by here, whether or not it failed: the poll inside is a call of all ranks.
+        # Every rank gets here, whether or not it failed, because the poll inside is a call of all ranks.
         self._confirm_on_all_ranks(group, fault)
         return checkpoint, output, problems
 
@@ -152,7 +152,7 @@ class CheckpointRestore:
         raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
 
     def _confirm_on_all_ranks(self, group: Group, fault: Exception | None) -> None:
-        """Hear from all ranks whether they have loaded the checkpoint. Raises HalfLoaded where one has not."""
+        """Ask all ranks whether they have loaded the checkpoint. Raises HalfLoaded if one has not."""
         if fault is not None:
             log.error("%s: a checkpoint was loaded only in part", self._job, exc_info=fault)
         try:
@@ -169,7 +169,7 @@ class CheckpointRestore:
     # --- going on from there ----------------------------------------------------------------------------
 
     def _recall_changes(self, kept: KeptState | None, group: Group) -> None:
-        """After a restart: what commands had changed, and the rollbacks that were counted, as rank 0 reads it."""
+        """After a restart, read what commands had changed and the count of rollbacks; on all ranks as rank 0 does."""
         changes, budget = self._training.changes, self._training.budget
         changes.recall(None if kept is None else kept.get("changes"))
         if group.world_size > 1:
@@ -206,8 +206,8 @@ class CheckpointRestore:
         return output
 
     def _move_batch_source(self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool) -> str:
-        """Go to the checkpoint's place in the data, and say which batches come now."""
-        state = kept["feed"] if kept is not None else None
+        """Go to the checkpoint's position in the data, and say which batches come now."""
+        state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
                 source.skipped.add(epoch, start, stop)
@@ -219,7 +219,7 @@ class CheckpointRestore:
         return data
 
     def _change_as_before(self) -> None:
-        """After a restart: batch size, accumulation and workers as commands had set them."""
+        """After a restart, set batch size, accumulation and workers as commands had set them."""
         training, source, changes = self._training, self._training.batch_source, self._training.changes
         try:
             training.accumulation = scaled_whole(

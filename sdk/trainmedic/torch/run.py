@@ -1,4 +1,4 @@
-"""A plain PyTorch training loop under Trainmedic's care: its batches, its steps, and what happens between them.
+"""A plain PyTorch training loop that Trainmedic can repair: its batches, its steps, and the boundaries between them.
 
 The loop stays the user's own::
 
@@ -131,13 +131,13 @@ class Run:
         """Go on from the newest complete checkpoint; the step it is of, or None where there is none.
 
         What commands had changed is changed again. In a job of several ranks each of them calls it. Raises
-        TrainmedicError where there are checkpoints and none of them can be loaded: beginning anew would sooner
-        or later overwrite them.
+        TrainmedicError if there are checkpoints and none of them can be loaded, because starting from nothing
+        would sooner or later overwrite them.
         """
         return self._restore.resume()
 
     def close(self) -> None:
-        """End loading, and leave signals as they were. The medic stays connected."""
+        """End loading, and restore the signal's earlier handler. The medic stays connected."""
         self._boundary.close()
         if self.training.batch_source is not None:
             self.training.batch_source.stop_loading()
@@ -153,16 +153,16 @@ class Run:
     # --- what happens beside the steps ------------------------------------------------------------------
 
     def _save_at_start(self) -> None:
-        """Before the first step, for what goes wrong before the first regular one; not where it was resumed.
+        """Write the initial checkpoint, unless the run was resumed.
 
-        Nothing is deleted for it: whoever has only forgotten to resume has not done any work yet.
+        It deletes no old checkpoint, because the user may only have forgotten to resume.
         """
         self._saves_at_start = False
         if self.training.current_checkpoint is None:
             self._writer.save_or_log(prune=False)
 
     def _loading_was_interrupted(self, source: BatchSource) -> None:
-        """The loader hung. It is begun anew where it was, unless a rollback leads elsewhere."""
+        """Start the loader that hung again at its position, unless a rollback has moved it."""
         training = self.training
         log.warning("%s: the data loader hung and was interrupted", training.medic.job)
         rollbacks, state = training.rollbacks, source.state()

@@ -1,8 +1,8 @@
 """In which order a data set's samples come: the same for an epoch whenever one asks.
 
 A sampler draws from generators that have moved on when an epoch is needed again. Here it is asked once an epoch,
-with the generators seeded by the epoch's number, and put back afterwards. Also the positions in that order that are
-left out. Not here: what is not made of a sampler of known length (``batch_sources``).
+with the generators seeded by the epoch's number, and restored afterwards. Also the positions in that order that are
+skipped. Not here: what is not made of a sampler of known length (``batch_sources``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SampleOrder:
         return self._entries
 
     def fingerprint(self, epoch: int) -> int:
-        """A number by which two orders can be told apart."""
+        """A checksum of the epoch's order, to compare two orders by."""
         entries = self.entries(epoch)
         if isinstance(entries, range):
             return len(entries)
@@ -105,7 +105,7 @@ def _compact(entries: Iterable[Any]) -> Sequence[Any]:
 
 
 class SkippedRanges:
-    """Places that are not to be trained on: of each epoch some ranges, each a first position and one past the last."""
+    """Positions that are not trained on: ranges of epochs, each with its first position and the one past its last."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
         self.ranges: list[tuple[int, Position, Position]] = []
@@ -127,7 +127,7 @@ class SkippedRanges:
         return any(other == epoch and start <= position < stop for other, start, stop in self.ranges)
 
     def remaining(self, epoch: int, position: Position, end: Position) -> Iterator[tuple[Position, Position]]:
-        """The positions of the epoch from `position` to before `end` that are not left out: ranges, in order."""
+        """The ranges of the epoch from `position` to before `end` that are not skipped, in order."""
         for other, start, stop in self.ranges:
             if other == epoch and stop > position:
                 if position < min(start, end):
@@ -140,7 +140,7 @@ class SkippedRanges:
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
     """The state of a batch source, for another number of ranks to go on from.
 
-    Samplers deal out the samples to the ranks like cards, so the position is as far as all ranks together had come.
+    Samplers deal out the samples to the ranks in turn, so the position is as far as all ranks together had come.
     None for a source whose position is not a number.
     """
     if state is None or "loader" in state or state.get("at_start") is not None:

@@ -83,7 +83,7 @@ class ShardedContents:
         return prepared
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        # The buffers are in each rank's own file, so that the shards lack them; the present ones stand in.
+        # The shards lack the buffers, which are in each rank's own file, so the present ones are passed along.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
         for name, optimizer in self._optimizers.items():

@@ -4,7 +4,7 @@
   ``StatefulDataLoader``): `StatefulSource`, exact;
 - a `DataLoader` over an indexed data set: `IndexedSource`, exact;
 - a sequence of batches, or anything that has ``__getitem__`` only: `SequenceSource`, exact;
-- anything else that can be iterated over anew, such as a `DataLoader` over an `IterableDataset`: `RereadSource`,
+- anything else that can be iterated over again, such as a `DataLoader` over an `IterableDataset`: `RereadSource`,
   which begins the epoch again and reads up to the position, if that is not too far;
 - an iterator, which can only go on: `IteratorSource`.
 """

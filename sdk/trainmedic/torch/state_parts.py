@@ -1,6 +1,6 @@
-"""What a checkpoint of a plain PyTorch training consists of: the model, the optimizer, whatever keeps a state.
+"""The parts of a plain PyTorch training that a checkpoint holds: the model, the optimizer and others with a state.
 
-Not here: the learning rate's scale and the place in the data (``training_state``), and files
+Not here: the learning rate's scale and the position in the data (``training_state``), and files
 (``checkpoint_storage``).
 """
 
@@ -35,7 +35,7 @@ class StateParts:
         return {name: part.state_dict() for name, part in self.by_name.items()}
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
-        """Why `states` cannot be restored, as far as that can be told without trying; empty where they can."""
+        """Why `states` cannot be restored, as far as that can be checked without trying; empty if they can."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"

@@ -1,4 +1,4 @@
-"""What is trained, and how far it has come: the one object that all that acts on a run shares.
+"""The state of a training, which all parts of a run share.
 
 The restore, the checkpoint writer, the command handlers and the step boundary each read and change it, always on
 the training thread. Not here: what any of them does, and the loop that the user writes (``run``). `attach` makes
@@ -70,7 +70,7 @@ class TrainingState:
         self.script_workers = self.batch_source.workers if self.batch_source is not None else None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the parts: step, place in the data, random generators, what was changed."""
+        """What a checkpoint holds beside the parts. ``feed`` is the stored name of the batch source's state."""
         return {
             "v": 1,
             "step": self.global_step,
@@ -82,13 +82,13 @@ class TrainingState:
         }
 
     def is_now_at(self, checkpoint: SavedCheckpoint) -> None:
-        """The parts were loaded from `checkpoint`."""
+        """Set the position after the parts were loaded from `checkpoint`."""
         self.drop_unfinished_step()
         self.global_step = self.medic.step = checkpoint.step
         self.current_checkpoint = checkpoint
 
     def drop_unfinished_step(self) -> None:
-        """What was done of a step that will not be completed counts for nothing."""
+        """Forget the batches and gradients of a step that will not be completed."""
         self.batches_done = 0
         self.losses = []
         self.parts.forget_gradients()

@@ -1,6 +1,6 @@
-"""The half of a callback that is alike for every framework.
+"""The base class of the callbacks for Trainers.
 
-`MedicCallback` holds the connection to Trainmedic, and carries out between two steps what the commands say. Its
+`MedicCallback` holds the connection to Trainmedic, and carries out commands between two steps. Its
 subclasses in ``huggingface.callback`` and ``lightning.callback`` are what the frameworks call: they know the events,
 and how a loop saves and ends. An error in a hook is logged (`log_errors`), and never reaches the framework.
 """
@@ -30,21 +30,21 @@ _NEEDS_RESTART = "it needs a restart of the training loop, and nobody restarts t
 
 
 def log_errors(hook: Hook) -> Hook:
-    """Decorates what a framework calls: a fault of ours costs a repair, not the training."""
+    """Decorate a method that a framework calls: an error is logged, because it must not end the training."""
 
     @functools.wraps(hook)
-    def guarded(*arguments: Any, **options: Any) -> Any:
+    def guarded(callback: MedicCallback[Any], *arguments: Any, **options: Any) -> Any:
         try:
-            return hook(*arguments, **options)
+            return hook(callback, *arguments, **options)
         except Exception:  # the boundary to the framework, which would end the training for any error
-            log.exception("%s failed; training goes on", hook.__qualname__)
+            log.exception("%s: %s failed; training goes on", callback.medic.job, hook.__qualname__)
             return None
 
     return guarded  # type: ignore[return-value]
 
 
 class MedicCallback(Generic[AnyLoop]):
-    """What both public callbacks are made of.
+    """The base of both public callbacks.
 
     ``restart_handlers`` carry out the commands that need a loop which starts again, by action; ``restarter`` names
     the functions that run such a loop, for the reason why these commands are unsupported without one.
@@ -60,7 +60,7 @@ class MedicCallback(Generic[AnyLoop]):
         self._register_restarts()
 
     def attach(self, loop: AnyLoop | None) -> None:
-        """From now on `loop` carries out what needs a restart; with None nobody does."""
+        """Let `loop` carry out the commands that need a restart; with None they are unsupported."""
         self.loop = loop
         self._register_restarts()
 
@@ -76,13 +76,13 @@ class MedicCallback(Generic[AnyLoop]):
     def _training_begins(
         self, optimizer: Any, scheduler: Any, directory: Path, checkpoint: Path | None, writes: bool
     ) -> None:
-        """The loop begins, from ``checkpoint`` or anew; ``directory`` is where this run's checkpoints go."""
+        """Take note that the loop begins, from ``checkpoint`` if any; this run's checkpoints go to ``directory``."""
         self._live.loop_begins(optimizer, scheduler)
         _join_ranks(self.medic)
         self._live.recall(directory, checkpoint, writes)
 
     def _arm(self) -> None:
-        """From here to `_disarm` a loop that hangs may be interrupted."""
+        """Allow interrupting the loop until `_disarm`, if it hangs."""
         if self.loop is not None:
             self.loop.restarts.arm()
 
@@ -107,7 +107,7 @@ class MedicCallback(Generic[AnyLoop]):
 
     @property
     def _required_loop(self) -> AnyLoop:
-        """For handlers that are registered only where there is a loop."""
+        """The loop, for handlers that are registered only if there is one."""
         assert self.loop is not None
         return self.loop
 
@@ -115,7 +115,7 @@ class MedicCallback(Generic[AnyLoop]):
 def _join_ranks(medic: Medic) -> None:
     """On every rank when training begins: from now on they carry out the same commands at the same step.
 
-    Where they cannot agree, nobody carries out anything: one rank alone would leave the others waiting for it.
+    If they cannot agree, no rank carries out commands: one rank alone would leave the others waiting for it.
     Raises ConfigurationError.
     """
     if medic.share is not None or not distributed.is_needed():

@@ -21,7 +21,7 @@ from trainmedic.recovery.changes import LEARNING_RATE, AppliedChanges
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.learning_rate import LearningRate, rate_change
 
-# Stands for the command that scaled the rate of a checkpoint, where the record of that command is lost.
+# The id in place of the command that scaled a checkpoint's rate, if the record of that command is lost.
 _AS_LOADED = "as the checkpoint was"
 
 
@@ -42,7 +42,7 @@ class LiveCommands:
             medic.cannot("job.empty_cache", "there is no GPU whose memory is cached")
 
     def loop_begins(self, optimizer: Any, scheduler: Any) -> None:
-        """A loop begins with these, maybe after a checkpoint was loaded. What was scaled stays scaled."""
+        """Take the optimizer and scheduler of a loop that begins. Commands' scaling is applied to them again."""
         self._rate = LearningRate(optimizer, scheduler)
         if self._changes is not None:
             self._rate.set_scale(self._changes.scale(LEARNING_RATE))

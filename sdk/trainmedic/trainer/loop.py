@@ -1,7 +1,7 @@
 """A Trainer whose training loop is restarted: by commands, and after a crash.
 
-`TrainerLoop` holds what a restart means for every framework: from which checkpoint the loop starts, which later
-ones are put aside, and what a rollback takes from the budget. Not here: when the loop is restarted
+`TrainerLoop` does what a restart needs in every framework: it chooses the checkpoint to start from, puts later ones
+aside, and counts rollbacks for the budget. Not here: when the loop is restarted
 (``trainmedic.recovery.restarts``), and how a framework starts its loop and keeps its checkpoints (the subclasses
 in ``huggingface.loop`` and ``lightning.loop``). The callbacks call it for commands.
 """
@@ -46,7 +46,7 @@ class TrainerLoop(abc.ABC):
         self._foreign: frozenset[tuple[Any, Any]] = frozenset()
         self.restarts = LoopRestarter(medic, self._newest, self._choose_checkpoint, limits)
 
-    # --- what the framework says ------------------------------------------------------------------------
+    # --- what each framework implements -----------------------------------------------------------------
 
     @property
     @abc.abstractmethod
@@ -73,12 +73,12 @@ class TrainerLoop(abc.ABC):
     # --- around the framework's loop --------------------------------------------------------------------
 
     def _start_fresh(self) -> None:
-        """Training begins without a checkpoint: what lies in the directories belongs to an earlier training."""
+        """Begin without a checkpoint: the checkpoints in the directories belong to an earlier training."""
         self._foreign = frozenset((checkpoint.path, checkpoint.at) for checkpoint in self._all_checkpoints())
         self.budget.reset()
 
     def _prepare(self, restart: LoopRestart) -> Path:
-        """The checkpoint that the loop starts from for `restart`; later ones are out of its way. Raises OSError."""
+        """The checkpoint that the loop starts from for `restart`, with later ones put aside. Raises OSError."""
         ranks = self.restarts.rank_group()
         ranks.poll()  # until every rank is here, one may still be writing its part of a checkpoint
         checkpoint = Path(ranks.choose(lambda: str(self._available(restart))))
@@ -88,7 +88,7 @@ class TrainerLoop(abc.ABC):
         return checkpoint
 
     def _available(self, restart: LoopRestart) -> Path:
-        """The checkpoint of `restart`, or the newest where that one is gone. A rollback means no other than its own."""
+        """The checkpoint of `restart`, or the newest if that one is gone; a rollback takes no other than its own."""
         if self._is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()
@@ -114,7 +114,7 @@ class TrainerLoop(abc.ABC):
         return complete[0].path if complete else None
 
     def _checkpoints(self) -> list[SavedCheckpoint]:
-        """Those of this training."""
+        """The checkpoints of this training."""
         return [each for each in self._all_checkpoints() if (each.path, each.at) not in self._foreign]
 
     @functools.cached_property
@@ -125,7 +125,7 @@ class TrainerLoop(abc.ABC):
     # --- called by the callback -------------------------------------------------------------------------
 
     def stepped(self, step: int) -> None:
-        """A step is complete."""
+        """Take note that a step is complete."""
         self._step = step
         self.restarts.stepped(step, self._finish)
 
@@ -150,7 +150,7 @@ class TrainerLoop(abc.ABC):
         return checkpoint
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
-        """What the answer tells in addition, now that the loop runs again and `restart` is done."""
+        """What the answer says in addition, now that the loop runs again and `restart` is done."""
         if not _is_rollback(restart):
             return {}
         spent = self.budget.spend(restart.output["checkpoint_step"], restart.output["left_step"])

@@ -1,6 +1,6 @@
 """How long to wait before the next try of something that has just failed.
 
-Everybody who tries again uses it: the SDK, the node agent and the server. Not here: the waiting itself.
+The SDK, the node agent and the server all use it. Not here: the waiting itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What became of which command, so that each is applied at most once.
+"""The outcomes of commands, kept so that each command is applied at most once.
 
 Commands arrive at least once: again after a lost connection, again after the job was killed, again because the
 server asks once more. The memory is in this process, and in one expiring Redis key per command, which outlives it.
-A command is entered before the training loop sees it; one that is found entered by a process that is no more was
+A command is entered before the training loop sees it. One that an earlier process has entered and not answered was
 interrupted, and is never applied again. A command that expired before it was applied is forgotten, so that the same
 one may still come in time later.
 
@@ -71,7 +71,7 @@ class CommandRecord:
 
     @classmethod
     def decode(cls, raw: bytes) -> CommandRecord:
-        """A record that cannot be read counts as a stranger's: better not applied than applied twice."""
+        """A record that cannot be read counts as another process's, so that the command is not applied twice."""
         try:
             fields = json.loads(raw)
             status, output = fields["status"], fields["output"]
@@ -149,12 +149,12 @@ class CommandMemory:
                 self._records.popitem(last=False)
 
     def forget(self, command_id: str) -> None:
-        """Forget in this process a command that expired unapplied. `unmark` takes the mark in Redis away."""
+        """Forget in this process a command that expired unapplied. `unmark` deletes the mark in Redis."""
         with self._lock:
             self._records.pop(command_id, None)
 
     def unmark(self, client: redis.Redis, command_id: str) -> None:
-        """Take the mark in Redis away, unless the same command has been entered again in between."""
+        """Delete the mark in Redis, unless the same command has been entered again in between."""
         with self._marking:
             if self.recall(command_id) is None:
                 client.delete(self.key(command_id))

@@ -31,7 +31,7 @@ class NoRedisUrl(redis.RedisError):
 
 
 class OutageLog:
-    """Logs one line when Redis goes away and one when it is back, for all connections of a process together.
+    """Logs one line when Redis becomes unreachable and one when it is back, for all connections of a process.
 
     Redis is back when every connection works again. Where Redis answers one connection and refuses another, each
     kind of refusal is logged once.
@@ -93,7 +93,7 @@ class RedisConnection:
         self._outage.end(self)
 
     def failed(self, error: BaseException) -> float:
-        """Drop the client; return the seconds to wait. The URL is looked up anew then: it may have changed."""
+        """Drop the client; return the seconds to wait. The next client reads the URL again, as it may have changed."""
         self.close()
         self._outage.begin(self, error)
         return self._backoff.next()

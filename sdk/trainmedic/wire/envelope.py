@@ -1,4 +1,4 @@
-"""The wire format between Trainmedic's server and those who carry out its commands.
+"""The wire format between Trainmedic's server and the jobs and agents that carry out its commands.
 
 A command is one entry of a Redis stream with the field ``command`` (JSON, UTF-8) and, where a
 signing key is in use, ``signature``: the HMAC-SHA256 of exactly those bytes, in hexadecimal. A

@@ -1,6 +1,6 @@
 """What the output of a reply can hold: plain JSON, within bounds.
 
-Who calls it: whoever answers a command, in a job and in the node agent.
+Who calls it: all code that answers a command, in a job and in the node agent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The thread that receives commands: it follows a Redis stream and hands on each command that is genuine.
 
 A job and a node agent have one each. It is the one member of the stream's consumer group. Every entry is handed on
-at least once: one that nobody has acknowledged is read again, by this process or the next one. Redis going away,
-coming back empty, or losing the group ends nothing.
+at least once: an entry that was not acknowledged is read again, by this process or the next one. The thread survives
+an outage of Redis, a Redis that comes back empty, and the loss of the consumer group.
 
 Not here: what becomes of a genuine command (``trainmedic.job.queue``, the agent's ``intake``).
 """
@@ -33,7 +33,7 @@ _COUNT = 100
 _EMPTY_ANSWER_WAIT = 0.25
 """Seconds to wait where Redis has answered at once that there is nothing, though it was asked to wait for it."""
 _NO_GROUP_WAIT = 0.1
-"""Seconds to wait before a consumer group that somebody has deleted is made again."""
+"""Seconds to wait before a deleted consumer group is created again."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class ReceivedCommand:
 
 
 class CommandConsumer(Protocol):
-    """Who gets the commands. Called in the receiver's thread; errors of Redis may pass through."""
+    """Takes the received commands, in the receiver's thread. Errors of Redis may pass through."""
 
     def receive(self, received: ReceivedCommand) -> None:
         """A genuine command has come, perhaps not for the first time."""
         ...
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        """A command has come whose signature is wrong, or which is meant for somebody else."""
+        """A command has come whose signature is wrong, or which is for another addressee."""
         ...
 
     def note_unreadable(self) -> None:

@@ -1,6 +1,6 @@
 """The thread that writes to Redis: replies, and the presence key that says that this process is connected.
 
-Other threads only put replies into its bounded queue, and never wait. While Redis is away the replies stay there.
+Other threads only put replies into its bounded queue, and never wait. The replies stay there during a Redis outage.
 Not here: what the replies say (``trainmedic.job.queue``, the agent's ``replies``).
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger("trainmedic")
 STREAM_SECONDS = 24 * 3600
 """The command stream vanishes this long after its receiver did."""
 REPLIES_KEPT = 100_000
-"""About how many replies wait for a server that is away."""
+"""About how many replies the stream keeps for a server that does not run."""
 _QUEUE = 1000
 _BATCH = 100
 _MOST_REFUSALS = 5
@@ -43,7 +43,7 @@ class OutgoingReplies:
     remember: CommandRecord | None = None
     """The outcome to keep for later repeats of the command."""
     forget: bool = False
-    """Whether the mark of the command is taken away, because it has expired and may come again."""
+    """Whether the mark of the command is deleted, because the command has expired and may come again."""
 
     @property
     def command_id(self) -> str:
@@ -110,7 +110,7 @@ class ReplyWriter:
         self._wake()
 
     def stop(self, timeout: float) -> None:
-        """Send what waits, take the presence away, end. Gives up after `timeout` seconds."""
+        """Send the waiting replies, delete the presence, and end. Gives up after `timeout` seconds."""
         self._stopping.set()
         self._wake()
         self._thread.join(timeout)
@@ -185,8 +185,8 @@ class ReplyWriter:
             pipeline.xdel(self._stream, batch.entry)
 
     def _give_up_on_refused(self, unsent: list[OutgoingReplies], error: BaseException) -> list[OutgoingReplies]:
-        """What is sent again: all, until Redis has answered several times that it will not have it, because of a
-        key of another type for instance. Then nothing, so that later replies are not held up for ever."""
+        """The replies that are sent again: all of them, until Redis has refused them several times, because of a key
+        of another type for instance. Then none, so that they do not block later replies for ever."""
         self._presence_due = 0.0
         if isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError):
             return unsent
@@ -203,8 +203,8 @@ class ReplyWriter:
         return json.dumps({**self._presence.describe(), "at": at}).encode()
 
     def _check_for_conflict(self, client: redis.Redis) -> None:
-        """Look whether another process has announced itself under this name since this one did. A presence from
-        before that is a predecessor's."""
+        """Check whether another process has announced itself under this name since this one did. An older presence
+        is that of an earlier process."""
         present = self._read_presence(client)
         if self._has_announced and present and present.get("instance") != self._memory.owner:
             self._presence.on_conflict(present)
@@ -216,10 +216,10 @@ class ReplyWriter:
             client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
-        """The presence that stands in Redis; empty where there is none that can be read."""
+        """The presence in Redis; empty if there is none that can be read."""
         try:
             raw: Any = client.get(self._presence.name)
             present = json.loads(raw) if raw else {}
-        except (ValueError, redis.ResponseError):  # somebody else's value, perhaps of another type
+        except (ValueError, redis.ResponseError):  # another program's value, perhaps of another type
             return {}
         return present if isinstance(present, dict) else {}
