@@ -223,8 +223,8 @@ class Medic:
 
         It is called by `commands` with the `JobCommand`. Returning means applied, with the dict that it returns
         as output; raising `Rejected` or `Unsupported` answers that, any other exception ``failed`` (it is logged
-        and does not leave `commands`). ``how`` is told to the server: ``"live"``, or ``"restart"`` where the
-        loop has to start again.
+        and does not leave `commands`). The server learns ``how``: ``"live"``, or ``"restart"`` if the loop
+        has to start again.
         """
         if how not in (LIVE, RESTART):
             raise ConfigurationError(f"{action}: how is {how!r}; it can be live or restart")
@@ -268,10 +268,8 @@ class Medic:
         def location() -> Mapping[str, Any]:
             return {"node": self._node, "host": self._host, "gpu": gpu()}
 
-        handlers, queue = self._handlers, self._queue
-        local = LocalRank(
-            self.job, self.rank, self.world_size, handlers, queue, self._report_outcome, location, self.stats
-        )
+        handlers, queue, on_outcome = self._handlers, self._queue, self._report_outcome
+        local = LocalRank(self.job, self.rank, self.world_size, handlers, queue, on_outcome, location, self.stats)
         self.share = Share(store, local, SharingOptions(every, patience, call_patience))
         self.gather = self.share.gather
         if not self._is_receiving:

@@ -1,8 +1,8 @@
 """The batch source for an ordinary `DataLoader`, which can go to any batch of any epoch.
 
 The user's loader serves as the pattern; batches come from one of our own with the same data set, workers and
-collation, whose sampler begins where it is told to. In worker processes the random generators are seeded for
-each batch by its position, so that random augmentations come again as well; in the main process they are the
+collation, whose sampler begins at the present position. In worker processes the random generators are seeded for
+each batch by its position, so that random augmentations repeat as well; in the main process they are the
 training's, which a checkpoint holds. Not here: the order itself (``sample_order``), other sources
 (``batch_sources``).
 """
