@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agent_node import Node
-from tests.support.programs import ROOT, inherited
+from tests.support.programs import PYTHON_PATH, inherited
 from trainmedic.wire import envelope
 
 MEGABYTE = 1 << 20
@@ -130,20 +130,20 @@ def test_an_agent_starts_on_a_full_disk(tmp_path: Path) -> None:
     script = f"""
 import sys
 from pathlib import Path
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "sdk")!r}]
+sys.path[:0] = {PYTHON_PATH.split(os.pathsep)!r}
 from datetime import UTC, datetime
-from trainmedic_server.agent.journal import Entry, Journal
+from trainmedic_server.agent.journal import Journal, JournalEntry
 from tests.integration.test_full_disk import fill, free
 disk = Path({str(tmp_path)!r})
 now = datetime.now(UTC)
 journal = Journal(disk / "state")
-journal.record_outcome(Entry("c1", "applied", now))
+journal.record_outcome(JournalEntry("c1", "applied", now))
 journal.close()
 fill(disk, "junk.tmp")
 assert free(disk) == 0
 journal = Journal(disk / "state")
-journal.record_outcome(Entry("c2", "applied", now))
-assert [journal.look_up(one).status for one in ("c1", "c2")] == ["applied", "applied"]
+journal.record_outcome(JournalEntry("c2", "applied", now))
+assert [journal.look_up(command).status for command in ("c1", "c2")] == ["applied", "applied"]
 """
     done = subprocess.run(
         [*own_disk(tmp_path), sys.executable, "-c", script],
