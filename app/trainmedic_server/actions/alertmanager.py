@@ -1,4 +1,4 @@
-"""Silencing an alert: ``alertmanager.silence``, and ``alertmanager.expire_silence`` which takes it back.
+"""Silencing an alert: ``alertmanager.silence``, and ``alertmanager.expire_silence`` which ends it.
 
 A silence carries the id of the command that made it in its comment. That is how an interrupted
 attempt finds the silence that it had made already, and how an undo finds one whose id was lost.
@@ -87,7 +87,7 @@ class SilenceAlert(_AlertmanagerAction):
 
 
 class ExpireSilence(Irreversible, _AlertmanagerAction):
-    """Ends a silence; one that has ended already is left as it is. It is not begun again."""
+    """Ends a silence; one that has ended already is left as it is. It has no undo."""
 
     name: ClassVar[str] = "alertmanager.expire_silence"
     summary: ClassVar[str] = "End a silence in the Alertmanager."

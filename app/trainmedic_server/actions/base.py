@@ -25,8 +25,8 @@ class ActionParams(BaseModel):
 class BasicAction:
     """An action that works on every kind of target, changes something, and keeps nothing between its attempts.
 
-    A subclass gives ``name``, ``summary``, ``Params`` and ``perform``, and overrides what is different for it. What it
-    may use of the outside is ``self.services``.
+    A subclass gives ``name``, ``summary``, ``Params`` and ``perform``, and overrides what is different for it. It
+    reaches external systems through ``self.services``.
     """
 
     name: ClassVar[str]
@@ -40,7 +40,7 @@ class BasicAction:
         self.services = services
 
     def outcome_saved(self, command_id: str) -> None:
-        """Nothing is kept for the attempt, so there is nothing to let go."""
+        """Do nothing: a basic action keeps nothing for an attempt."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:

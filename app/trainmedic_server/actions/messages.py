@@ -18,7 +18,7 @@ from trainmedic_server.ports.actions import Action, Call
 
 TITLE_LIMIT = 250
 MESSAGE_LIMIT = 16_000
-"""Both in characters. A longer text is cut, not refused: people must hear of the trouble all the same."""
+"""Both in characters. A longer text is cut, not refused, so that the message is sent all the same."""
 
 
 class NotifyParams(ActionParams):

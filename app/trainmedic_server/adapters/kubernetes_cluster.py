@@ -2,7 +2,7 @@
 
 The client does the connection, TLS, credentials and their renewal; the paths and bodies are the
 API's own, because the generated classes know no custom kinds. No call is retried here, except that a
-list whose continuation has expired begins again: who called knows what may be repeated, and until when.
+list whose continuation has expired begins again: the caller knows what may be repeated, and until when.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainmedic_server.ports.fence import Fence, no_fence
 FIELD_MANAGER: Final = "trainmedic"
 """The name under which the API server notes which fields are ours."""
 TIMEOUT: Final = timedelta(seconds=15)
-"""How long one call may take. Whoever called tries again until the step's own timeout."""
+"""How long one call may take. The caller tries again until the step's own timeout."""
 PAGE: Final = 500
 """Objects of a list that are asked for at a time, as kubectl does."""
 _NOTHING_DONE: Final = (401, 403, 429)
@@ -306,7 +306,7 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
         case 429:
             return ClusterUnavailable(message, _seconds(headers))
         case 401:
-            # While a token is being renewed it may be the old one for a moment; it is read anew every minute.
+            # While a token is being renewed it may be the old one for a moment; it is read again every minute.
             return ClusterUnavailable(
                 f"the Kubernetes API does not accept our credentials ({message}): they have expired, or the service "
                 "account or the kubeconfig's user is gone"

@@ -1,8 +1,8 @@
 """The nodes and pods of the cluster, from a cached watch.
 
-Only the few fields that somebody asks for are kept, so that ten thousand pods take some megabytes. What is known
-may be a moment old; before the first list has come nothing is known, and an alert that needs it is refused, never
-guessed. Who calls it: ``wiring`` runs `watch` beside the engine, and hands `topology` to all who ask where pods are.
+Only the few fields in use are kept, so that ten thousand pods take some megabytes. The topology may be a moment old.
+Before the first list it is empty, and an alert that needs it is refused rather than guessed. Who calls it: ``wiring``
+runs `watch` beside the engine, and hands `topology` to all who ask where pods are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JOB_LABELS: Final = (
     "batch.kubernetes.io/job-name",
     "job-name",
 )
-"""By which a pod says whose it is, most telling first: a JobSet's pods belong to a Job as well."""
+"""The labels that name a pod's job, the most specific first: a JobSet's pods belong to a Job as well."""
 GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 300
 _FIRST_WAIT: Final = 0.5
@@ -53,7 +53,7 @@ class KubernetesTopology:
         self.is_filled = False
 
     async def watch(self) -> None:
-        """Keep up with the cluster until cancelled."""
+        """Follow the cluster's changes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(NODES, self._nodes, _node))
             tasks.create_task(self._follow(PODS, self._pods, _pod))
@@ -89,7 +89,7 @@ class KubernetesTopology:
     async def _watch_once(
         self, resource: Resource, version: str, kept: dict[str, Any], read: Callable[[Object], Any]
     ) -> str:
-        """Take in what changes until the watch ends by itself; the version that was reached."""
+        """Apply changes until the watch ends by itself; return the version that was reached."""
         async for change, changed in self._cluster.watch(resource, version, WATCH_SECONDS):
             version = changed["metadata"]["resourceVersion"]
             if change == "BOOKMARK":
@@ -111,7 +111,7 @@ def _node(node: Object) -> ClusterNode:
 
 
 def _pod(pod: Object) -> Pod | None:
-    """The pod; None where it has no node or has ended, so that nobody works on it."""
+    """Return the pod; None if it has no node or has ended, because no job runs in it then."""
     node = (pod.get("spec") or {}).get("nodeName")
     status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):

@@ -1,4 +1,4 @@
-"""Finds the pods that processes belong to, by their control groups. It only reads what the kernel shows to everybody.
+"""Finds the pods that processes belong to, by their control groups. It only reads what the kernel shows to every user.
 
 An agent in a container sees the node's processes where it shares their namespace (``hostPID``); elsewhere it
 finds none of these ids, and names no pod. Who calls it: ``facts.gpu``, for the presence.
@@ -20,9 +20,9 @@ from pathlib import Path
 
 PROC = Path("/proc")
 MOST_PROCESSES = 256
-"""Of one GPU are looked at; more than that are left out."""
+"""The most processes of one GPU that are looked up; more are ignored."""
 MOST_PODS = 32
-"""Of one GPU are named. Seven instances of MIG, or the shares of one card, are fewer; the presence must stay small."""
+"""The most pods of one GPU that are named, so that the presence stays small; seven MIG instances have fewer."""
 _LONGEST = 16 * 1024
 # A static pod's uid in its group is a hash, without dashes.
 _POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:\n]|$)")
@@ -52,4 +52,4 @@ def _pod_of(pid: int, proc: Path) -> str | None:
         with (proc / str(pid) / "cgroup").open("rb", buffering=0) as file:
             return pod_in(file.read(_LONGEST))
     except OSError:
-        return None  # it has ended, or is not to be seen from here
+        return None  # it has ended, or is not visible from here

@@ -4,9 +4,9 @@ It is a YAML file of three parts: ``allow`` lists the actions that change someth
 limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``). Reading actions are
 always allowed. Without a file nothing else is: the agent then only reads.
 
-Taking a power limit back is allowed always, so that a policy that has become stricter never keeps a node from
-being given back what was taken from it. Nothing else can be taken back, so calling itself an undo opens no other
-action's door. ``docs/reference/agent-policy.md`` is the reference.
+Undoing a power limit is always allowed, so that a policy which has become stricter never keeps a GPU at a cap. No
+other action can be undone, so a command cannot bypass the policy by calling itself an undo.
+``docs/reference/agent-policy.md`` is the reference.
 
 Not here: applying the bounds, which is up to the executors.
 """
@@ -37,7 +37,7 @@ CHANGING = ("gpu.power_limit", "disk.clean")
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
 """Allowed together with the action that they belong to."""
 _TAKES_BACK = frozenset({"gpu.power_limit"})
-"""Actions whose undo is no new harm."""
+"""Actions whose undo is allowed even if the action is not."""
 _KEYS = ("allow", "power", "cleaning")
 _LONGEST_LEASE = timedelta(days=1)
 
@@ -47,8 +47,8 @@ class PowerBounds:
     """Bounds of ``gpu.power_limit``.
 
     ``floor_percent``: no limit goes below this share of the card's default limit.
-    ``max_lease``: no cap stands longer than this without being renewed, so that the power is back that long after the
-    server has died.
+    ``max_lease``: no cap lasts longer than this without being renewed, so that the power is restored that long after
+    the server has died.
     """
 
     floor_percent: float = 50.0

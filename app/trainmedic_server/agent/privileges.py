@@ -21,7 +21,7 @@ _CAPABILITIES = {
     "CAP_LEASE": 28,
 }
 POWER = ("CAP_SYS_ADMIN",)
-"""What NVIDIA's driver asks of whoever sets a power limit."""
+"""What NVIDIA's driver requires to set a power limit."""
 FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")
 """To delete what other users own: writing in their directories, in sticky ones too, and knowing that a file is
 not in use."""

@@ -79,7 +79,7 @@ def _open_runs(client: Client) -> dict[str, int]:
 
 
 def _or_reason(ask: Callable[[], Any]) -> Any:
-    """What the server answers, or the reason why it cannot: one part that is away does not hide the others."""
+    """Return the server's answer, or why there is none: one failing part does not hide the others."""
     try:
         return ask()
     except (exits.Unreachable, exits.NotAllowed) as error:

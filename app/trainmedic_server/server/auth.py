@@ -51,8 +51,8 @@ ANONYMOUS = Principal("anonymous", frozenset(TokenRole))
 class Authenticator:
     """Holds the tokens, and reads them again when their file has changed.
 
-    A request makes it look at `file`, at most every few seconds; where the file has become unreadable or
-    wrong, the tokens stay as they were and the log says so. `monotonic` is a clock in seconds.
+    A request makes it check `file`, at most every few seconds; if the file has become unreadable or invalid,
+    the tokens stay as they were and that is logged. `monotonic` is a clock in seconds.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ def requires(authenticator: Authenticator, role: TokenRole) -> Callable[[Request
 
 
 def check_exposure(host: str, has_tokens: bool, allow_anonymous: bool) -> None:
-    """Raise ConfigurationError where listening on `host` would let anybody on the network act."""
+    """Raise ConfigurationError where listening on `host` would let any client on the network act."""
     if has_tokens or allow_anonymous or _is_loopback(host):
         return
     raise ConfigurationError(

@@ -39,8 +39,8 @@ class EventFeed:
         self._ring: deque[Event] = deque()
         self._ring_begins_after: int | None = None
         """Every event with a larger seq, up to the newest polled, is in the ring; None before the first poll."""
-        # One event per publication: `_publish` sets it and puts a fresh one in its place, so that nobody
-        # has to clear it and no waiter can miss it.
+        # One event per publication: `_publish` sets it and puts a fresh one in its place, so that it
+        # never has to be cleared and no waiter can miss it.
         self._published = asyncio.Event()
         self.closed = False
 

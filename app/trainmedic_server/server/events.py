@@ -70,8 +70,8 @@ async def _lines(
     """The bytes that one client is sent: every event after `begin`, of one run where `run_id` is given.
 
     It ends when the feed closes, and when the store does not answer: the client then connects again and names
-    the last event that it has. `send_begin` first sends `begin` as an id, so that a client which did not name
-    a place and is cut off before the first event misses none either.
+    the last event that it has. `send_begin` first sends `begin` as an id, so that a client which named no
+    event and is cut off before the first event misses none either.
     """
     clock = asyncio.get_running_loop().time
     position, sent_at = begin, clock()

@@ -1,7 +1,7 @@
 """The tokens file, which lists the callers of the API and their roles.
 
-It is a YAML list of ``{name, sha256, roles}``. It holds only the hash of a token, so that the file gives
-nobody access. Who calls it: `auth.Authenticator`, at the start and again when the file has changed.
+It is a YAML list of ``{name, sha256, roles}``. It holds only the hash of a token, so that reading the
+file gives no access. Who calls it: `auth.Authenticator`, at the start and again when the file has changed.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _read_secret(variable: str, file: str) -> str:
 def misspelt(
     environ: Mapping[str, str], sources: Collection[SettingSource], of_other_programs: Collection[str]
 ) -> list[tuple[str, str]]:
-    """Variables with our prefix that nobody reads, each with the most similar one that somebody does read."""
+    """Variables with our prefix that are never read, each with the most similar one that is."""
     variables = {source.variable for source in sources} | set(of_other_programs)
     variables |= {f"{source.variable}_FILE" for source in sources if source.secret}
     families = tuple(source.variable for source in sources if source.family)

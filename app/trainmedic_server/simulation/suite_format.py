@@ -271,7 +271,7 @@ class Suite:
         return (next((path for path in beside if path.exists()), beside[0]),)
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
-        """A problem at the path of `path` in the file, where a list with one entry may be written without the list."""
+        """A problem at `path` in the file, where a list with one entry may be written without the list."""
         value = self.document.value
         written: list[str | int] = []
         for part in path:

@@ -1,10 +1,10 @@
 """The node agent's composition root: builds every part from the settings, starts them in order, and stops them.
 
-The order: the policy first, for without a good one nothing may start; then the journal, which also holds the
-lock that keeps a second agent away; then the GPUs, the executors and the exporter; last the agent itself, which
+The order: the policy first, because nothing may start without a valid one; then the journal, which also has the
+lock that keeps a second agent out; then the GPUs, the executors and the exporter; last the agent itself, which
 takes up what was interrupted and begins to read. Stopping goes the other way.
 
-Who calls it: ``cli.agent``, and tests that put executors of their own in the place of `node_parts`.
+Who calls it: ``cli.agent``, and tests that replace `node_parts` by executors of their own.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class CheckReport:
 
 
 def check(settings: AgentSettings) -> CheckReport:
-    """Look at everything; where a part is wrong, at the others all the same."""
+    """Check every part, also after one has failed."""
     report = CheckReport({"node": settings.node, "version": __version__})
     policy = _policy(settings, report)
     own = privileges.current_privileges()
@@ -179,7 +179,7 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
 
 
 def _presence(raw: Any) -> Mapping[str, Any] | None:
-    """What a running agent says of itself, as far as it matters here; None where none runs or nobody can read it."""
+    """What a running agent says of itself, as far as it matters here; None if none runs or it cannot be read."""
     if raw is None:
         return None
     try:

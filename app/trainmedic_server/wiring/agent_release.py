@@ -1,4 +1,4 @@
-"""``trainmedic agent release``: ends every power cap of this node now, for who takes the agent off the node.
+"""``trainmedic agent release``: ends every power cap of this node now, before the agent is removed from the node.
 
 The agent must not be running, or two would work from one journal. Who calls it: ``cli.agent``.
 """

@@ -1,6 +1,6 @@
 """The server's composition root: builds every part from the settings, starts them in order, and stops them.
 
-The order: the run store first, because it also holds the lock that keeps a second server away; then Redis,
+The order: the run store first, because it also has the lock that keeps a second server out; then Redis,
 the playbooks, and the engine, which resumes what an earlier process left; and last the listener, so that
 no request is answered before everything works. Stopping goes the other way. Where a part fails to start,
 the parts that have started are stopped.
@@ -89,7 +89,7 @@ class TrainmedicServer:
         log.info("stopped")
 
     async def _run_elected(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None) -> None:
-        """Serve as one of several servers: stand by, and work once the lock is free."""
+        """Serve as one of several servers: stand by, and lead once the lock is free."""
         settings = self._settings
         self._authenticator()  # built for its checks alone: wrong tokens end the process before anybody is answered
         if settings.redis is None and settings.advertise is not None:
@@ -119,7 +119,7 @@ class TrainmedicServer:
                 task.result()
 
     async def _work_once_elected(self, election: Election, app: SwitchableApp) -> None:
-        """Wait for the lock, and then work until cancelled."""
+        """Wait for the lock, then lead until cancelled."""
         session = await election.win()
         began = asyncio.get_running_loop().time()
         async with self._started(session) as api:

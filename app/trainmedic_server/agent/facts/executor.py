@@ -1,7 +1,7 @@
 """The executor of ``node.facts``: what this node reports, as the output of a step.
 
-It looks at the processors over half a second, in a worker queue of its own, so nothing waits for it. A part that cannot
-be read is left out and named in ``problems``; the others are reported.
+It measures the processors' load for half a second, in a worker queue of its own, so that no other command waits. A part
+that cannot be read is left out and named in ``problems``; the others are reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WINDOW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class NodeFactsExecutor:
-    """`paths` are paths whose file systems are of interest, such as the roots of the policy's cleaning rules."""
+    """`paths` are paths whose file systems are reported too, such as the roots of the policy's cleaning rules."""
 
     node: str
     gpus: Gpus

@@ -20,7 +20,7 @@ _ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bc
 _NETWORK = re.compile(r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
-"""These count whatever their kind: a container's root is an overlay, and data loaders pass batches in shared memory."""
+"""Reported whatever their kind: a container's root is an overlay, and data loaders pass batches in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _device(mount: str) -> int:
 
 
 def _pressure(proc: Path, resource: str) -> dict[str, float]:
-    """The share of the last 10 seconds in which some task waited for the resource (PSI, Linux 4.20)."""
+    """The fraction of the last 10 seconds in which some task waited for the resource (PSI, Linux 4.20)."""
     try:
         first = _lines(proc / "pressure" / resource)[0]
         return {"pressure_percent": float(first.split("avg10=")[1].split()[0])}
