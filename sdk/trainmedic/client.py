@@ -21,7 +21,7 @@ from typing import Any, Callable, Mapping, Sequence, TypeVar
 from trainmedic.errors import ConfigurationError
 from trainmedic.job import devices
 from trainmedic.job.command import JobCommand
-from trainmedic.job.group import Alone, Group
+from trainmedic.job.group import Group, SingleRankGroup
 from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED, HandlerRegistry
 from trainmedic.job.metrics import MetricsEndpoint
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window, whole
@@ -178,7 +178,7 @@ class Medic:
         return self._stats.measure(time.perf_counter())
 
     def stall(self) -> Stall:
-        """How long no step has been completed, without the time in windows, and from how long on that is a hang."""
+        """The time since the last completed step, without windows, and how long a time counts as a hang."""
         return self.progress.stall(time.perf_counter())
 
     def commands(self, step: int) -> list[JobCommand]:
@@ -205,7 +205,7 @@ class Medic:
         return handlers.carry_out(due) if due else []
 
     def is_quiet(self, step: int) -> bool:
-        """Whether `commands` would have nothing to do at this step, and need not be called."""
+        """True if `commands` would have nothing to do at this step, so that it need not be called."""
         self.step = step
         is_alone = self._is_receiving and self.share is None
         return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.arrived
@@ -246,7 +246,7 @@ class Medic:
 
         Without `trainmedic.distributed.share` the group has this rank only.
         """
-        return self.share.group(name) if self.share is not None else Alone()
+        return self.share.group(name) if self.share is not None else SingleRankGroup()
 
     def join_ranks(
         self,
@@ -336,14 +336,14 @@ class Medic:
         return {
             "world_size": self.world_size,
             "ranks": [0] if self._is_receiving else list(range(self.world_size)),
-            **(self.share.describe() if self.share is not None else self._alone()),
+            **(self.share.describe() if self.share is not None else self._own_placement()),
             "capabilities": dict(self._handlers.capabilities),
             "interrupts_hangs": self.on_arrival is not None,
             "step": self.progress.step if self.progress.step is not None else self.step,
         }
 
-    def _alone(self) -> Mapping[str, Any]:
-        """Where a job of one process runs. In a job of several ranks, rank 0 learns that only from their agreement."""
+    def _own_placement(self) -> Mapping[str, Any]:
+        """The placement of a job of one process; empty with several ranks, whose placement comes from `Share`."""
         if self.world_size > 1:
             return {}
         gpus: Sequence[str | None] = devices.in_use() or (None,)

@@ -108,7 +108,7 @@ class _Device:
         between threads."""
         if self._uuid is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             try:
-                self._uuid = devices.named(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+                self._uuid = devices.nvml_name(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
             except (AttributeError, RuntimeError, AssertionError):
                 return None
         return self._uuid

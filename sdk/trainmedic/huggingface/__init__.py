@@ -72,7 +72,7 @@ def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limit
 
 
 def run_by(callback: Callback, trainer: Any, limits: Limits = _DEFAULT) -> None:
-    """From now on ``trainer.train()``, of this one Trainer, is `train`; for plugins that are given the Trainer."""
+    """Replace ``trainer.train()`` of this one Trainer by `train`; for plugins that are given the Trainer."""
     original = trainer.train
 
     def train_restarting(resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:

@@ -40,7 +40,7 @@ class _StepEnd:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the Trainer would save this step."""
+        """The path at which the Trainer would save this step."""
         return checkpoints.path_of(self.args.output_dir, self.state.global_step)
 
 

@@ -50,7 +50,7 @@ class HuggingFaceLoop(TrainerLoop):
     # --- around the Trainer's loop ----------------------------------------------------------------------
 
     def train(self, original: Callable[..., Any], resume: Any, *arguments: Any, **options: Any) -> Any:
-        """Like ``Trainer.train``, which `original` is; what it returned last. Raises what it raises."""
+        """Call `original`, which is ``Trainer.train``, and again after each restart. Returns its last result."""
 
         def attempt(restart: LoopRestart | None) -> Any:
             start = self._first_checkpoint(resume) if restart is None else str(self._prepare(restart))
@@ -111,7 +111,7 @@ class HuggingFaceLoop(TrainerLoop):
 
     @property
     def skipped_batches(self) -> int:
-        """How many batches were left out since training began."""
+        """The number of batches that were left out since training began."""
         return self._skipper.skipped
 
     def has_own_batches(self, command: JobCommand) -> bool:

@@ -9,7 +9,7 @@ import logging
 from datetime import datetime
 from typing import Any, Callable, Mapping
 
-from trainmedic.job.group import Alone, Group
+from trainmedic.job.group import Group, SingleRankGroup
 from trainmedic.job.parameters import Parameters
 from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import RankOutcome
@@ -51,7 +51,7 @@ class JobCommand:
         self.is_deferred = False
         self.entry = entry
         # The ranks that carry out the command together; a handler agrees with them through it.
-        self.group: Group = Alone()
+        self.group: Group = SingleRankGroup()
         # With several ranks: the number of the sync point where it is carried out, and its index there.
         self.sync_key: tuple[int, int] | None = None
         # The outcome of each rank. Only rank 0 fills it.

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 
-def named(uuid: Any) -> str:
+def nvml_name(uuid: Any) -> str:
     """The name of a device as the driver writes it, from the UUID that PyTorch has for it."""
     text = str(uuid)
     return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
@@ -26,6 +26,6 @@ def in_use() -> list[str]:
         if cuda is None or not cuda.is_initialized():
             return []
         indexes = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
-        return [named(cuda.get_device_properties(index).uuid) for index in indexes]
+        return [nvml_name(cuda.get_device_properties(index).uuid) for index in indexes]
     except (AttributeError, RuntimeError, AssertionError):
         return []  # a PyTorch that is being imported, is too old, or has lost its GPU

@@ -37,7 +37,7 @@ class Group(Protocol):
         ...
 
 
-class Alone:
+class SingleRankGroup:
     """The group of a single rank."""
 
     rank = 0

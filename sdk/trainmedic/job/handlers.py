@@ -46,7 +46,7 @@ class HandlerRegistry:
         self.capabilities[action] = capability
 
     def refuse(self, action: str, reason: str) -> None:
-        """From now on this rank does not carry out `action`."""
+        """Refuse `action` on this rank from now on."""
         self._refusals[action] = reason
         self.capabilities[action] = UNSUPPORTED
         self.handlers.pop(action, None)
@@ -74,7 +74,7 @@ class HandlerRegistry:
                 command.failed("the training loop took the command and did not answer it")
 
     def refusal_reason(self, action: str) -> str | None:
-        """Why this rank would not carry out `action`; None where it would, or where the loop decides."""
+        """The reason why this rank refuses `action`; None if it would carry it out, or the loop decides."""
         if self.capabilities.get(action) == UNSUPPORTED:
             return self._refusals.get(action, "this job does not support it")
         if self.handlers and action not in self.handlers:

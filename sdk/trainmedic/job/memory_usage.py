@@ -93,7 +93,7 @@ def _device(cuda: Any, index: int) -> Cuda:
 
 
 class Growth:
-    """How much memory grows per step, for as long as it keeps growing.
+    """Estimates how much memory grows per step, for as long as it keeps growing.
 
     The samples are split into an earlier and a later half; each gives the median of the slopes between
     all pairs of its samples (Theil 1950, Sen 1968), and the smaller one counts. A single jump, as from

@@ -42,7 +42,7 @@ _NAN = float("nan")
 
 
 class Stall(NamedTuple):
-    """How long no step was completed, windows left out, and from when on that is a hang; in seconds."""
+    """The seconds since the last completed step, without windows, and the limit beyond which that is a hang."""
 
     seconds: float
     limit: float
@@ -192,7 +192,7 @@ class Progress:
     # --- any thread -------------------------------------------------------------------------------------
 
     def stall(self, now: float) -> Stall:
-        """How long no step was completed. Before the loop has its pace, the startup floor is the limit."""
+        """The present stall. Before the loop has its pace, the startup floor is the limit."""
         windows = self._open
         excused = windows.before
         if windows.names:
@@ -293,9 +293,9 @@ class Window:
 
 
 def deviation(rate: float | None, expected: float | None) -> float | None:
-    """How far two rates are apart, as a part of the larger one: 0 to 1, the same up and down.
+    """The difference of two rates as a fraction of the larger one: 0 to 1, the same up and down.
 
-    A rate that is not a number is as far off as can be.
+    It is 1 if one of them is not a number.
     """
     if rate is None or expected is None:
         return None

@@ -131,7 +131,7 @@ class CommandQueue:
                 received.drop()
 
     def _may_undo(self, client: redis.Redis, command_id: str) -> bool:
-        """Whether there is, or may yet be, something to undo. Of a command that still waits, `take_due` decides."""
+        """Whether the command was applied, or may yet be; if it still waits, `take_due` decides about its undo."""
         record = self._memory.look_up(client, command_id)
         if record is None:
             self._memory.revoke(client, command_id)

@@ -64,7 +64,7 @@ class RankStats:
 
 
 def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """What the job's Prometheus endpoint shows of its ranks' figures."""
+    """The samples that the job's Prometheus endpoint shows of its ranks' figures."""
     yield Sample("training_ranks", {}, len(ranks))
     for memory in MEMORIES:
         yield from _memory(ranks, memory)
@@ -99,7 +99,7 @@ _TOTALS = {
 
 
 def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """How long the ranks work on a step: the median of them, and the slowest few by name."""
+    """The own seconds per step of the ranks: their median, and the slowest few ranks by name."""
     own = {rank: seconds for rank, figures in ranks.items() if (seconds := _figure(figures, "own_seconds")) is not None}
     if not own:
         return

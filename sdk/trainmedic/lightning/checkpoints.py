@@ -58,8 +58,8 @@ def is_complete(checkpoint: Path) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _holds_optimizers(checkpoint: Path, changed: int, size: int) -> bool:
-    """Whether Lightning can go on from it: with ``save_weights_only`` it cannot. ``changed`` and ``size`` are there
-    for the cache, which has to look again at a file that was replaced."""
+    """Whether Lightning can go on from it, which it cannot with ``save_weights_only``. ``changed`` and ``size`` are
+    part of the cache's key, so that a replaced file is read again."""
     content = _content(checkpoint)
     return content is None or "optimizer_states" in content
 
@@ -79,8 +79,8 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 def _content(checkpoint: Path) -> Any:
-    """What a file holds, without the tensors' numbers; None where it cannot be read, or holds objects of classes that
-    would have to be trusted."""
+    """The content of a file, without the tensors' numbers; None if it cannot be read safely, because it is damaged or
+    holds objects of other classes."""
     try:
         return torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):

@@ -223,7 +223,7 @@ class Coordinator:
             for rank, (status, output) in self._store.entries(key, without).items():
                 command.outcomes[rank] = (status, fitting(output))
         missing = [rank for rank in ranks if rank not in command.outcomes]
-        if missing and self._is_hopeless(command, missing, now):
+        if missing and self._will_stay_missing(command, missing, now):
             for rank in missing:
                 command.outcomes[rank] = (envelope.FAILED, {"reason": "it did not say what became of the command"})
             missing = []
@@ -237,7 +237,7 @@ class Coordinator:
             self._queue.reply_so_far(command, unsent)
             running.replied |= unsent
 
-    def _is_hopeless(self, command: JobCommand, missing: list[int], now: float) -> bool:
+    def _will_stay_missing(self, command: JobCommand, missing: list[int], now: float) -> bool:
         if 0 in missing:
             return False  # rank 0 is still carrying it out
         return utc_now() > command.expires_at + _OVERDUE or all(self.is_silent(rank, now) for rank in missing)

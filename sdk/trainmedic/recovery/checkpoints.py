@@ -46,7 +46,7 @@ class SavedCheckpoint:
 
     @property
     def name(self) -> str:
-        """What answers call it: the last part of a path, or all of what else its owner loads it by."""
+        """Its name in answers: the last part of a path, or the text of whatever else its owner loads it by."""
         return str(getattr(self.path, "name", self.path))
 
 
@@ -56,10 +56,10 @@ def choose(present: Sequence[SavedCheckpoint], rollback: Rollback, step: int) ->
 
 
 def candidates(present: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
-    """All that satisfy `rollback`, the newest first: where one cannot be loaded, the next is as good as allowed.
+    """All checkpoints that satisfy `rollback`, the newest first; if one cannot be loaded, the next may be used.
 
-    Incomplete ones never do, nor any of a later step than the present one: those are of another course, such as
-    an earlier training in the same directory. Raises Rejected where there is none.
+    It leaves out incomplete ones, and those of a later step than the present one, which belong to another course, such
+    as an earlier training in the same directory. Raises Rejected if there is none.
     """
     complete = newest_first([checkpoint for checkpoint in present if checkpoint.step <= step])
     fitting, condition = complete, ""
@@ -72,7 +72,7 @@ def candidates(present: Sequence[SavedCheckpoint], rollback: Rollback, step: int
         fitting = [checkpoint for checkpoint in complete if checkpoint.step <= latest]
         condition = f" of step {latest} or before"
     if not fitting:
-        raise Rejected(f"there is no complete checkpoint{condition}{_what_there_is(present, complete)}")
+        raise Rejected(f"there is no complete checkpoint{condition}{_existing_ones(present, complete)}")
     return fitting
 
 
@@ -83,7 +83,7 @@ def newest_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 
 
 def surplus(present: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = ()) -> list[SavedCheckpoint]:
-    """Those that can go where the newest `keep` are to stay: complete ones, and never the newest two.
+    """The complete checkpoints to delete so that the newest `keep`, and at least the newest two, stay.
 
     `kept` are paths that stay in any case.
     """
@@ -93,7 +93,7 @@ def surplus(present: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] =
 
 
 def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]]) -> list[SavedCheckpoint]:
-    """What `find` finds on rank 0, on all ranks: each might see another state of a shared directory.
+    """Return on all ranks what `find` finds on rank 0, because ranks may see a shared directory differently.
 
     Raises what `find` raises, Unsupported where a path cannot be sent to other ranks, and NotAgreed.
     """
@@ -148,7 +148,7 @@ def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
 
 
 def flush_directory(directory: Path) -> None:
-    """Bring the names that were made or changed in it to the disk. Raises OSError."""
+    """Flush a directory, so that new and changed names in it are on the disk. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -185,7 +185,7 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
     write_durably(path, json.dumps(dict(facts)).encode())
 
 
-def _what_there_is(present: Sequence[SavedCheckpoint], complete: Sequence[SavedCheckpoint]) -> str:
+def _existing_ones(present: Sequence[SavedCheckpoint], complete: Sequence[SavedCheckpoint]) -> str:
     """The rest of the reason: which checkpoints there are instead."""
     if complete:
         oldest = complete[-1]

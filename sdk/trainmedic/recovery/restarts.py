@@ -26,7 +26,7 @@ from typing import Any, Callable, Mapping, TypeVar
 from trainmedic.client import Medic
 from trainmedic.errors import Interrupted, Refusal, Rejected
 from trainmedic.job.command import JobCommand
-from trainmedic.job.group import Alone, Group
+from trainmedic.job.group import Group
 from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.progress import REPAIR, Window
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class LoopRestart:
-    """What the loop is to start again from, and why."""
+    """The checkpoint and settings of one restart, and the command that asked for it."""
 
     checkpoint: Path
     """The checkpoint that it goes on from."""
@@ -50,11 +50,11 @@ class LoopRestart:
     skip_batches: int = 0
     """Batches that are left out after the checkpoint."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What is changed before the start, by name."""
+    """The settings that are changed before the start, by name."""
     previous: Mapping[str, Any] = field(default_factory=dict)
     """The values of ``settings`` until now, with which the loop is known to run."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """What the command's answer says, beside what is known once the loop runs."""
+    """The part of the command's answer that is known before the loop runs."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RestartLimits:
     delay: float = 10.0
     """Seconds between a crash and the next start."""
     rollbacks: int | None = LIMIT
-    """How many may go back to the same place; None for any number."""
+    """The rollback budget, see `RollbackBudget`; None for any number."""
 
 
 def agree_on_checkpoint(
@@ -78,9 +78,9 @@ def agree_on_checkpoint(
     """
     [checkpoint] = as_seen_by_rank_0(group, lambda: [decide()])
     seen_by = group.poll(is_there(checkpoint.path))
-    blind = [str(rank) for rank in range(group.world_size) if not seen_by.get(rank)]
-    if blind:
-        raise Rejected(f"{checkpoint.name} is not there, or not whole, as seen from rank {', '.join(blind)}")
+    unseen = [str(rank) for rank in range(group.world_size) if not seen_by.get(rank)]
+    if unseen:
+        raise Rejected(f"{checkpoint.name} is not there, or not whole, as seen from rank {', '.join(unseen)}")
     return checkpoint
 
 
@@ -202,10 +202,6 @@ class LoopRestarter:
                 self._interrupter.close()
                 self._interrupter = None
 
-    def rank_group(self) -> Group:
-        """The group of all ranks between two loops, when each has ended its loop or is about to."""
-        return self._medic.share.group("restart") if self._medic.share is not None else Alone()
-
     def _is_worth_interrupting(self) -> bool:
         """Whether a rollback waits that would be carried out. The interrupter's thread calls it, so it only looks."""
         for command in self._medic.unanswered():
@@ -218,7 +214,7 @@ class LoopRestarter:
         return False
 
     def _after_interruption(self, interruption: Interrupted) -> LoopRestart:
-        """The rollback that the loop was interrupted for, or what a crash would be followed by."""
+        """The restart for the rollback that the loop was interrupted for, or as after a crash if it was refused."""
         self.disarm()
         log.error("%s: the training loop hung and was interrupted", self._medic.job)
         _free_frames(interruption)
@@ -231,7 +227,7 @@ class LoopRestarter:
         return asked
 
     def _after_failure(self, error: BaseException) -> LoopRestart:
-        """What to start the loop with after it has crashed. Raises `error` where it is not to be started."""
+        """The restart that follows a crash. Raises `error` if the loop must not be restarted."""
         reason = f"{type(error).__name__}: {error}"
         asked, self._asked = self._asked, None
         self._fail(asked, f"the training loop crashed before it could restart: {reason}")
@@ -242,15 +238,15 @@ class LoopRestarter:
             raise error
         if starting is not None and self._failures > self._limits.retries:
             self._fail(starting, f"the training loop did not come up again: {reason}")
-            return self._instead_of(starting, error)
+            return self._fallback(starting, error)
         if starting is None:
             starting = self._after_crash(error)
         _free_frames(error)
         self._wait(starting)
         return starting
 
-    def _instead_of(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
-        """What to start instead of `starting`, which does not come up. Raises `error` where there is nothing else."""
+    def _fallback(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
+        """The restart that replaces `starting`, which does not come up. Raises `error` if there is no other."""
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
             log.error("%s: going on with the settings from before", self._medic.job)

@@ -156,10 +156,10 @@ class CheckpointDirectory:
             shutil.rmtree(path)
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
-        """Whether it is pinned, and there are not enough yet from beyond the step that was left for it.
+        """Whether it is pinned, and too few checkpoints are from beyond the step that its rollback started from.
 
-        Once there are, the trouble is over, and a late rollback should find out that its checkpoint is gone, rather
-        than go back that far.
+        Once there are enough, the trouble is over. A late rollback should then be rejected, rather than go back that
+        far.
         """
         reason = checkpoints.pin_reason(checkpoint.path)
         left = None if reason is None else reason.get("left_step")
@@ -229,7 +229,7 @@ def write_file(path: Path, content: Any) -> int:
 
 
 def read_file(path: Path, checked: bool) -> Any:
-    """What `write_file` wrote, all of it in memory. Raises UnusableCheckpoint.
+    """Read all that `write_file` wrote into memory. Raises UnusableCheckpoint.
 
     The archive has checksums, which PyTorch's loading does not look at, so they are looked at before.
     PyTorch's safe loading knows tensors, numbers and containers. A state that holds other objects is unpickled

@@ -35,17 +35,17 @@ from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 NewGroup = Callable[[str], Group]
-"""Gives the ranks together, by a name; each rank asks for it alike."""
+"""Returns the group of all ranks for a name; every rank calls it with the same names."""
 
 
 class JointContents(Protocol):
-    """What a checkpoint holds of the training, beside what is each rank's own.
+    """The part of a checkpoint that all ranks have in common.
 
     Every rank calls each of these.
     """
 
     def capture(self, parts: StateParts) -> tuple[Any, Any]:
-        """What the ranks write together, and what goes into this rank's own file."""
+        """Return what the ranks write together, and what goes into this rank's own file."""
         ...
 
     def write(self, path: Path, content: Any) -> None:
@@ -144,7 +144,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         write_file(unfinished / _file_of(self._rank), own)
 
     def _finish(self, unfinished: Path, path: Path, step: int) -> str:
-        """On rank 0, once all parts are on the disk: give it its name and mark it. Returns the time in the mark."""
+        """Name and mark the checkpoint on rank 0, once all parts are on the disk. Returns the time in the mark."""
         files = {str(file.relative_to(unfinished)): file for file in unfinished.rglob("*") if file.is_file()}
         unseen = [rank for rank in range(self._world_size) if _file_of(rank) not in files]
         if unseen:

@@ -1,4 +1,4 @@
-"""Multiplying the learning rate so that it stays multiplied: over schedulers, rollbacks and restarts.
+"""Scaling the learning rate, so that it stays scaled over schedulers, rollbacks and restarts.
 
 A scheduler sets the rate at each step. PyTorch's schedulers compute it from values that they keep, in themselves or
 in the optimizer's groups. These values are scaled too, so that a checkpoint is consistent and stays scaled wherever it
@@ -32,7 +32,7 @@ Name = Hashable
 
 
 class _RateSlot:
-    """Where a rate is kept: an entry of a mapping or list; ``name`` tells it from all others."""
+    """An entry of a mapping or list that holds a rate. ``name`` is unique among the slots."""
 
     __slots__ = ("_container", "_key", "name")
 
@@ -80,12 +80,12 @@ class LearningRate:
 
     @property
     def present(self) -> Number:
-        """The same as the optimizer holds it: a number, or a tensor, which nothing here waits for."""
+        """The present rate of the first group as the optimizer holds it: a number, or a tensor that is not read."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property
     def expected(self) -> Number | None:
-        """What the schedule says that the first group's rate is, scaled; None where no schedule says it."""
+        """The first group's rate by the schedule, scaled; None if no schedule prescribes it."""
         return self._schedule.rate
 
     def multiply(self, factor: float) -> None:
@@ -93,7 +93,7 @@ class LearningRate:
         self.set_scale(self.scale * factor)
 
     def set_scale(self, scale: float) -> None:
-        """From now on the rate is multiplied by ``scale``. Raises Rejected, and changes nothing then."""
+        """Multiply the unscaled rate by ``scale`` from now on. Raises Rejected, and changes nothing then."""
         if scale == self.scale:
             return
         _check(scale, self.values)
@@ -233,7 +233,7 @@ def _check(scale: float, values: Sequence[float]) -> None:
 
 
 def rate_change(before: Sequence[float], after: Sequence[float], scale: float) -> Mapping[str, Any]:
-    """What an answer says of a change: the rates of the first group, of all where they differ, and the scale."""
+    """The answer for a changed rate: the first group's rates, those of all groups if they differ, and the scale."""
     output: dict[str, Any] = {"before": before[0], "after": after[0], "scale": scale}
     if len(set(after)) > 1:
         output["groups"] = [{"before": old, "after": new} for old, new in zip(before, after, strict=True)]

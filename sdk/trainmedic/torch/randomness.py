@@ -55,7 +55,7 @@ def seed(value: int) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """What happens inside leaves the generators of the CPU as they were."""
+    """Restore the CPU's generators at the end of the context."""
     python, cpu, numpy = random.getstate(), torch.get_rng_state(), _numpy()
     state = numpy.random.get_state() if numpy is not None else None
     try:

@@ -39,7 +39,7 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
 
 
 def failures(reports: Mapping[int, Any], group: Group) -> str:
-    """What failed on which ranks; empty where nothing did.
+    """Which ranks failed, and why the first one did; empty if none failed.
 
     ``reports`` holds by rank what failed there, or None. Raises NotAgreed where a rank has not reported.
     """

@@ -188,7 +188,7 @@ class CheckpointRestore:
         training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
         if resumed:
             self._change_as_before()
-        training.is_now_at(checkpoint)
+        training.reset_to(checkpoint)
         output: dict[str, Any] = {
             "step": checkpoint.step,
             "checkpoint": checkpoint.name,

@@ -72,7 +72,7 @@ class Run:
 
     @property
     def lr_scale(self) -> float:
-        """What commands have multiplied the learning rate by; for loops that set the rate by hand."""
+        """The factor by which commands have scaled the learning rate; for loops that set the rate by hand."""
         return self.training.rate.scale
 
     @property

@@ -35,7 +35,7 @@ class StateParts:
         return {name: part.state_dict() for name, part in self.by_name.items()}
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
-        """Why `states` cannot be restored, as far as that can be checked without trying; empty if they can."""
+        """The reason why `states` cannot be restored, as far as can be checked without trying; empty if they can."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"

@@ -42,8 +42,8 @@ class Step:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """Where the step is complete: clip the gradients to ``max_norm``, let optimizer, gradient scaler,
-        scheduler and EMA step, and forget the gradients. The norm before clipping; None where it is not.
+        """On the last batch of a step, clip the gradients to ``max_norm``, step optimizer, gradient scaler, scheduler
+        and EMA, and clear the gradients. Returns the norm before clipping; None before the last batch.
 
         A scheduler that needs a metric is left to the caller.
         """

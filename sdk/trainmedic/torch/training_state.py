@@ -81,7 +81,7 @@ class TrainingState:
             "loss": number(self.medic.progress.loss),
         }
 
-    def is_now_at(self, checkpoint: SavedCheckpoint) -> None:
+    def reset_to(self, checkpoint: SavedCheckpoint) -> None:
         """Set the position after the parts were loaded from `checkpoint`."""
         self.drop_unfinished_step()
         self.global_step = self.medic.step = checkpoint.step

@@ -113,7 +113,7 @@ class MedicCallback(Generic[AnyLoop]):
 
 
 def _join_ranks(medic: Medic) -> None:
-    """On every rank when training begins: from now on they carry out the same commands at the same step.
+    """Let the ranks agree on commands from now on; every rank calls it when training begins.
 
     If they cannot agree, no rank carries out commands: one rank alone would leave the others waiting for it.
     Raises ConfigurationError.

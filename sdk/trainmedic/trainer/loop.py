@@ -29,7 +29,7 @@ class TrainerLoop(abc.ABC):
     """The training of one Trainer, from its first step to the last, restarts included."""
 
     abandoned_name: ClassVar[str]
-    """What a checkpoint is renamed to when it is put aside, with ``{name}`` and ``{number}``."""
+    """The new name of a checkpoint that is put aside, with ``{name}`` and ``{number}``."""
 
     def __init__(self, medic: Medic, limits: RestartLimits, writes: bool) -> None:
         """``writes`` is for the one rank that changes what is in the directories of the checkpoints."""
@@ -51,8 +51,8 @@ class TrainerLoop(abc.ABC):
     @property
     @abc.abstractmethod
     def directories(self) -> list[Path]:
-        """Where the checkpoints are. The first one takes those that a command asks for, and the files of this
-        package."""
+        """The directories of the checkpoints. The first one gets those that commands ask for, and this package's
+        files."""
 
     @abc.abstractmethod
     def _all_checkpoints(self) -> list[SavedCheckpoint]:
@@ -79,7 +79,7 @@ class TrainerLoop(abc.ABC):
 
     def _prepare(self, restart: LoopRestart) -> Path:
         """The checkpoint that the loop starts from for `restart`, with later ones put aside. Raises OSError."""
-        ranks = self.restarts.rank_group()
+        ranks = self._medic.group("restart")
         ranks.poll()  # until every rank is here, one may still be writing its part of a checkpoint
         checkpoint = Path(ranks.choose(lambda: str(self._available(restart))))
         if self._writes:

@@ -36,7 +36,7 @@ RankOutcome = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class CommandRecord:
-    """What is remembered of a command."""
+    """The remembered state of a command."""
 
     owner: str
     """The instance id of the process that entered it."""
@@ -102,12 +102,12 @@ class CommandMemory:
         return self._prefix + command_id
 
     def recall(self, command_id: str) -> CommandRecord | None:
-        """What this process remembers of a command."""
+        """The record of a command in this process, if any."""
         with self._lock:
             return self._records.get(command_id)
 
     def look_up(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
-        """What this process or Redis remembers of a command. Raises redis-py's errors."""
+        """The record of a command in this process or in Redis, if any. Raises redis-py's errors."""
         here = self.recall(command_id)
         if here is not None and not here.is_cut:
             return here
@@ -122,7 +122,7 @@ class CommandMemory:
         return stored
 
     def claim(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
-        """Enter a command as ours to apply; None where that succeeded, else what is remembered of it."""
+        """Enter a command as ours to apply. Returns None on success, else its existing record."""
         mine = CommandRecord(self.owner, envelope.ACCEPTED)
         with self._marking:
             if not client.set(self.key(command_id), mine.encode(), nx=True, ex=SECONDS):

@@ -1,4 +1,4 @@
-"""What the output of a reply can hold: plain JSON, within bounds.
+"""Converting the output of a reply to plain JSON, within bounds.
 
 Who calls it: all code that answers a command, in a job and in the node agent.
 """

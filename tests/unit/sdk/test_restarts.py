@@ -14,7 +14,7 @@ from tests.support.clocks import START, ManualClock
 from tests.support.messages import make_job_command
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
-from trainmedic.job.group import Alone
+from trainmedic.job.group import SingleRankGroup
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, agree_on_checkpoint
 
@@ -229,13 +229,13 @@ def test_all_ranks_have_to_see_the_checkpoint() -> None:
     """Else they refuse together, and name the rank that does not."""
     checkpoint = SavedCheckpoint(10, START, NEWEST)
 
-    class Two(Alone):
+    class Two(SingleRankGroup):
         world_size = 2
 
         def poll(self, value: Any = None, patience: float = 0.0) -> Mapping[int, Any]:
             return {0: value, 1: False}
 
-    assert agree_on_checkpoint(Alone(), lambda: checkpoint, lambda path: True) == checkpoint
+    assert agree_on_checkpoint(SingleRankGroup(), lambda: checkpoint, lambda path: True) == checkpoint
     with pytest.raises(Rejected, match="as seen from rank 1"):
         agree_on_checkpoint(Two(), lambda: checkpoint, lambda path: True)
 
