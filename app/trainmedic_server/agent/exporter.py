@@ -45,14 +45,14 @@ class AgentCollector(Collector):
         gpus: Gpus,
         power: Callable[[], Mapping[str, GpuPowerState]],
         counters: AgentCounters,
-        about: Mapping[str, str],
+        agent_labels: Mapping[str, str],
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gpus = gpus
         self._power = power
         self._counters = counters
-        self._about = dict(about)
+        self._agent_labels = dict(agent_labels)
         self._now = now
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -98,8 +98,8 @@ class AgentCollector(Collector):
             self._lock.release()
 
     def _agent(self) -> Iterator[Metric]:
-        about = {**self._about, "driver": self._inventory.driver or ""}
-        yield InfoMetricFamily("trainmedic_agent", "Which agent this is, and the driver that it found.", about)
+        agent_labels = {**self._agent_labels, "driver": self._inventory.driver or ""}
+        yield InfoMetricFamily("trainmedic_agent", "Which agent this is, and the driver that it found.", agent_labels)
         answered_at = self._counters.redis_answered_at()
         connected = answered_at is not None and self._now() - answered_at < _CONNECTED_SECONDS
         yield GaugeMetricFamily("trainmedic_agent_redis_connected", "1 while Redis takes its messages.", int(connected))

@@ -25,7 +25,7 @@ class BodyReader:
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
-        self._held = 0
+        self._bytes_in_use = 0
 
     @asynccontextmanager
     async def read(self, request: Request, largest: int | None = None) -> AsyncIterator[bytes]:
@@ -45,10 +45,10 @@ class BodyReader:
                         chunk = message.get("body", b"")
                         more = message.get("more_body", False)
                         size += len(chunk)
-                        self._held += len(chunk)
+                        self._bytes_in_use += len(chunk)
                         if size > largest:
                             raise _too_large(largest)
-                        if self._held > self._limits.held_bytes:
+                        if self._bytes_in_use > self._limits.held_bytes:
                             raise _full(closes=more)
                         chunks.append(chunk)
             except TimeoutError:
@@ -58,7 +58,7 @@ class BodyReader:
                 ) from None
             yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
         finally:
-            self._held -= size
+            self._bytes_in_use -= size
 
 
 def parse_json(body: bytes) -> Any:

@@ -55,7 +55,7 @@ class Script:
 
 
 class ScriptedActions:
-    """`ports.actions.Actions` with the classes of `real`, which act by `script`. Each test has one of its own."""
+    """`ports.actions.Actions` with the classes of `real`, whose outcomes `script` gives. Each test has its own."""
 
     def __init__(self, real: Actions, script: Script, store: RunStore, clock: Clock) -> None:
         self._real = real
@@ -73,10 +73,10 @@ class ScriptedActions:
         spec = self._real.spec(name)
         if spec is None:
             raise errors.PermanentFailure(f"there is no action {name}")
-        return _Scripted(spec, self._script, self._store, self._clock)
+        return _ScriptedAction(spec, self._script, self._store, self._clock)
 
 
-class _Scripted:
+class _ScriptedAction:
     """Performs one action. The engine asks the real class for parameters, targets and inverses, never this one."""
 
     name: ClassVar[str] = "scripted"

@@ -35,7 +35,7 @@ def since_boot() -> float:
 
 @dataclass(frozen=True, slots=True)
 class PowerOutcome:
-    """What became of a GPU's limit.
+    """The result of setting or restoring a GPU's limit.
 
     ``before`` and ``after``: what the driver showed.
     ``state``: what the agent now remembers of the GPU.
@@ -54,7 +54,7 @@ class PowerOutcome:
 
 
 Outcomes = dict[str, PowerOutcome | GpuError]
-"""What became of each GPU, by its UUID."""
+"""The result for each GPU, by its UUID; a `GpuError` if it failed."""
 
 
 class PowerControl:
@@ -80,18 +80,18 @@ class PowerControl:
     # --- caps -----------------------------------------------------------------------------------------
 
     def cap(self, cap_id: str, requested: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float) -> Outcomes:
-        """Put a cap on all these GPUs; where one of them cannot be capped, none is, and its error is in the answer.
+        """Cap all these GPUs; if one cannot be capped, none is, and the outcomes have its error.
 
-        ``requested`` gives the milliwatts for a card, or raises GpuError. A cap that is active already is only brought
-        to the driver. Raises JournalUnavailable; then nothing is in force.
+        ``requested`` gives the milliwatts for a card, or raises GpuError. A cap that is active already is only set
+        in the driver. Raises JournalUnavailable; then nothing is in force.
         """
         return self._cap(cap_id, lambda _, present: requested(present), uuids, lease, "failed: {}")
 
     def set_again(self, cap_id: str, until: float) -> Outcomes:
-        """Make a cap active again whose lease is over, until then, on all the GPUs that it was on; or on none of them,
-        and it stays expired. What its command requested counts, by the bounds and the limits of today.
+        """Activate an expired cap again until `until`, on all GPUs that it was on. If one fails, it stays expired on
+        all. The limit is computed from the original request, by the present bounds and limits.
 
-        Empty where there is no such cap: it was never here, it is active, or something else has ended it.
+        Returns an empty result if there is no expired cap with this id: it is unknown, active, or ended otherwise.
         """
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
         requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}

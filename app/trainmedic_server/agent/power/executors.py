@@ -54,7 +54,7 @@ class PowerLimitExecutor:
         return outputs.one_or_all(outputs.capped(command.id, outcomes), "gpus" in command.target)
 
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """A cap that was begun and has expired since does not stay; its command may come again."""
+        """Forget a cap that was begun and whose command has expired since; the command may come again."""
         self.control.forget(accepted.command.id)
 
     def _uuids(self, target: Mapping[str, Any]) -> list[str]:
@@ -85,28 +85,28 @@ class PowerLimitExecutor:
         by = f"undo {command_id}"
         ended_by = self.control.ended_by(cap_id)
         outcomes = self.control.end({cap_id}, by)
-        # What this undo has marked as ended already, before the agent was restarted in the middle of it.
+        # GPUs whose cap this undo had already ended when the agent was restarted in the middle of it.
         begun = [
             uuid
             for uuid, state in self.control.ledger.all().items()
             if uuid not in outcomes and (cap := state.cap(cap_id)) is not None and cap.ended_by == by
         ]
         if outcomes or (begun and ended_by == by):
-            return self._given_back(outcomes | self.control.reconcile(begun))
+            return self._restored(outcomes | self.control.reconcile(begun))
         return {**NOTHING_TO_UNDO, "note": outputs.end_reason(ended_by) if ended_by else "no such cap stands here"}
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
         """End every cap on these GPUs, whichever command set it."""
         cap_ids = {cap.id for uuid in uuids for cap in self.control.ledger.of(uuid).caps}
         self.control.record_ended(cap_ids, f"undo {command_id}", uuids)
-        return self._given_back(self.control.reconcile(uuids))
+        return self._restored(self.control.reconcile(uuids))
 
-    def _given_back(self, outcomes: Outcomes) -> Mapping[str, Any]:
+    def _restored(self, outcomes: Outcomes) -> Mapping[str, Any]:
         errors = outputs.errors_of(outcomes)
         if errors:
             reason = "; ".join(f"{uuid}: {error}" for uuid, error in errors.items())
             raise CommandFailed(f"not given back yet: {reason}. The agent goes on trying", {"owed": sorted(errors)})
-        return outputs.one_or_all(outputs.given_back(outcomes), len(outcomes) > 1)
+        return outputs.one_or_all(outputs.restored(outcomes), len(outcomes) > 1)
 
 
 @dataclass(frozen=True, slots=True)

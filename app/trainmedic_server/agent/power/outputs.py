@@ -30,13 +30,13 @@ def capped(cap_id: str, outcomes: Mapping[str, PowerOutcome | GpuError]) -> list
     return [_capped(uuid, cap_id, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
 
 
-def given_back(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
-    """Describe each GPU whose caps were ended."""
-    return [_given_back(uuid, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
+def restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
+    """Describe each GPU whose caps were ended, and whose limit was restored."""
+    return [_restored(uuid, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
 
 
 def one_or_all(descriptions: list[dict[str, Any]], several: bool) -> dict[str, Any]:
-    """The output of a command: that of its only GPU, or of several."""
+    """Return the output of a command: the description of its only GPU, or ``gpus`` with all."""
     if not several:
         (only,) = descriptions
         return only
@@ -48,7 +48,7 @@ def errors_of(outcomes: Mapping[str, PowerOutcome | GpuError]) -> dict[str, GpuE
 
 
 def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecuted:
-    """The error that answers a command which could not cap all of its GPUs, and so capped none."""
+    """Return the error for a command that could not cap all of its GPUs, and so capped none."""
     reason = "; ".join(str(error) for error in errors.values())
     if gpu_count > 1:
         reason = f"none of the {gpu_count} GPUs is capped: {reason}"
@@ -61,7 +61,7 @@ def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecute
 
 
 def end_reason(ended_by: str) -> str:
-    """Say to people why a cap has ended (`PowerCap.ended_by`)."""
+    """Return in words for a person why a cap has ended (`PowerCap.ended_by`)."""
     if ended_by.startswith("undo"):
         return "it was given back before"
     reasons = {EXPIRED: "its lease had run out", "overridden": "somebody else had set the limit since"}
@@ -107,7 +107,7 @@ def _cap_note(limit_mw: int, after: PowerLimits) -> str | None:
     return None
 
 
-def _given_back(uuid: str, outcome: PowerOutcome) -> dict[str, Any]:
+def _restored(uuid: str, outcome: PowerOutcome) -> dict[str, Any]:
     description = {
         "gpu": uuid,
         "limit_watts": in_watts(outcome.after.enforced_mw),
