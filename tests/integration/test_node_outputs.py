@@ -15,7 +15,7 @@ from tests.support.gpu_node import GpuNode
 from tests.support.programs import ROOT
 from trainmedic.wire import envelope
 from trainmedic_server.actions import registry
-from trainmedic_server.actions.placement import PlaceOutcome, merged_output
+from trainmedic_server.actions.placement import DestinationOutcome, merged_output
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind
@@ -135,7 +135,7 @@ def test_the_shipped_playbooks_find_real_facts(node: GpuNode, name: str) -> None
     path = ROOT / "playbooks" / f"{name}.yaml"
     (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
     told = asked(node, "0")
-    of_job = merged_output([PlaceOutcome(Target(TargetKind.NODE, node=name), told) for name in ("n1", "n2")])
+    of_job = merged_output([DestinationOutcome(Target(TargetKind.NODE, node=name), told) for name in ("n1", "n2")])
     (facts,) = (step.id for step in book.spec.steps if getattr(step, "action", None) == "node.facts")
     looked = 0
     for output in (told, of_job):

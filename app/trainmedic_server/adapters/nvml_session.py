@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOOK_AGAIN = 60.0
+_REOPEN_SECONDS = 60.0
 """Seconds for which a lost GPU is left alone before NVML is reopened to look for it."""
 
 
@@ -153,7 +153,7 @@ class NvmlSessions:
         """Return the open session, or a new one. Called within the lock."""
         session = self._session
         if session is not None and self._in_flight == 0 and not self._calls.stuck():
-            has_waited = self._monotonic() - session.opened_at >= _LOOK_AGAIN
+            has_waited = self._monotonic() - session.opened_at >= _REOPEN_SECONDS
             if self._is_stale or ((session.problems or session.lost) and has_waited):
                 self._shut_down()
                 session = None
