@@ -77,7 +77,7 @@ async def test_work_sees_what_it_wrote_itself(store: SqlStore) -> None:
         assert tx.run(one.id) == replace(one, message="changed")
         tx.add_order(OperatorOrder("o1", one.id, OrderKind.CANCEL, "kim", at(1)))
         assert [order.id for order in tx.orders_of([one.id])[one.id]] == ["o1"]
-        tx.note_nodes(["node-9"], at(0))
+        tx.remember_nodes(["node-9"], at(0))
         assert "node-9" in tx.known_nodes()
         tx.save_controls(Controls(paused=True))
         assert tx.controls().paused
@@ -95,7 +95,7 @@ async def test_a_raising_unit_leaves_nothing(store: SqlStore) -> None:
         tx.save_alerts([heard("other")])
         tx.add_runs([one])
         assert tx.run(one.id) == one  # forces what was written so far into the database
-        tx.note_nodes(["node-9"], at(0))
+        tx.remember_nodes(["node-9"], at(0))
         assert tx.nodes_acted_on(at(-1)) == {"node-1"}
         tx.append([event("started", one.id)])
         tx.save_controls(Controls(paused=True))
@@ -141,7 +141,7 @@ async def test_concurrent_units_are_isolated_from_one_that_raises(store: SqlStor
 
     def unit(number: int, tx: Tx) -> int:
         tx.append([event(f"e{number}")])
-        tx.note_nodes([f"node-{number}"], at(0))
+        tx.remember_nodes([f"node-{number}"], at(0))
         if number % 3 == 0:
             assert f"node-{number}" in tx.known_nodes()
         if number % 5 == 0:
@@ -564,9 +564,9 @@ async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store
 
 async def test_nodes_are_remembered(store: SqlStore) -> None:
     """Each name once, however often it is noted."""
-    await store.transact(lambda tx: tx.note_nodes(["a", "b"], at(0)))
+    await store.transact(lambda tx: tx.remember_nodes(["a", "b"], at(0)))
     assert await store.transact(lambda tx: tx.known_nodes()) == {"a", "b"}
-    await store.transact(lambda tx: tx.note_nodes(["b", "c"], at(1)))
+    await store.transact(lambda tx: tx.remember_nodes(["b", "c"], at(1)))
     assert await store.transact(lambda tx: tx.known_nodes()) == {"a", "b", "c"}
 
 
@@ -641,8 +641,8 @@ async def test_prune_deletes_what_is_old_and_finished_and_nothing_else(store: Sq
             tx.append([event(name, one.id, 1)])
             tx.add_order(OperatorOrder(f"order of {name}", one.id, OrderKind.CANCEL, "kim", at(1)))
         tx.append([event("server, long ago", minute=1), event("server, lately", minute=100)])
-        tx.note_nodes(["gone"], at(-3000))
-        tx.note_nodes(["here"], at(90))
+        tx.remember_nodes(["gone"], at(-3000))
+        tx.remember_nodes(["here"], at(90))
 
     await store.transact(work)
     assert await store.prune(at(50)) == 1

@@ -19,7 +19,7 @@ from doomed_server import watch_commits, watch_sends
 from tests.integration.hasty_server import LEASE
 from trainmedic_server.actions.nodes import GpuPowerLimit
 from trainmedic_server.cli import main
-from trainmedic_server.engine import expired_leases, leases
+from trainmedic_server.engine import lease_recovery, leases
 
 
 class Ordered:
@@ -45,8 +45,8 @@ class Ordered:
 
 if __name__ == "__main__":
     GpuPowerLimit.lease = LEASE
-    leases.LOOK_EVERY = LEASE / 15
-    expired_leases.RESENT_AFTER = LEASE / 100
+    leases.RENEW_EVERY = LEASE / 15
+    lease_recovery.RESENT_AFTER = LEASE / 100
     doom = Ordered(Path(sys.argv[1]))
     watch_commits(doom)  # type: ignore[arg-type]
     watch_sends(doom)  # type: ignore[arg-type]

@@ -147,8 +147,8 @@ def test_the_health_checks_pod_is_valid(combination: str, kubernetes: Path, tmp_
     for name, text in charts.one(charts.objects(combination), "ConfigMap", "-playbooks")["data"].items():
         (tmp_path / name).write_text(text)
     (book,) = loader.load_file(tmp_path / "node-down.yaml", registry.specs_only(), IdentityLabels()).playbooks
-    step = next(at for at, one in enumerate(book.spec.steps) if one.id == "healthy")
-    scope = {"target": {"node": "node-7"}, "vars": book.spec.vars, "steps": {}, "labels": {}, "run": {}}
+    step = next(at for at, one in enumerate(book.definition.steps) if one.id == "healthy")
+    scope = {"target": {"node": "node-7"}, "vars": book.definition.vars, "steps": {}, "labels": {}, "run": {}}
     made = cast(CreateJobParams, book.params("steps", step, scope)).manifest
     assert made is not None
     pod = made["spec"]["template"]

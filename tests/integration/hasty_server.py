@@ -10,12 +10,12 @@ from datetime import timedelta
 
 from trainmedic_server.actions.nodes import GpuPowerLimit
 from trainmedic_server.cli import main
-from trainmedic_server.engine import expired_leases, leases
+from trainmedic_server.engine import lease_recovery, leases
 
 LEASE = timedelta(seconds=2)
 
 if __name__ == "__main__":
     GpuPowerLimit.lease = LEASE
-    leases.LOOK_EVERY = LEASE / 15
-    expired_leases.RESENT_AFTER = LEASE / 4
+    leases.RENEW_EVERY = LEASE / 15
+    lease_recovery.RESENT_AFTER = LEASE / 4
     main(sys.argv[1:], prog_name="trainmedic")

@@ -136,7 +136,7 @@ def test_the_shipped_playbooks_find_real_facts(node: GpuNode, name: str) -> None
     (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
     told = asked(node, "0")
     of_job = merged_output([DestinationOutcome(Target(TargetKind.NODE, node=name), told) for name in ("n1", "n2")])
-    (facts,) = (step.id for step in book.spec.steps if getattr(step, "action", None) == "node.facts")
+    (facts,) = (step.id for step in book.definition.steps if getattr(step, "action", None) == "node.facts")
     looked = 0
     for output in (told, of_job):
         for phase, index in book.steps:
@@ -147,7 +147,7 @@ def test_the_shipped_playbooks_find_real_facts(node: GpuNode, name: str) -> None
                 assert book.when(phase, index, high)
                 assert not book.when(phase, index, low)
                 looked += 1
-            step = (book.spec.steps if phase == "steps" else book.spec.on_failure)[index]
+            step = (book.definition.steps if phase == "steps" else book.definition.on_failure)[index]
             if f"steps.{facts}.output" in str(getattr(step, "with_", "")):
                 assert "?" not in str(book.params(phase, index, scope(book, facts, output)))
     assert looked
@@ -165,12 +165,14 @@ def shifted(value: Any, by: float) -> Any:
 def scope(book: YamlPlaybook, facts: str, output: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
     """What steps see once the step ``facts`` has this output and the alert fires on; every one of ``vars`` is
     `limit`, where there is one."""
-    steps = {step.id: {"status": "timed_out", "output": {}, "error": None, "attempts": 1} for step in book.spec.steps}
+    steps = {
+        step.id: {"status": "timed_out", "output": {}, "error": None, "attempts": 1} for step in book.definition.steps
+    }
     steps[facts] |= {"status": "succeeded", "output": output}
     return {
-        "vars": dict(book.spec.vars) if limit is None else dict.fromkeys(book.spec.vars, limit),
+        "vars": dict(book.definition.vars) if limit is None else dict.fromkeys(book.definition.vars, limit),
         "steps": steps,
         "target": {"kind": "job", "node": None, "gpu": None, "job": "llm"},
-        "labels": {"alertname": book.spec.on.alertnames[0]},
+        "labels": {"alertname": book.definition.on.alertnames[0]},
         "annotations": {"summary": "slow"},
     }

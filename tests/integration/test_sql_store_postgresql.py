@@ -22,7 +22,7 @@ from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import postgresql, revision, schema
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.history import page_select
-from trainmedic_server.adapters.sql_store.postgresql import Session
+from trainmedic_server.adapters.sql_store.postgresql import LockSession
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 
@@ -67,7 +67,7 @@ async def store(url: str, lost: Lost) -> AsyncIterator[SqlStore]:
 
 
 def led(url: str, lost: Lost, takeover: timedelta = SLOW) -> SqlStore:
-    session = Session.open(url, takeover)
+    session = LockSession.open(url, takeover)
     assert session.take_lock()
     return SqlStore.of_session(session, on_lost=lost)
 
@@ -81,7 +81,7 @@ async def kinds(store: SqlStore) -> list[str]:
 
 def test_the_migrations_make_exactly_the_schema(url: str) -> None:
     """From an empty database; Alembic finds no difference, and text is sorted by its bytes."""
-    session = Session.open(url)
+    session = LockSession.open(url)
     with session.engine.connect() as connection:
         with connection.begin():
             revision.bring_to_head(connection)
@@ -98,7 +98,7 @@ def test_the_migrations_make_exactly_the_schema(url: str) -> None:
 
 def test_a_page_of_the_history_is_read_from_an_index_in_order(url: str) -> None:
     """Where each filter names a column there is an index that has it, in the order of the pages."""
-    session = Session.open(url)
+    session = LockSession.open(url)
     with session.engine.connect() as connection, connection.begin():
         revision.bring_to_head(connection)
         connection.exec_driver_sql("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
@@ -115,7 +115,7 @@ async def test_a_name_at_the_longest_fits_every_index(store: SqlStore) -> None:
     """Though each of its characters takes four bytes."""
     name = "\U0001f9d1" * 128
     await store.transact(lambda tx: tx.add_runs([run(target=values.gpu(0, node=name))]))
-    await store.transact(lambda tx: tx.note_nodes([name], at(0)))
+    await store.transact(lambda tx: tx.remember_nodes([name], at(0)))
     assert await store.transact(lambda tx: tx.nodes_acted_on(at(-5))) == {name}
 
 
@@ -143,7 +143,7 @@ def test_a_url_of_no_use_is_refused_without_its_password(postgres: PostgresServe
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
 def test_the_ways_to_write_the_scheme(url: str, scheme: str) -> None:
     """As SQLAlchemy, libpq and those who hand out URLs write it."""
-    Session.open(url.replace("postgresql", scheme, 1)).close()
+    LockSession.open(url.replace("postgresql", scheme, 1)).close()
 
 
 # --- one of several ---------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_the_ways_to_write_the_scheme(url: str, scheme: str) -> None:
 
 def test_one_session_has_the_lock_and_says_where_it_is(url: str) -> None:
     """Whoever asks second is told of the first, and has the lock once that one has gone."""
-    first, second = Session.open(url, address="10.0.0.1:8080"), Session.open(url, address="10.0.0.2:8080")
+    first, second = LockSession.open(url, address="10.0.0.1:8080"), LockSession.open(url, address="10.0.0.2:8080")
     assert first.take_lock()
     assert not second.take_lock()
     assert second.holder() == "10.0.0.1:8080"
@@ -165,7 +165,7 @@ def test_each_schema_has_a_lock_of_its_own(url: str) -> None:
     """Two installations can share a database."""
     with psycopg.connect(url) as connection:
         connection.execute("CREATE SCHEMA other")
-    here, there = Session.open(url), Session.open(f"{url}?options=-csearch_path%3Dother")
+    here, there = LockSession.open(url), LockSession.open(f"{url}?options=-csearch_path%3Dother")
     assert here.take_lock()
     assert there.take_lock()
     for one in (here, there):

@@ -168,7 +168,7 @@ class MemoryEngine:
 
 @dataclass(frozen=True)
 class MemoryBook:
-    spec: Playbook
+    definition: Playbook
     version: str = "v1"
     text: str = "playbook: cool\n"
     source: str = "playbooks/cool.yaml"
@@ -196,7 +196,7 @@ class MemoryCatalog:
         return self.books
 
     def get(self, name: str) -> Any | None:
-        return next((book for book in self.books if book.spec.name == name), None)
+        return next((book for book in self.books if book.definition.name == name), None)
 
 
 @dataclass

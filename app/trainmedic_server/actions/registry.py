@@ -80,7 +80,7 @@ class Registry:
     def names(self) -> Sequence[str]:
         return sorted(self._specs)
 
-    def spec(self, name: str) -> type[Action] | None:
+    def action_class(self, name: str) -> type[Action] | None:
         return self._specs.get(name)
 
     def get(self, name: str) -> Action:

@@ -61,15 +61,15 @@ class AlertmanagerApi:
         self._clock = clock
         self._settles_after = settles_after
         self._http = HttpxCaller(body_limit=BODY_LIMIT)
-        self._asking = asyncio.Lock()
+        self._query_lock = asyncio.Lock()
         self._firing: Mapping[str, list[datetime]] = {}
         self._is_settled = False
         self._answered_at: float | None = None
 
     async def is_firing(self, identity: Identity) -> bool:
         beginnings = (await self._all_firing()).get(identity.fingerprint, ())
-        # An earlier beginning is the same alert, two overlapping reports of which were merged; a
-        # later one is another: the asked one has ended.
+        # An earlier beginning is the same alert, two overlapping reports of which were merged; a later one is
+        # another alert, so the given one has ended.
         if any(began <= identity.starts_at + _PRECISION for began in beginnings):
             return True
         if not beginnings and not self._is_settled:
@@ -79,7 +79,7 @@ class AlertmanagerApi:
     async def _all_firing(self) -> Mapping[str, list[datetime]]:
         """Return the start times of the firing alerts, by fingerprint. The API cannot be asked about one alert, so
         one answer is reused for a second."""
-        async with self._asking:
+        async with self._query_lock:
             now = asyncio.get_running_loop().time()
             if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
                 self._firing = await self._ask_for_firing()
@@ -167,7 +167,7 @@ class AlertmanagerApi:
 
 
 def _listed(reply: HttpReply) -> list[dict[str, Any]]:
-    """Return the list in a reply to a question, which may always be asked again."""
+    """Return the list in a reply to a read, which can always be repeated."""
     _require_success(reply, "the Alertmanager did not answer the question")
     try:
         listed = json.loads(reply.body)
@@ -180,7 +180,7 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _reading(subject: str) -> Iterator[None]:
-    """Whatever goes wrong within is temporary: a question may always be asked again."""
+    """Make every failure within temporary, because a read can always be repeated."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:

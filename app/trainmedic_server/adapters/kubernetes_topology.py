@@ -59,7 +59,7 @@ class KubernetesTopology:
             tasks.create_task(self._follow(PODS, self._pods, _pod))
 
     def topology(self) -> ClusterTopology:
-        """What is known at this moment."""
+        """The cluster topology as the watches have it now."""
         if self._topology is None:
             self._topology = ClusterTopology(tuple(self._nodes.values()), dict(self._pods))
         return self._topology

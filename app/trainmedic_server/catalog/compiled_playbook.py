@@ -1,6 +1,7 @@
 """A compiled playbook: answers the engine's questions about it without reading anything again.
 
-Made by ``compiler``, kept by ``library``, used by the engine and the simulation through `ports.CompiledPlaybook`.
+Made by ``compiler``, kept by ``library``, used by the engine and the simulation through
+`ports.playbooks.CompiledPlaybook`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from trainmedic_server.catalog import model_errors
 from trainmedic_server.catalog.expressions import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.catalog.matchers import Matcher, ValueTooLong
 from trainmedic_server.catalog.problems import DocumentPath, path_text
-from trainmedic_server.domain import job_names
+from trainmedic_server.domain import job_lookup
 from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Playbook
@@ -50,9 +51,9 @@ class CompiledStep:
 
 @dataclass(frozen=True)
 class YamlPlaybook:
-    """A playbook that is checked and compiled; implements `ports.CompiledPlaybook`."""
+    """A playbook that is checked and compiled; implements `ports.playbooks.CompiledPlaybook`."""
 
-    spec: Playbook
+    definition: Playbook
     version: str
     text: str
     source: str
@@ -66,8 +67,10 @@ class YamlPlaybook:
 
     def match(self, alert: Alert) -> Match:
         """Return whether it reacts to this alert: alertname, matchers, ``when``, in this order."""
-        if alert.name not in self.spec.on.alertnames:
-            return Match(False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.spec.on.alertnames))}")
+        if alert.name not in self.definition.on.alertnames:
+            return Match(
+                False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.definition.on.alertnames))}"
+            )
         for matcher in self.matchers:
             try:
                 if not matcher.matches(alert.labels):
@@ -89,8 +92,8 @@ class YamlPlaybook:
         return target if isinstance(target, Unresolved) else targets.bounded(target)
 
     def _target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
-        if isinstance(self.spec.target, TargetKind):
-            return targets.resolve(self.spec.target, alert.labels, topology, self.identity)
+        if isinstance(self.definition.target, TargetKind):
+            return targets.resolve(self.definition.target, alert.labels, topology, self.identity)
         parts: dict[str, str] = {}
         for name, template in self.parts.items():
             value = self._part(name, template, alert)
@@ -103,11 +106,11 @@ class YamlPlaybook:
                 return node
             parts["node"] = node
         if "job" in parts:
-            job = job_names.find(parts["job"], alert.labels, topology, self.identity)
+            job = job_lookup.resolve_job(parts["job"], alert.labels, topology, self.identity)
             if isinstance(job, Unresolved):
                 return job
             parts["job"] = job
-        return Target(self.spec.target.kind, **parts)
+        return Target(self.definition.target.kind, **parts)
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
         """Return whether the step is to run. Raises ExpressionError."""
@@ -148,7 +151,7 @@ class YamlPlaybook:
             "alert": data,
             "labels": data["labels"],
             "annotations": data["annotations"],
-            "vars": self.spec.vars,
+            "vars": self.definition.vars,
         }
 
 

@@ -45,9 +45,9 @@ class _Compilation:
     problems: list[FileProblem] = field(default_factory=list)
 
     def run(self) -> YamlPlaybook | list[FileProblem]:
-        spec = model_errors.validate(Playbook, self.document)
-        if isinstance(spec, list):
-            self.problems.extend(spec)
+        definition = model_errors.validate(Playbook, self.document)
+        if isinstance(definition, list):
+            self.problems.extend(definition)
         raw = self.document.value
         if not isinstance(raw, dict):
             return self.problems
@@ -61,13 +61,13 @@ class _Compilation:
         parts = self._parts(raw.get("target"), before_run)
         steps = dict(self._steps(raw))
         self._constants(self._vars, ("vars",))
-        if isinstance(spec, Playbook):
-            self._durations(spec)
-        if self.problems or not isinstance(spec, Playbook):
+        if isinstance(definition, Playbook):
+            self._durations(definition)
+        if self.problems or not isinstance(definition, Playbook):
             return sorted(set(self.problems))
         text = self.document.text
         return YamlPlaybook(
-            spec=spec,
+            definition=definition,
             version=hashlib.sha256(text.encode()).hexdigest(),
             text=text,
             source=self.document.source,
@@ -111,13 +111,13 @@ class _Compilation:
         elif expressions.is_template(value):
             self._problem(path, "variables are constants; a template in one is not rendered")
 
-    def _durations(self, spec: Playbook) -> None:
+    def _durations(self, definition: Playbook) -> None:
         """No wait is shorter than nothing, and a window of no length limits nothing."""
         limits: list[tuple[DocumentPath, timedelta | None]] = []
-        if spec.guards.max_runs is not None:
-            limits.append((("guards", "max_runs", "per"), spec.guards.max_runs.per))
+        if definition.guards.max_runs is not None:
+            limits.append((("guards", "max_runs", "per"), definition.guards.max_runs.per))
         for phase in _PHASES:
-            for index, step in enumerate(getattr(spec, phase)):
+            for index, step in enumerate(getattr(definition, phase)):
                 limits.append(((phase, index, "timeout"), step.timeout))
         for path, value in limits:
             if value is not None and not value:
@@ -159,7 +159,7 @@ class _Compilation:
         self, entry: Mapping[str, Any], path: DocumentPath, step_id: str, names: VisibleNames, when: Expression | None
     ) -> CompiledStep:
         written = entry.get("with")
-        action = self.actions.spec(entry["action"])
+        action = self.actions.action_class(entry["action"])
         raw = self._with_manifest(action, written if isinstance(written, dict) else {}, path)
         template = self._template(raw, (*path, "with"), names, f"with of step {step_id}")
         if action is None:

@@ -1,4 +1,4 @@
-"""The playbooks of some directories, kept up to date: the real `ports.Catalog`.
+"""The playbooks of some directories, kept up to date: the real `ports.playbooks.Catalog`.
 
 What is loaded is one immutable snapshot that `reload` replaces, so readers need no lock and never
 see half a change. A file that cannot be used keeps the playbooks that it last gave; a file that is
@@ -40,7 +40,7 @@ class _Snapshot:
 
 
 class StaticCatalog:
-    """A catalog of the playbooks that it is made with: `ports.Catalog` for simulations and tests."""
+    """A catalog of the playbooks that it is made with: `ports.playbooks.Catalog` for simulations and tests."""
 
     def __init__(
         self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
@@ -141,8 +141,8 @@ class Library(StaticCatalog):
         now = loader.load_file(path, self._actions, self._identity, before)
         if before is None or now is before or not now.problems:
             return now
-        fresh = {playbook.spec.name for playbook in now.playbooks}
-        kept = tuple(playbook for playbook in before.playbooks if playbook.spec.name not in fresh)
+        fresh = {playbook.definition.name for playbook in now.playbooks}
+        kept = tuple(playbook for playbook in before.playbooks if playbook.definition.name not in fresh)
         return LoadedFile(path, now.digest, (*now.playbooks, *kept), now.problems)
 
     def _report(self, snapshot: _Snapshot) -> None:
@@ -162,22 +162,24 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before
     problems = [*absent, *(problem for file in files for problem in file.problems)]
     playbooks = [playbook for file in files for playbook in file.playbooks]
     for playbook in sorted(playbooks, key=lambda playbook: not _was_chosen(playbook, before)):
-        first = chosen.setdefault(playbook.spec.name, playbook)
+        first = chosen.setdefault(playbook.definition.name, playbook)
         if first is not playbook:
-            message = f"playbook {playbook.spec.name!r} is also in {first.source}:{first.line}; that one is used"
+            message = f"playbook {playbook.definition.name!r} is also in {first.source}:{first.line}; that one is used"
             problems.append(FileProblem(playbook.source, playbook.line, 1, message))
     return _snapshot(chosen.values(), problems)
 
 
 def _was_chosen(playbook: YamlPlaybook, before: _Snapshot) -> bool:
-    chosen = before.playbooks.get(playbook.spec.name)
+    chosen = before.playbooks.get(playbook.definition.name)
     return chosen is not None and (chosen.source, chosen.line) == (playbook.source, playbook.line)
 
 
 def _snapshot(playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem] = ()) -> _Snapshot:
-    by_name = {playbook.spec.name: playbook for playbook in sorted(playbooks, key=lambda each: each.spec.name)}
+    by_name = {
+        playbook.definition.name: playbook for playbook in sorted(playbooks, key=lambda each: each.definition.name)
+    }
     by_alert: dict[str, tuple[YamlPlaybook, ...]] = {}
     for playbook in by_name.values():
-        for name in dict.fromkeys(playbook.spec.on.alertnames):
+        for name in dict.fromkeys(playbook.definition.on.alertnames):
             by_alert[name] = (*by_alert.get(name, ()), playbook)
     return _Snapshot(by_name, by_alert, tuple(sorted(problems)))

@@ -23,8 +23,10 @@ _CONSTRAINTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 
 def json_schema(actions: Actions) -> dict[str, Any]:
     """Return the schema of one playbook document, for the actions that are there."""
-    specs = {name: spec for name in actions.names() if (spec := actions.spec(name)) is not None}
-    models: list[type[BaseModel]] = [Playbook, *(spec.Params for spec in specs.values())]
+    classes = {
+        name: action_class for name in actions.names() if (action_class := actions.action_class(name)) is not None
+    }
+    models: list[type[BaseModel]] = [Playbook, *(action.Params for action in classes.values())]
     refs, made = models_json_schema([(model, "validation") for model in dict.fromkeys(models)])
     definitions: dict[str, Any] = made["$defs"]
     language = set(_reachable(definitions, "Playbook"))
@@ -34,14 +36,14 @@ def json_schema(actions: Actions) -> dict[str, Any]:
     step["properties"]["action"] = {
         "title": "Action",
         "description": "What the step does.",
-        "enum": sorted(specs),
+        "enum": sorted(classes),
     }
     step["allOf"] = [
         {
             "if": {"properties": {"action": {"const": name}}, "required": ["action"]},
-            "then": {"properties": {"with": {"description": spec.summary, **refs[spec.Params, "validation"]}}},
+            "then": {"properties": {"with": {"description": action.summary, **refs[action.Params, "validation"]}}},
         }
-        for name, spec in specs.items()
+        for name, action in classes.items()
     ]
     return {"$schema": DIALECT, **definitions.pop("Playbook"), "title": "Trainmedic playbook", "$defs": definitions}
 

@@ -36,5 +36,5 @@ def key(name: str, node: str | None = None) -> str:
     """The key by which a GPU is looked up: its UUID, or ``<node>/<name>`` where `name` is an index or PCI address."""
     if not is_of_one_node(name):
         return normal_uuid(name)
-    place = str(int(name)) if is_index(name) else normal_pci(name)
-    return f"{node or ''}/{place}"
+    number = str(int(name)) if is_index(name) else normal_pci(name)
+    return f"{node or ''}/{number}"

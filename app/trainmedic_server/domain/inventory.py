@@ -33,7 +33,7 @@ _FIELDS = {
 
 
 def parse(written: Mapping[str, str | Sequence[str]]) -> WrittenTopology:
-    """What the inventory says. Of an address with several names nobody can tell which is its node: it has none."""
+    """Read the inventory. An address that is mapped to several names is ignored."""
     nodes_by_address: dict[str, str] = {}
     jobs: dict[str, dict[str, Jobs]] = {name: {} for name in _FIELDS.values()}
     for key, names in written.items():

@@ -50,7 +50,7 @@ class TargetParts(_Model):
     gpu: str | None = None
     """A UUID, a PCI address or an index on the node."""
     job: str | None = None
-    """The job's name, or what it uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_names``)."""
+    """The job's name, or what it uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_lookup``)."""
 
     @model_validator(mode="after")
     def _names_one_thing(self) -> TargetParts:

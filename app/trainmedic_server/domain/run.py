@@ -82,7 +82,7 @@ class StepStatus(StrEnum):
 
 
 class UndoStatus(StrEnum):
-    """Where an undo stands.
+    """The status of an undo.
 
     ``armed`` and ``running`` are duties that are still owed. ``available`` is none: an operator can order it.
     ``dropped`` means that there is nothing to take back, because the action was certainly not applied.
@@ -138,7 +138,7 @@ class Undo:
     undo_of: str
     """The id of the command that it takes back. A receiver that never applied that command changes nothing."""
     status: UndoStatus = UndoStatus.ARMED
-    """Where it stands."""
+    """Its current status."""
     because: str | None = None
     """For a person: why it was begun; None before."""
     attempts: tuple[Attempt, ...] = ()
@@ -166,7 +166,7 @@ class StepState:
     action: str | None = None
     """The name of its action; None for the other kinds."""
     status: StepStatus = StepStatus.PENDING
-    """Where it stands."""
+    """Its current status."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """The rendered and checked parameters of its action, as plain data."""
     attempts: tuple[Attempt, ...] = ()
@@ -215,7 +215,7 @@ class Run:
     mode: Mode
     """The stricter of the server's and the playbook's mode, when the run was admitted."""
     status: Status
-    """Where it stands."""
+    """Its current status."""
     decision: Decision
     """Why it was started, or was not."""
     alert: Identity

@@ -1,7 +1,7 @@
 """What a run works on, when two targets overlap, and how labels name one.
 
 Not here: what is known beyond an alert's labels, such as the node behind an address (``topology``); nor the job
-that uses a GPU or a node (``job_names``).
+that uses a GPU or a node (``job_lookup``).
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 Four sources know a part each, and none overwrites another: the jobs report their ranks (`JobTopology`), the agents
 see processes of pods on their GPUs (`AgentTopology`), the cluster lists nodes and pods (`ClusterTopology`), and a
-person may write down what none of them can know (`WrittenTopology`). Whoever asks a `Topology` gets the answers of
-the sources side by side where they may differ, and weighs them himself.
+person may write down what none of them can know (`WrittenTopology`). A `Topology` returns the answers of the
+sources side by side where they may differ; the caller decides between them.
 
 Presences, which `AgentTopology.of` and `JobTopology.of` read, are written by anybody who can write to Redis: what
 makes no sense in them is passed over.
 
-Pure. Not here: finding a target by its labels (``target``, ``job_names``), reading an inventory (``inventory``),
+Pure. Not here: finding a target by its labels (``target``, ``job_lookup``), reading an inventory (``inventory``),
 keeping the value up to date (``engine.topology_watch``, ``adapters.kubernetes_topology``).
 """
 
@@ -95,7 +95,7 @@ class Rank:
 
 
 class JobsBySource(NamedTuple):
-    """The jobs that use something, as two sources know it. Their names may differ: see ``job_names``."""
+    """The jobs that use something, as two sources know it. Their names may differ: see ``job_lookup``."""
 
     reported: Jobs
     """What the jobs report themselves."""

@@ -1,4 +1,4 @@
-"""What becomes of alerts: which are new, repeated or resolved, and for which a playbook starts a run, joins one, or
+"""Decisions on alerts: which are new, repeated or resolved, and for which a playbook starts a run, joins one, or
 does neither, each with its reason. Pure, given the `AdmissionFacts` that were read for them.
 
 `Admitter` takes the deliveries of one transaction one after the other; every decision sees those before it, as if
@@ -35,7 +35,7 @@ class Candidate:
 
     @property
     def key(self) -> Key:
-        return (self.playbook.spec.name, self.target.key if isinstance(self.target, Target) else "")
+        return (self.playbook.definition.name, self.target.key if isinstance(self.target, Target) else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PreparedDelivery:
 
 @dataclass(slots=True)
 class AdmissionFacts:
-    """What the store knows that bears on these deliveries. Each decision changes it for the next."""
+    """What the store has about these deliveries. Each decision changes it for the next."""
 
     records: dict[Identity, AlertRecord]
     """The alerts of the deliveries that are known."""
@@ -118,7 +118,7 @@ class Admitter:
         )
 
     def _resolved(self, alert: Alert) -> bool:
-        """Take in an alert that has resolved; True where that was known.
+        """Record an alert that has resolved; return True if that was known.
 
         Only one beginning of an alert can fire at a time, so the older ones of the same fingerprint,
         whose own resolved was lost, have resolved with it.
@@ -138,12 +138,12 @@ class Admitter:
         ended = replace(record, last_heard_at=self._now, resolved_at=self._now, resolved_because=because)
         self._keep(ended)
         for run in self._facts.linked.get(record.identity, ()):
-            self._note(run.run_id, "alert_resolved", alert=record.alert.name, because=because)
+            self._add_event(run.run_id, "alert_resolved", alert=record.alert.name, because=because)
             if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
                 self.changes.touched.add(run.run_id)
 
     def _firing(self, alert: Alert, candidates: Iterable[Candidate]) -> tuple[bool, list[PlaybookDecision]]:
-        """Take in an alert that fires; whether it was known, and what each playbook decided."""
+        """Record an alert that fires; return whether it was known, and each playbook's decision."""
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved and earlier.resolved_because != "assumed":
             ended = replace(earlier, last_heard_at=self._now, count=earlier.count + 1)
@@ -157,7 +157,7 @@ class Admitter:
         self._keep(record)
         linked = list(self._facts.linked.get(alert.identity, ()))
         for run in linked:
-            self._note(run.run_id, "alert_repeated", alert=alert.name, count=record.count)
+            self._add_event(run.run_id, "alert_repeated", alert=alert.name, count=record.count)
         return earlier is not None, [self._candidate(record, candidate, linked) for candidate in candidates]
 
     def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
@@ -178,12 +178,12 @@ class Admitter:
         outcome = self._guard(record.alert, candidate)
         if before and outcome.decision in PASSING:
             if outcome.decision != before[-1].decision:
-                self._note(before[-1].run_id, str(outcome.decision), alert=record.alert.name, why=outcome.why)
+                self._add_event(before[-1].run_id, str(outcome.decision), alert=record.alert.name, why=outcome.why)
             return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, outcome.decision)
         if outcome.decision is Decision.JOINED:
             run_id = self._facts.open_runs[candidate.key]
             self._link(run_id, record, LinkedRun(run_id, name, target_key, "running", Decision.JOINED))
-            self._note(run_id, "joined", alert=record.alert.name, fingerprint=record.alert.fingerprint)
+            self._add_event(run_id, "joined", alert=record.alert.name, fingerprint=record.alert.fingerprint)
             self.changes.touched.add(run_id)
             return PlaybookDecision(run_id, name, target_key, Decision.JOINED)
         run = self._add_run(record, candidate, outcome)
@@ -195,11 +195,11 @@ class Admitter:
             return guards.GuardDecision(Decision(target.reason), target.why)
         if candidate.key in self._facts.open_runs:
             return guards.GuardDecision(Decision.JOINED)
-        spec = candidate.playbook.spec
-        mode = Mode.stricter(spec.mode, self._limits.mode)
+        definition = candidate.playbook.definition
+        mode = Mode.stricter(definition.mode, self._limits.mode)
         facts = self._guard_facts(candidate.key)
         outcome = guards.decide(
-            spec.guards, mode, facts, self._facts.controls, self._limits, alert.starts_at, self._now
+            definition.guards, mode, facts, self._facts.controls, self._limits, alert.starts_at, self._now
         )
         if outcome.decision is Decision.STARTED and target.node is not None:
             reason = guards.trips_breaker(
@@ -227,7 +227,7 @@ class Admitter:
         run = self._new_run(record, candidate, outcome)
         self.changes.runs.append(run)
         self._link(run.id, record, LinkedRun(run.id, *candidate.key, str(run.status), run.decision))
-        self._note(
+        self._add_event(
             run.id,
             str(run.decision),
             alert=record.alert.name,
@@ -243,11 +243,11 @@ class Admitter:
 
     def _new_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
         playbook, decision = candidate.playbook, outcome.decision
-        mode = Mode.stricter(playbook.spec.mode, self._limits.mode)
+        mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
         run = Run(
             id=self._new_id(),
-            playbook=playbook.spec.name,
+            playbook=playbook.definition.name,
             version=playbook.version,
             target=candidate.target if isinstance(candidate.target, Target) else None,
             mode=mode,
@@ -257,7 +257,7 @@ class Admitter:
             alert_name=record.alert.name,
             alert_labels=dict(record.alert.labels),
             created_at=self._now,
-            steps=step_sequence.fresh(playbook, ask_first=mode is Mode.APPROVE) if starts else (),
+            steps=step_sequence.initial_steps(playbook, ask_first=mode is Mode.APPROVE) if starts else (),
             ended_at=None if decision is Decision.STARTED else self._now,
             message=outcome.why,
         )
@@ -268,7 +268,7 @@ class Admitter:
         return run
 
     def _count(self, candidate: Candidate, run: Run) -> None:
-        """Let the decisions after this one see the new run."""
+        """Make the new run visible to the decisions after this one."""
         name, _ = candidate.key
         self._started[name] += 1
         if run.is_open:
@@ -296,7 +296,7 @@ class Admitter:
         self.changes.links.append((run_id, record.identity))
         self._facts.linked.setdefault(record.identity, []).append(linked)
 
-    def _note(self, run_id: str, kind: str, **data: object) -> None:
+    def _add_event(self, run_id: str, kind: str, **data: object) -> None:
         self.changes.events.append(Event(kind, self._now, run_id, data=data))
 
 
@@ -314,7 +314,7 @@ def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
 def counted_since(playbooks: Iterable[CompiledPlaybook], now: datetime) -> Mapping[str, datetime]:
     """From when on the runs of each playbook count against its rate limit."""
     return {
-        playbook.spec.name: now - playbook.spec.guards.max_runs.per
+        playbook.definition.name: now - playbook.definition.guards.max_runs.per
         for playbook in playbooks
-        if playbook.spec.guards.max_runs
+        if playbook.definition.guards.max_runs
     }

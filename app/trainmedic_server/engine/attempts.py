@@ -1,4 +1,4 @@
-"""One attempt of an action: what is asked of it, where it works, and every way it can end.
+"""One attempt of an action: its call, its targets, and every way it can end.
 
 Who calls it: ``driver``, which puts the attempt on record before it is made.
 """
@@ -16,7 +16,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Attempt, Run
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt
-from trainmedic_server.ports.actions import Actions, Call, Clearance, HasPlaces
+from trainmedic_server.ports.actions import Actions, Call, Clearance, MultiNodeAction
 
 GRACE = timedelta(seconds=5)
 """How long after its deadline an action may still report before it is cut off."""
@@ -26,7 +26,7 @@ Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
 log = telemetry.logger(__name__)
 
 
-def recorded(run: Run, act: PerformAttempt) -> tuple[Attempt, ...]:
+def attempts_of(run: Run, act: PerformAttempt) -> tuple[Attempt, ...]:
     """The attempts of the step, or of its undo, that are on record; the last is the one to be made."""
     state = run.step(act.key)
     return state.undo_attempts if act.undo else state.attempts
@@ -40,22 +40,22 @@ def call_of(
     report_wait: Callable[[str], Awaitable[None]],
     clearance: Callable[[], Awaitable[Clearance]],
 ) -> Call:
-    """What is asked of the action. Raises ConfigurationError or ValueError where it cannot be asked."""
+    """The call for the attempt. Raises ConfigurationError or ValueError where none can be made."""
     state = run.step(act.key)
     undo = state.undo if act.undo else None
     name = undo.action if undo else state.action or ""
-    *earlier, attempt = recorded(run, act)
+    *earlier, attempt = attempts_of(run, act)
     repeated = bool(earlier) and earlier[-1].command_id == attempt.command_id
-    spec = actions.spec(name)
+    action_class = actions.action_class(name)
     assert run.target is not None
-    if spec is None:
+    if action_class is None:
         raise errors.ConfigurationError(f"this server has no action {name!r}")
     return Call(
         command_id=attempt.command_id,
         run_id=run.id,
         playbook=run.playbook,
         target=run.target,
-        params=spec.Params.model_validate(undo.params if undo else state.params),
+        params=action_class.Params.model_validate(undo.params if undo else state.params),
         reason=f"{alert.name}: {undo.because}" if undo else alert.name,
         issued_at=attempt.started_at,
         deadline=attempt.deadline,
@@ -63,54 +63,54 @@ def call_of(
         resumed=act.resumed or repeated,
         undo_of=undo.undo_of if undo else None,
         report_wait=report_wait,
-        clearance=clearance if undo is None else None,  # nobody holds an undo back
+        clearance=clearance if undo is None else None,  # neither pause nor cancelling stops an undo
     )
 
 
-def with_places(actions: Actions, name: str) -> HasPlaces | None:
-    """The action of this name, if it finds out itself where it works."""
+def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
+    """The action of this name, if it finds out itself on which nodes it works."""
     try:
         action = actions.get(name)
     except errors.PermanentFailure:
         return None  # the attempt fails with the reason
-    return action if isinstance(action, HasPlaces) else None
+    return action if isinstance(action, MultiNodeAction) else None
 
 
 def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
-    """The targets that the attempt works on. One that only reads disturbs nobody on a job's nodes, so these are not
-    among its targets."""
+    """The targets that the attempt works on. One that only reads disturbs nothing on a job's nodes, so these are
+    not among its targets."""
     assert run.target is not None
     state = run.step(act.key)
     undo = state.undo if act.undo else None
-    spec = actions.spec(undo.action if undo else state.action or "")
-    if spec is None or not spec.harmful or not isinstance(spec, HasPlaces):
+    action_class = actions.action_class(undo.action if undo else state.action or "")
+    if action_class is None or not action_class.harmful or not isinstance(action_class, MultiNodeAction):
         return (run.target,)
     try:
-        params = spec.Params.model_validate(undo.params if undo else state.params)
+        params = action_class.Params.model_validate(undo.params if undo else state.params)
     except ValueError:
         return (run.target,)  # the attempt will not be made
-    return (run.target, *spec.places(params))
+    return (run.target, *action_class.places(params))
 
 
 def is_harmful(actions: Actions, name: str) -> bool:
     """Whether the action of this name changes anything; one that this server does not have cannot."""
-    action = actions.spec(name)
+    action = actions.action_class(name)
     return action is not None and action.harmful
 
 
-def with_whole_time(run: Run, act: PerformAttempt, now: datetime) -> Run:
-    """The run with the attempt's deadline moved, so that from now on it has the time that it was given at first."""
+def with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
+    """The run with the attempt's deadline reset to its full timeout from `now`."""
     state = run.step(act.key)
-    *earlier, last = recorded(run, act)
+    *earlier, last = attempts_of(run, act)
     moved = (*earlier, replace(last, deadline=now + (last.deadline - last.started_at)))
     if act.undo and state.undo:
         return run.with_step(replace(state, undo=replace(state.undo, attempts=moved)))
     return run.with_step(replace(state, attempts=moved))
 
 
-def impossible(act: PerformAttempt, reason: str) -> AttemptOutcome:
+def unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
     """The outcome of an attempt that this server cannot make. An undo is tried again, because another version of the
-    server may be able to; of an attempt that a killed server may have made, nobody knows the outcome."""
+    server may be able to make it; the outcome of an attempt that a killed server may have made is unknown."""
     if act.undo:
         return AttemptOutcome("failed", error=reason)
     return AttemptOutcome("unknown" if act.resumed else "rejected", error=reason)

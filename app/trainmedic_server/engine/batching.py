@@ -1,8 +1,9 @@
-"""Many callers, one call: what is asked for at the same time is answered together.
+"""Batching: requests that arrive at the same time are handled together.
 
-This is where concurrent deliveries come to share one transaction, and the commits of thousands of
-runs one `executemany`. While batches are being handled the next one gathers by itself, so a lone
-caller never waits for company.
+So concurrent deliveries share one transaction, and the commits of thousands of runs one `executemany`. The next batch
+gathers while others are being handled, so a lone caller never waits for further requests.
+
+Who calls it: ``intake`` and ``recorder``.
 """
 
 from __future__ import annotations

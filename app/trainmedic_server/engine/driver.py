@@ -1,6 +1,7 @@
-"""Carrying one run through: plan, commit, act, commit, and again, until nothing is due.
+"""Driving one run: plan, commit, act, commit, and again, until nothing is due.
 
-One driver owns a run while it is open or owes an undo; nobody else changes it. What comes from outside (an alert
+One driver owns a run while it is open or owes an undo; nothing else changes it then (``workers`` closes a run after a
+restart before it makes a driver). What comes from outside (an alert
 that joined or resolved, an operator's order, pause) is written beside the run by whoever brings it; then the driver
 is touched, and reads it before it plans again. So there are no locks around runs, and no lost updates.
 
@@ -55,7 +56,7 @@ class DriverServices:
     metrics: telemetry.Metrics
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
-    """The switches as they stand at this moment."""
+    """Returns the current switches."""
     fence: Fence
     """Called right before each attempt."""
 
@@ -97,7 +98,7 @@ class Driver:
         """Whether something has changed outside that the driver has not read yet."""
         return self._touched.is_set()
 
-    async def start_over(self) -> None:
+    async def reload(self) -> None:
         """Take the run as the store has it, because after an error the one in memory may be ahead of it."""
         snapshot = await self._services.recorder.snapshot(self.run.id)
         if snapshot is not None:
@@ -116,7 +117,7 @@ class Driver:
                     await self._carry_through()
             finally:
                 self._services.locks.release(self.run.id)
-                await self._tell_planned()
+                await self._notify_planned()
 
     async def _carry_through(self) -> None:
         ended: tuple[PerformAttempt, AttemptOutcome] | None = None
@@ -161,7 +162,7 @@ class Driver:
                 return True  # planning closes it, and closing needs no target
             refused = self._refused_in_queue()
             if refused is not None:
-                if await self._commit(plan.call_off(self._draft(), *refused)):
+                if await self._commit(plan.cancel_or_not_start(self._draft(), *refused)):
                     return False
                 continue
             if granted.done():
@@ -177,7 +178,7 @@ class Driver:
         if self._outside.breaker is not None:
             reason = f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}"
             return reason, Decision.BREAKER_OPEN
-        stale = plan.stale(self._draft())
+        stale = plan.why_stale(self._draft())
         return (f"the target was busy, and {stale}", Decision.TARGET_BUSY) if stale is not None else None
 
     async def _perform(self, act: PerformAttempt) -> AttemptOutcome | None:
@@ -194,12 +195,12 @@ class Driver:
                 return None  # paused since it was recorded; planning holds it back
             if waited:
                 # The time in which another attempt was in flight on the same target is not taken from this one.
-                later = attempts.with_whole_time(self.run, act, self._now())
+                later = attempts.with_full_timeout(self.run, act, self._now())
                 await self._commit(RunPlan(later, (), act))
             try:
                 call = self._call(act)
             except (errors.ConfigurationError, ValueError) as problem:
-                return attempts.impossible(act, str(problem))
+                return attempts.unmakeable_outcome(act, str(problem))
             if self._received_at is not None and not act.undo:
                 metrics.alert_to_action_seconds.observe((self._now() - self._received_at).total_seconds())
                 self._received_at = None
@@ -207,16 +208,16 @@ class Driver:
             began = self._now()
             outcome = await self._outcome(name, call, lambda call: actions.get(name).perform(call))
         metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
-        number = attempts.recorded(self.run, act)[-1].number
+        number = attempts.attempts_of(self.run, act)[-1].number
         log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
 
     async def _locate(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
-        """Put on record where the action works, if it finds that out itself; how the attempt ended if it cannot.
+        """Record where the action works, if it finds that out itself; return the outcome of the attempt if it cannot.
 
-        An undo works where its action did, which is on record already.
+        An undo works where its action did, which is recorded already.
         """
-        action = attempts.with_places(self._services.actions, name) if not act.undo else None
+        action = attempts.multi_node_action(self._services.actions, name) if not act.undo else None
         if action is None:
             return None
         located: list[BaseModel] = []
@@ -228,13 +229,13 @@ class Driver:
         try:
             call = self._call(act)
         except (errors.ConfigurationError, ValueError) as problem:
-            return attempts.impossible(act, str(problem))
+            return attempts.unmakeable_outcome(act, str(problem))
         outcome = await self._outcome(name, call, ask)
         if outcome.status != "applied":
             return outcome
         if located[0] is not call.params:
             draft = self._draft()
-            steps.located(draft, act.key, located[0].model_dump(mode="json", by_alias=True, exclude_none=True))
+            steps.record_location(draft, act.key, located[0].model_dump(mode="json", by_alias=True, exclude_none=True))
             await self._commit(draft.plan(act))
         return None
 
@@ -248,8 +249,8 @@ class Driver:
         return attempts.call_of(self.run, act, self._services.actions, alert, report_wait, self._clearance)
 
     async def _clearance(self) -> Clearance:
-        """What operators have ordered since the attempt began. The driver stays touched: this only looks, and the
-        plan after the attempt takes it in."""
+        """What operators have ordered since the attempt began. The driver stays touched, because
+        the plan after the attempt has to read the change too."""
         if self._touched.is_set():
             snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is not None and OutsideState(snapshot.alerts, snapshot.orders).last(OrderKind.CANCEL):
@@ -257,15 +258,15 @@ class Driver:
         return "hold" if self._services.controls().paused else "go_on"
 
     async def _report_wait(self, state: StepState, reason: str) -> None:
-        """Note what an attempt waits for, so that nobody has to guess why nothing happens."""
+        """Record what an attempt waits for, so that people can see why nothing happens."""
         run = replace(self.run, message=reason) if self.run.is_open else self.run
         await self._commit(RunPlan(run, (self._event("attempt_waits", step=state.id, why=reason),), Wait()))
 
     async def _commit(self, planned: RunPlan) -> bool:
-        """Make a plan durable; then say so to the actions whose outcomes are in it, and count what closed.
+        """Make a plan durable; then notify the actions whose outcomes are in it, and count a run that closed.
 
-        False where nothing was kept, because an alert has joined that the plan had not seen, and the plan closes
-        the run or begins to take it back. That alert was answered that this run takes care of it.
+        Returns False, with nothing stored, if an alert has joined that the plan had not seen, and the plan closes the
+        run or begins its undo: the reply to that alert said that this run handles it.
         """
         before, after = self.run, planned.run
         closes = before.is_open and not after.is_open
@@ -277,7 +278,7 @@ class Driver:
                 return False
         self.run = after
         for action, command_id in attempts.ended_between(before, after):
-            if self._services.actions.spec(action) is not None:
+            if self._services.actions.action_class(action) is not None:
                 self._services.actions.get(action).outcome_saved(command_id)
         self._services.metrics.undos_owed.inc(after.owes_undo - before.owes_undo)
         if closes:
@@ -286,7 +287,7 @@ class Driver:
             if event.kind in ("undo_done", "undo_failed"):
                 self._services.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()
         if not self._touched.is_set():
-            await self._tell_planned()
+            await self._notify_planned()
         return True
 
     async def _read_outside(self) -> None:
@@ -313,7 +314,7 @@ class Driver:
         if not self.run.is_open:
             self._services.locks.release(self.run.id)
 
-    async def _tell_planned(self) -> None:
+    async def _notify_planned(self) -> None:
         async with self._plans:
             self._plans.notify_all()
 

@@ -1,4 +1,4 @@
-"""Taking deliveries in: match, decide, commit, and only then answer.
+"""Intake of deliveries: match, decide, commit, and only then answer.
 
 Deliveries that arrive together share one transaction. The queue is bounded: a delivery that finds it full is refused
 at once, so that Alertmanager keeps it and tries again. Who calls it: ``service``. Not here: the decisions themselves
@@ -94,9 +94,9 @@ class DeliveryIntake:
                 candidates.append(Candidate(playbook, playbook.target_of(alert, topology)))
             elif match.failed and alert.status is AlertStatus.FIRING:
                 log.warning(
-                    "a playbook's condition failed", playbook=playbook.spec.name, alert=alert.name, why=match.why
+                    "a playbook's condition failed", playbook=playbook.definition.name, alert=alert.name, why=match.why
                 )
-                data = {"playbook": playbook.spec.name, "alert": alert.name, "why": match.why}
+                data = {"playbook": playbook.definition.name, "alert": alert.name, "why": match.why}
                 failures.append(Event("match_failed", self._clock.now(), data=data))
         return tuple(candidates)
 
@@ -120,7 +120,7 @@ class DeliveryIntake:
         tx.link(changes.links)
         tx.append(changes.events)
         if changes.nodes:
-            tx.note_nodes(changes.nodes, now)
+            tx.remember_nodes(changes.nodes, now)
         if changes.controls is not None:
             tx.save_controls(changes.controls)
         return AdmittedBatch(replies, changes)
@@ -129,7 +129,7 @@ class DeliveryIntake:
         """Store the text of each playbook that a new run has, so that a restart finds the version it began with."""
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
         playbooks: dict[tuple[str, str], CompiledPlaybook] = {
-            (candidate.playbook.spec.name, candidate.playbook.version): candidate.playbook
+            (candidate.playbook.definition.name, candidate.playbook.version): candidate.playbook
             for entry in prepared
             for candidates in entry.candidates
             for candidate in candidates
@@ -150,11 +150,11 @@ class DeliveryIntake:
 def _read_facts(
     tx: Transaction, prepared: Sequence[PreparedDelivery], limits: EngineLimits, now: datetime
 ) -> AdmissionFacts:
-    """Everything that the decisions on these deliveries look at, in a fixed number of queries."""
+    """Read everything that the decisions on these deliveries need, in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
     candidates = [candidate for entry in prepared for of_alert in entry.candidates for candidate in of_alert]
     keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}
-    playbooks = {candidate.playbook.spec.name: candidate.playbook for candidate in candidates}
+    playbooks = {candidate.playbook.definition.name: candidate.playbook for candidate in candidates}
 
     firing: dict[str, dict[Identity, AlertRecord]] = {}
     ended = {alert.fingerprint for alert in alerts if alert.status is AlertStatus.RESOLVED}

@@ -1,12 +1,12 @@
-"""Keeping up effects that last only while they are renewed: a power cap that nobody renews ends by itself.
+"""Renewing leased effects: a power cap that is not renewed ends by itself.
 
-An effect is renewed in each third of its lease, from the end of its attempt until its undo begins: while its run is
-open or one of its alerts fires, and for as long as its undo is armed. Once the undo has begun the effect is not
-renewed any more, and a lease that runs out does the undo's work. Neither pause nor the breaker hold a renewal back:
-it is no new harm, and without it a pause would give a hot GPU its full power again.
+A leased effect is renewed in every third of its lease, from the end of its attempt until its undo begins: while its
+run is open or one of its alerts fires, and for as long as its undo is armed. Once the undo has begun no renewal is
+sent, and a lease that runs out does the undo's work. Neither pause nor the breaker holds a renewal back: a renewal
+changes nothing, and without it a pause would give a hot GPU its full power again.
 
-Not here: how a renewal reaches whoever granted the lease (`ports.LeasedAction`), or what becomes of an effect whose
-lease has run out (``expired_leases``). Who calls it: ``service``.
+Not here: how a renewal reaches the node that granted the lease (`ports.actions.LeasedAction`), or what becomes of an
+effect whose lease has run out (``lease_recovery``). Who calls it: ``service``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from datetime import datetime, timedelta
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
-from trainmedic_server.engine.expired_leases import ExpiredLeases
+from trainmedic_server.engine.lease_recovery import LeaseRecovery
 from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
-LOOK_EVERY = timedelta(seconds=15)
-"""How often it looks for effects that are due; much less than a third of any sensible lease."""
+RENEW_EVERY = timedelta(seconds=15)
+"""How often effects that are due are looked for; much less than a third of any sensible lease."""
 _BATCH = 200
 """How many runs one transaction reads: deliveries, which share the store's one writer, must not wait for thousands."""
 _SHOWN = 8
@@ -36,8 +36,8 @@ log = telemetry.logger(__name__)
 
 
 class LeaseRenewer:
-    """Renews leased effects. One object per server. What it remembers only saves renewals, so that nothing is lost by
-    a restart."""
+    """Renews the leased effects of all runs. There is one object per server. Its in-memory state only saves renewals,
+    so a restart may lose it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class LeaseRenewer:
         clock: Clock,
         limits: EngineLimits,
         metrics: telemetry.Metrics,
-        expired_leases: ExpiredLeases,
+        recovery: LeaseRecovery,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -56,32 +56,34 @@ class LeaseRenewer:
         self._leased: Mapping[str, LeasedAction] = {}
         self._last_third: dict[str, int] = {}
         """By command id: the third of its lease in which the effect was last renewed, counted from the epoch."""
-        self._expired_leases = expired_leases
+        self._expired_leases = recovery
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Renew until cancelled. The first look is at once, for the server may have been away for long."""
-        self._expired_leases.begin()
+        """Renew what is due every `RENEW_EVERY` until cancelled. The first pass is at once, because the server may have
+        been down for long."""
+        self._expired_leases.note_server_start()
         self._leased = _leased(self._actions)
         if not self._leased:
             return
         try:
             while True:
                 try:
-                    await self.look()
+                    await self.renew_due()
                 except errors.StoreUnavailable as error:
-                    log.warning("could not look for leases to renew", error=str(error))
-                except Exception:  # the loop's boundary: a bug in one look must not let all caps run out
+                    log.warning("reading leases failed; trying again", error=str(error))
+                except Exception:  # the loop's boundary: a bug in one pass must not let all caps run out
                     self._metrics.loop_errors.labels("leases").inc()
-                    log.exception("looking for leases to renew failed")
+                    log.exception("renewing leases failed")
                 # Not by the time of day, which may be set back by an hour.
-                await asyncio.sleep(LOOK_EVERY.total_seconds())
+                await asyncio.sleep(RENEW_EVERY.total_seconds())
         finally:
             for task in self._renewals:
                 task.cancel()
 
-    async def look(self) -> None:
-        """Begin to renew what is due. Does not wait for the replies: one node that is away must not hold up others."""
+    async def renew_due(self) -> None:
+        """Start renewing the effects that are due. It does not wait for the replies, because one node that does not
+        answer must not delay others."""
         now = self._clock.now()
         run_ids = await self._store.transact(lambda tx: tx.runs_in_effect(self._leased))
         in_effect: list[tuple[str, LeasedEffect, timedelta]] = []
@@ -99,7 +101,7 @@ class LeaseRenewer:
                 due.setdefault(name, []).append(effect)
             last_third[effect.command_id] = third
         self._last_third = last_third
-        self._expired_leases.keep_only(last_third)
+        self._expired_leases.forget_others(last_third)
         for name, effects in due.items():
             task = asyncio.create_task(self._renew(self._leased[name], effects, now))
             self._renewals.add(task)
@@ -108,7 +110,7 @@ class LeaseRenewer:
     def _in_effect(
         self, run_ids: Sequence[str], now: datetime, tx: Transaction
     ) -> list[tuple[str, LeasedEffect, timedelta]]:
-        """Every effect of these runs that is needed: with the name of its action, and how long its lease is."""
+        """Return every effect of these runs that is needed, with the name of its action and the length of its lease."""
         heard_since = now - self._patience
         runs = tx.runs(run_ids)
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
@@ -131,11 +133,11 @@ class LeaseRenewer:
                 self._metrics.lease_renewals.labels(outcome).inc(count)
             missed = [renewal for renewal in renewals if renewal.outcome in ("refused", "unanswered")]
             if missed:
-                places = sorted({renewal.place for renewal in missed})
+                places = sorted({renewal.node for renewal in missed})
                 log.warning("leases were not renewed", places=places[:_SHOWN], of=len(places), why=missed[0].why)
-            await self._expired_leases.take_in(action, renewals)
+            await self._expired_leases.handle_renewals(action, renewals)
         except errors.StoreUnavailable as error:
-            log.warning("could not record what became of leases", error=str(error))
+            log.warning("the outcome of renewals could not be recorded", error=str(error))
         except Exception:  # the boundary of a renewal, which is one of a loop
             self._metrics.loop_errors.labels("leases").inc()
             log.exception("renewing leases failed")
@@ -154,15 +156,16 @@ def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
 
 
 def _is_needed(step: StepState, run_goes_on: bool) -> bool:
-    """Whether the effect of the step is to last on: by its run, unless its undo is owed; not once that has begun."""
+    """Whether the effect of the step is still needed. An armed undo needs it; an undo that has begun does not; without
+    either it is needed while the run goes on."""
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
         return run_goes_on
     return step.undo.status is UndoStatus.ARMED
 
 
 def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
-    """What the step's attempts may have brought about; not what one brings about that is still in flight, because
-    nothing needs renewal yet."""
+    """Yield the effects that the step's attempts may have. An attempt still in flight is left out, because its lease
+    has just begun."""
     assert run.target is not None
     command_ids: Collection[str] = set()
     for attempt in reversed(step.attempts):

@@ -23,7 +23,7 @@ from trainmedic_server.domain.target import Target, TargetKind
 
 
 class TargetLocks:
-    """Which runs hold which targets, who waits, and where an attempt is in flight."""
+    """Which runs own which targets, which runs wait, and where an attempt is in flight."""
 
     def __init__(self) -> None:
         self._held = _Targets()
@@ -33,7 +33,7 @@ class TargetLocks:
         self._held_back: list[asyncio.Future[None]] = []
 
     def try_acquire(self, run_id: str, target: Target) -> bool:
-        """Take the target now if nobody who holds or waits overlaps it."""
+        """Lock the target now, unless one that is locked or waited for overlaps it; return whether that succeeded."""
         if self._held.overlapping(target) or self._waiting.overlapping(target):
             return False
         self._held.add(run_id, target)
@@ -50,7 +50,7 @@ class TargetLocks:
         return self._held.overlapping(target)
 
     def release(self, run_id: str) -> None:
-        """Give the target back, or leave the queue, and let the next ones in. Idempotent."""
+        """Unlock the run's target, or leave the queue, and grant the next waiters theirs. Idempotent."""
         target = self._held.remove(run_id) or self._waiting.remove(run_id)
         self._grants.pop(run_id, None)
         if target is None or not self._grants:
@@ -66,10 +66,11 @@ class TargetLocks:
 
     @asynccontextmanager
     async def acting(self, holder: str, *targets: Target) -> AsyncIterator[bool]:
-        """Wait until no attempt is in flight that overlaps one of these targets; for the block, this one is.
+        """Wait until no other attempt works on a target that overlaps one of these, then mark them as worked on for the
+        block.
 
-        Yields whether it had to wait. All targets are taken at once, so that nobody waits for one while others wait
-        for what it has taken: that could be a deadlock.
+        Yields whether it had to wait. All targets are taken at once: attempts that each wait for a target which
+        another has taken would be a deadlock.
         """
         waited = False
         while any(map(self._acting.overlapping, targets)):
@@ -92,7 +93,7 @@ class TargetLocks:
 
 
 class _Targets:
-    """Targets by the id of who claims them, in order, in groups so that looking for an overlap is quick.
+    """Claimed targets by the id of the claim, in order, in groups so that looking for an overlap is quick.
 
     Targets of different groups never overlap, unless one is the cluster. There may be ten thousand claims in a storm
     of alerts, but only a few in one group.

@@ -1,8 +1,8 @@
 """What a run does next. Pure.
 
-`advance` takes a run as it stands and what has come from outside, and returns the run as it should stand, the
-events that tell why, and what to do then. All state is in the run: a new process that reads it back from the store
-goes on at the same place, so there is no second way for a restart.
+`advance` takes a run and what has come from outside, and returns the run as it should be stored, the events that say
+why, and what to do then. All state is in the run: a new process that reads it back from the store continues at the
+same point, so a restart needs no code of its own.
 
 Who calls it: ``driver``, and ``workers`` after a restart. Not here: one step (``steps``), an undo (``undoing``).
 """
@@ -31,40 +31,40 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 def advance(draft: RunDraft) -> RunPlan:
     """What the run does next."""
-    then: Instruction | None = _go_on(draft) if draft.run.is_open else None
+    then: Instruction | None = _advance_open(draft) if draft.run.is_open else None
     if then is None:
-        then = undoing.due(draft)
+        then = undoing.next_undo(draft)
     elif isinstance(then, Wait) and draft.run.waiting_on == "resume":
-        then = undoing.due_while_held(draft, then)
+        then = undoing.next_undo_while_paused(draft, then)
     return draft.plan(then)
 
 
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
-    """Take in how an attempt ended, and go on: one plan, so that both are committed at once."""
-    (undoing if act.undo else steps).conclude(draft, act.key, outcome)
+    """Apply the outcome of an attempt and plan on: one plan, so that both are committed at once."""
+    (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
     return advance(draft)
 
 
-def call_off(draft: RunDraft, reason: str, decision: Decision) -> RunPlan:
+def cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> RunPlan:
     """Close a run that must not act any more: not started where it never acted, else cancelled.
 
-    What it then owes to take back, the next plan says, so that this one has no undo begun which nobody carries out.
+    The next plan begins the undos that are then owed: begun in this one, they would not be carried out.
     """
-    _lose_interrupted(draft, f"nobody asked again, because {reason}")
-    _call_off(draft, reason, decision)
+    _mark_interrupted_unknown(draft, f"nobody asked again, because {reason}")
+    _cancel_or_not_start(draft, reason, decision)
     return draft.plan(Idle())
 
 
-def give_up(draft: RunDraft, reason: str) -> RunPlan:
-    """Close a run whose playbook cannot be read any more, so that nobody knows how it would go on. What it then owes
-    to take back, the next plan says."""
-    _lose_interrupted(draft, f"the run could not go on: {reason}")
+def fail_unreadable(draft: RunDraft, reason: str) -> RunPlan:
+    """Close a run whose playbook cannot be read any more, so that its next step is unknown. The next plan begins the
+    undos that are then owed."""
+    _mark_interrupted_unknown(draft, f"the run could not go on: {reason}")
     _close(draft, Status.FAILED, reason)
     return draft.plan(Idle())
 
 
-def stale(draft: RunDraft) -> str | None:
-    """Why a run that was held up, and has not acted, must not act any more; None where it may."""
+def why_stale(draft: RunDraft) -> str | None:
+    """Why a run that was delayed before it acted must not act any more; None if it may."""
     if draft.outside.resolved:
         return "the alert resolved before the run could act"
     age, max_age = draft.now - newest_beginning(draft.run, draft.outside), draft.context.max_age
@@ -102,7 +102,7 @@ def _observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Ste
         if not playbook.when(state.phase, state.index, names):
             return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
     except errors.ExpressionError:
-        message = f"would depend on how the run goes: {step_sequence.spec_of(playbook, state).when}"
+        message = f"would depend on how the run goes: {step_sequence.step_definition(playbook, state).when}"
     state = replace(state, status=StepStatus.OBSERVED, message=message)
     if state.kind != "action":
         return state
@@ -113,11 +113,11 @@ def _observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Ste
     return replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
-def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
+def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
     """What an open run does next; None once it has closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
-        then = _resume(draft, interrupted)
+        then = _continue_attempt(draft, interrupted)
         if then is not None:
             return then
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
@@ -126,9 +126,9 @@ def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
         return None
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
     if was_held or not has_begun(draft.run):
-        reason = stale(draft)
+        reason = why_stale(draft)
         if reason:
-            _call_off(draft, reason, Decision.STALE)
+            _cancel_or_not_start(draft, reason, Decision.STALE)
             return None
     while draft.run.is_open:
         then = _next_step(draft)
@@ -139,7 +139,7 @@ def _go_on(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
     """Proceed with the first step that is not final, or close the run where there is none."""
-    broken = step_sequence.broken(draft.run, draft.playbook)
+    broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))
         return None
@@ -148,11 +148,11 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
             draft.run = replace(draft.run, decision=Decision.STALE)
         _close(draft, Status.CANCELLED, broken.error or str(Status.CANCELLED))
         return None
-    state = step_sequence.following(draft.run, draft.playbook, broken)
+    state = step_sequence.next_step(draft.run, draft.playbook, broken)
     if state is not None:
         then = steps.proceed(draft, state)
         if draft.refused is not None:
-            _call_off(draft, draft.refused[1], draft.refused[0])
+            _cancel_or_not_start(draft, draft.refused[1], draft.refused[0])
         return then
     if broken is None:
         _close(draft, Status.SUCCEEDED, _summary(draft.run))
@@ -161,39 +161,39 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
     return None
 
 
-def _resume(draft: RunDraft, interrupted: StepState) -> PerformAttempt | Wait | None:
-    """Go on with an attempt that a killed server may have made, under the same command id.
+def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt | Wait | None:
+    """Repeat an attempt that a killed server may have made, under the same command id.
 
-    To ask again is to act, so while the server is paused the attempt waits. None is returned, and its outcome stays
-    unknown, where there is nothing left to wait for, and after a pause longer than the maximum age.
+    Sending a command again is acting, so while the server is paused the attempt waits. If there is nothing left to
+    wait for, or the pause was longer than the maximum age, the outcome stays unknown and None is returned.
     """
     attempt = interrupted.attempts[-1]
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
     if steps.held_by_pause(draft, interrupted):
         if order is None and not draft.outside.resolved:
-            return draft.hold_for_resume()
+            return draft.suspend_until_resumed()
         over = f"{order.actor} ended the run" if order is not None else "the alert resolved"
-        _lose_interrupted(draft, f"nobody asked again, because the server was paused and {over}")
+        _mark_interrupted_unknown(draft, f"nobody asked again, because the server was paused and {over}")
         return None
     if draft.run.waiting_on == "resume" and draft.now - attempt.started_at > draft.context.max_age:
-        _lose_interrupted(draft, "nobody asked again, because the server was paused for too long")
+        _mark_interrupted_unknown(draft, "nobody asked again, because the server was paused for too long")
         return None
     if attempt.deadline <= draft.now:
-        # It ran out while no server was there to wait for it.
+        # It ran out while no server was up.
         later = replace(attempt, deadline=draft.now + (attempt.deadline - attempt.started_at))
         draft.put(replace(interrupted, attempts=(*interrupted.attempts[:-1], later)))
-    draft.stand(Status.RUNNING)
-    draft.note("step_resumed", step=interrupted.id, action=interrupted.action, command_id=attempt.command_id)
+    draft.set_status(Status.RUNNING)
+    draft.add_event("step_resumed", step=interrupted.id, action=interrupted.action, command_id=attempt.command_id)
     return PerformAttempt(interrupted.key, resumed=True)
 
 
-def _lose_interrupted(draft: RunDraft, reason: str) -> None:
+def _mark_interrupted_unknown(draft: RunDraft, reason: str) -> None:
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
-        steps.lose(draft, interrupted, f"it may have been applied; {reason}")
+        steps.mark_outcome_unknown(draft, interrupted, f"it may have been applied; {reason}")
 
 
-def _call_off(draft: RunDraft, reason: str, decision: Decision) -> None:
+def _cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> None:
     status = Status.NOT_STARTED if draft.run.acted_at is None else Status.CANCELLED
     draft.run = replace(draft.run, decision=decision)
     _close(draft, status, reason, decision=str(decision))
@@ -207,12 +207,12 @@ def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:
             draft.put(steps.without_needless_undo(ended))
     draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
     if status is not Status.FAILED:
-        draft.run = undoing.release(draft.run)
-    draft.note("closed", status=str(status), message=message, **data)
+        draft.run = undoing.drop_on_failure_undos(draft.run)
+    draft.add_event("closed", status=str(status), message=message, **data)
 
 
 def _summary(run: Run) -> str:
-    """For a person: what was applied, and what failed in steps that let the run go on."""
+    """A text for people: what was applied, and what failed in steps that let the run continue."""
     failed = [f"step {step.id}: {step.error}" for step in run.steps if step.kind == "action" and step.error]
     done = f"applied {run.action_taken}" if run.action_taken else "nothing was applied"
     if not failed:

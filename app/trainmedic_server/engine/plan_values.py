@@ -91,7 +91,7 @@ Instruction = PerformAttempt | Wait | Idle
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The run as it should stand, the events that tell why, and what to do once both are durable."""
+    """The run as it should be stored, the events that say why, and what to do once both are durable."""
 
     run: Run
     events: tuple[Event, ...]
@@ -148,7 +148,7 @@ class RunDraft:
         """The run as it is drafted, with its events, and what to do then."""
         return RunPlan(self.run, tuple(self.events), then)
 
-    def note(self, kind: str, actor: str = "trainmedic", **data: Any) -> None:
+    def add_event(self, kind: str, actor: str = "trainmedic", **data: Any) -> None:
         self.events.append(Event(kind, self.now, self.run.id, actor, data))
 
     def put(self, step: StepState) -> StepState:
@@ -159,23 +159,24 @@ class RunDraft:
         """Make the step final."""
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
-    def stand(self, status: Status, waiting_on: str | None = None) -> None:
-        """Set where the open run stands."""
+    def set_status(self, status: Status, waiting_on: str | None = None) -> None:
+        """Set the status of the open run, and what it waits for."""
         if (self.run.status, self.run.waiting_on) != (status, waiting_on):
             self.run = replace(self.run, status=status, waiting_on=waiting_on)
 
-    def hold_for_resume(self) -> Wait:
-        """Let the run stand still until somebody resumes the server, which is paused."""
+    def suspend_until_resumed(self) -> Wait:
+        """Suspend the run until an operator resumes the paused server."""
         if self.run.waiting_on != "resume":
-            self.note("waiting_for_resume")
-        self.stand(Status.WAITING, "resume")
+            self.add_event("waiting_for_resume")
+        self.set_status(Status.WAITING, "resume")
         return Wait()
 
     def refuse(self, decision: Decision, reason: str) -> None:
-        """Say that the run must not begin to act; ``plan`` then closes it."""
+        """Refuse the run: it must not begin to act. ``plan`` then closes it."""
         self.refused = (decision, reason)
 
     def scope(self) -> Scope:
-        """The names for this run's expressions. They are made when first looked at, for most steps never look."""
+        """The names for this run's expressions. They are built on first access, because most steps have no
+        expression."""
         run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
         return scope.LazyScope(lambda: scope.build(run, playbook, alerts))

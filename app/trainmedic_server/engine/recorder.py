@@ -1,7 +1,7 @@
 """Making the changes of runs durable, and reading back what others changed; both in batches.
 
-A driver goes on only when `record` has returned: intent before act, outcome after. A store that is
-away is waited for, because an outcome that is known must not be lost while the process lives.
+A driver goes on only when `record` has returned: intent before act, outcome after. While the store is unavailable
+it is tried again, because a known outcome must not be lost while the process lives.
 
 Who calls it: ``driver`` and ``workers``. Not here: what is written when a delivery is admitted (``intake``).
 """
@@ -58,7 +58,7 @@ class Recorder:
         """Return True once the run's change and its events are durable.
 
         With `alerts`, nothing is kept and False is returned unless exactly so many alerts are tied to the run:
-        a run must not close after another alert has joined it and was answered that this run takes care of it.
+        a run must not close after another alert has joined it whose reply said that this run handles it.
         """
         return await self._changes.ask(_Change(run, before, events, alerts))
 
@@ -101,5 +101,5 @@ class Recorder:
                 return await self._store.transact(work)
             except errors.StoreUnavailable as error:
                 wait = backoff.next()
-                log.error("the run store is away; trying again", error=str(error), retry_in=wait)
+                log.error("the run store is unavailable; trying again", error=str(error), retry_in=wait)
                 await asyncio.sleep(wait)

@@ -17,7 +17,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class LazyScope(Mapping[str, Any]):
-    """A scope that is made when it is first looked at: most steps have no template that looks."""
+    """A scope that is built on first access, because most steps have no expression."""
 
     def __init__(self, make: Callable[[], Scope]) -> None:
         self._make = make
@@ -72,7 +72,7 @@ def build(run: Run, playbook: CompiledPlaybook, alerts: Sequence[Alert], *, hind
         "labels": dict(first.labels),
         "annotations": dict(first.annotations),
         "target": of_target(run.target),
-        "vars": dict(playbook.spec.vars),
+        "vars": dict(playbook.definition.vars),
         "steps": steps,
         "run": {
             "id": run.id,

@@ -22,8 +22,8 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import undoing
 from trainmedic_server.engine.admission import AdmissionChanges
 from trainmedic_server.engine.driver import DriverServices
-from trainmedic_server.engine.expired_leases import ExpiredLeases
 from trainmedic_server.engine.intake import DeliveryIntake
+from trainmedic_server.engine.lease_recovery import LeaseRecovery
 from trainmedic_server.engine.leases import LeaseRenewer
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.recorder import Recorder
@@ -76,21 +76,21 @@ class Engine:
         self._workers = Workers(store, catalog, services)
         self._intake = DeliveryIntake(store, catalog, clock, limits, metrics, topology, self._new_id, self._on_admitted)
         self._silent_alerts = SilentAlerts(store, clock, limits, metrics, alert_source, self._workers.touch)
-        expired_leases = ExpiredLeases(
+        lease_recovery = LeaseRecovery(
             store, clock, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
         )
-        self._leases = LeaseRenewer(store, actions, clock, limits, metrics, expired_leases)
+        self._leases = LeaseRenewer(store, actions, clock, limits, metrics, lease_recovery)
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)
         self._id_lock = threading.Lock()
 
     @property
     def controls(self) -> Controls:
-        """The switches as they stand."""
+        """The current switches: pause and breaker."""
         return self._controls
 
     async def start(self) -> None:
-        """Take up the runs that an earlier process left, then begin. Raises StoreUnavailable."""
+        """Resume the runs that an earlier process left, then start the loops. Raises StoreUnavailable."""
         now = self._clock.now()
         self._put_in_force(await self._store.transact(lambda tx: tx.controls()))
         down_for = now - self._controls.alive_at if self._controls.alive_at else timedelta(0)
@@ -100,7 +100,7 @@ class Engine:
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """Stop everything where it stands. Nothing is lost: the next start goes on there."""
+        """Stop all loops and drivers. All state is in the store, so the next start continues."""
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -126,7 +126,7 @@ class Engine:
             raise errors.NotFound(f"there is no run {run_id}")
         return run
 
-    async def note_late_reply(self, reply: envelope.Reply) -> None:
+    async def record_late_reply(self, reply: envelope.Reply) -> None:
         """Record a reply to a command whose outcome was given up as unknown.
 
         It changes nothing of what is owed: the undo of a step whose outcome is unknown is carried out in any case,
@@ -183,7 +183,7 @@ class Engine:
         return self._controls
 
     def _put_in_force(self, controls: Controls) -> None:
-        """Have everybody go by these switches, which are durable."""
+        """Apply these switches, which are durable, in all drivers."""
         before, self._controls = self._controls, controls
         self._metrics.paused.set(controls.paused)
         self._metrics.breaker_open.set(controls.breaker_open)
@@ -197,7 +197,7 @@ class Engine:
             try:
                 await self._change(lambda controls, now=now: replace(controls, alive_at=now))  # type: ignore[misc]
             except errors.StoreUnavailable as error:
-                log.warning("could not note that the server is alive", error=str(error))
+                log.warning("the heartbeat could not be written", error=str(error))
 
     def _new_id(self) -> str:
         """A UUIDv7 that sorts after every earlier one of this process."""
@@ -212,13 +212,13 @@ class Engine:
 
 
 def _is_unknown(run: Run, command_id: str) -> bool:
-    """Whether nobody knows what became of the command; replies to others are repeats."""
+    """Whether the outcome of the command is recorded as unknown; replies to other commands are repeats."""
     attempts = [attempt for step in run.steps for attempt in (*step.attempts, *step.undo_attempts)]
     return any(attempt.command_id == command_id and attempt.status == "unknown" for attempt in attempts)
 
 
 def _accept(tx: Transaction, order: OperatorOrder) -> None:
-    """Write an order down if the run is in a state for it."""
+    """Store an order if the run is in a state for it."""
     run = tx.run(order.run_id)
     if run is None:
         raise errors.NotFound(f"there is no run {order.run_id}")

@@ -1,6 +1,6 @@
 """Whether an effect whose lease has run out may be set again, by the history of its run. Pure, given a transaction.
 
-Who calls it: ``expired_leases``, whose docstring says the rules and why.
+Who calls it: ``lease_recovery``, whose docstring says the rules and why.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO)
 
 
 def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode) -> str | None:
-    """Why nothing of the run may be set again; None where it may."""
+    """Why nothing of the run may be set again; None if it may."""
     controls = tx.controls()
     orders = tx.orders_of([run.id]).get(run.id, ())
     order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)
@@ -37,13 +37,13 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode) -> str |
         return controls.breaker_reason or "the breaker is open"
     if fires is None:
         return "nobody has said yet that its alert still fires"
-    # `fires` was asked before the places were free, which may have taken long: so the store is asked once more.
+    # `fires` was read before the wait for the targets, which may have taken long: so the store is read once more.
     is_over = all(alert.is_resolved for alert in tx.alerts_of([run.id]).get(run.id, []))
     return "none of its alerts fires" if is_over or not fires else None
 
 
-def barred(tx: Transaction, run: Run, command_id: str, guards: Guards, now: datetime) -> str | None:
-    """Why the playbook's guards bar setting the effect again; None where they do not."""
+def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, now: datetime) -> str | None:
+    """Why the playbook's guards forbid setting the effect again; None if they allow it."""
     started = [event.at for event in tx.events_of(run.id, STARTED) if event.data["command_id"] == command_id]
     made = [
         attempt.ended_at or attempt.started_at
@@ -61,7 +61,7 @@ def barred(tx: Transaction, run: Run, command_id: str, guards: Guards, now: date
 
 
 def last_event(tx: Transaction, run_id: str, kind: str, command_id: str) -> int:
-    """The place (`Event.seq`) of the last such event about a command; 0 where there is none."""
+    """The `Event.seq` of the last event of this kind about a command; 0 if there is none."""
     return max(
         (seq_of(event) for event in tx.events_of(run_id, kind) if event.data["command_id"] == command_id), default=0
     )

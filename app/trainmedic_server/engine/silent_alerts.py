@@ -1,5 +1,5 @@
-"""Alerts of which nobody speaks any more: the Alertmanager is asked whether they fire, or, where there is none to
-ask, they are assumed to have resolved after a long silence.
+"""Alerts for which no report comes any more: the Alertmanager is asked whether they fire, or, without one, they are
+assumed to have resolved after a long silence.
 
 Without this, one message that was lost would keep an undo from ever becoming due. Who calls it: ``service``.
 """
@@ -18,7 +18,7 @@ from trainmedic_server.ports.outside import AlertSource, Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
 ASK_AFTER = timedelta(minutes=5)
-"""An alert heard of more lately is not asked about: Alertmanager's group_interval is five minutes."""
+"""An alert with a more recent report is not asked about: Alertmanager's group_interval is five minutes."""
 
 log = telemetry.logger(__name__)
 
@@ -44,22 +44,22 @@ class SilentAlerts:
 
     @property
     def interval(self) -> timedelta:
-        """So often that an alert is assumed to have resolved a tenth later than the setting says, at most."""
+        """Time between two checks: an alert is assumed resolved at most a tenth later than the setting says."""
         return min(max(self._limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
         while True:
             await self._clock.sleep_until(self._clock.now() + self.interval)
             try:
-                await self.look()
+                await self.check()
             except errors.StoreUnavailable as error:
-                log.warning("could not look for silent alerts", error=str(error))
-            except Exception:  # the loop's boundary: a bug at one alert must not end the looking for all others
+                log.warning("reading silent alerts failed; trying again", error=str(error))
+            except Exception:  # the loop's boundary: a bug at one alert must not end the checks of all others
                 self._metrics.loop_errors.labels("sweeper").inc()
-                log.exception("looking for silent alerts failed")
+                log.exception("checking silent alerts failed")
 
-    async def look(self) -> None:
-        """Look once for silent alerts, and end those that no longer fire."""
+    async def check(self) -> None:
+        """Check all silent alerts once, and end those that no longer fire."""
         now = self._clock.now()
         patience = self._limits.assume_resolved_after
         ask_after = min(ASK_AFTER, patience / 2) if self._source else patience
@@ -74,15 +74,15 @@ class SilentAlerts:
             try:
                 if not await self._source.is_firing(record.identity):
                     return "asked"
-                await self._store.transact(lambda tx: self._heard(tx, record))
+                await self._store.transact(lambda tx: self._record_still_firing(tx, record))
                 return None
             except errors.TemporaryFailure as error:
                 log.warning("the Alertmanager did not say whether an alert still fires", error=str(error))
         silent_for = self._clock.now() - record.last_heard_at
         return "assumed" if silent_for >= self._limits.assume_resolved_after else None
 
-    def _heard(self, tx: Transaction, record: AlertRecord) -> None:
-        """Note that it still fires, unless something was heard of it after it was asked about."""
+    def _record_still_firing(self, tx: Transaction, record: AlertRecord) -> None:
+        """Record that the alert still fires, unless a newer report arrived meanwhile."""
         current = _unchanged(tx, record)
         if current is not None:
             tx.save_alerts([replace(current, last_heard_at=self._clock.now())])

@@ -1,7 +1,7 @@
-"""Which steps a run has, and which of them comes next. Pure.
+"""Which steps a run has, and which of them is next. Pure.
 
-Who calls it: ``plan`` and ``undoing``, and ``admission`` for the steps of a new run. Not here: what becomes of one
-step (``steps``).
+Who calls it: ``plan`` and ``undoing``, and ``admission`` for the steps of a new run. Not here: how one step
+proceeds (``steps``).
 """
 
 from __future__ import annotations
@@ -13,57 +13,57 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 _MODE_APPROVAL = ApproveStep(id=APPROVAL, approve=Question(message="Mode approve: may this run act?"))
 
 
-def spec_of(playbook: CompiledPlaybook, state: StepState) -> Step:
+def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
     """The playbook's entry that a step's state belongs to."""
     if state.phase == APPROVAL:
         return _MODE_APPROVAL
-    entries = playbook.spec.steps if state.phase == "steps" else playbook.spec.on_failure
+    entries = playbook.definition.steps if state.phase == "steps" else playbook.definition.on_failure
     return entries[state.index]
 
 
-def fresh(playbook: CompiledPlaybook, *, ask_first: bool) -> tuple[StepState, ...]:
+def initial_steps(playbook: CompiledPlaybook, *, ask_first: bool) -> tuple[StepState, ...]:
     """The steps of a new run, all pending; with mode approve's question in front if `ask_first`."""
     states = [StepState(APPROVAL, 0, APPROVAL, "approve")] if ask_first else []
-    for phase, entries in (("steps", playbook.spec.steps), ("on_failure", playbook.spec.on_failure)):
+    for phase, entries in (("steps", playbook.definition.steps), ("on_failure", playbook.definition.on_failure)):
         for index, entry in enumerate(entries):
             action = entry.action if isinstance(entry, ActionStep) else None
             states.append(StepState(phase, index, step_id(entry, index, phase), _kind(entry), action))
     return tuple(states)
 
 
-def is_fatal(state: StepState, spec: Step) -> bool:
+def is_fatal(state: StepState, definition: Step) -> bool:
     """Whether the run fails because of how this step ended."""
     match state.status:
         case StepStatus.REJECTED | StepStatus.CANCELLED:
             return True
         case StepStatus.FAILED | StepStatus.UNKNOWN:
-            return spec.on_error == "fail"
+            return definition.on_error == "fail"
         case StepStatus.TIMED_OUT:
-            tolerated = isinstance(spec, WaitStep | ApproveStep) and spec.on_timeout == "continue"
-            return spec.on_error == "fail" and not tolerated
+            tolerated = isinstance(definition, WaitStep | ApproveStep) and definition.on_timeout == "continue"
+            return definition.on_error == "fail" and not tolerated
         case _:
             return False
 
 
-def broken(run: Run, playbook: CompiledPlaybook) -> StepState | None:
-    """The step by which the run fails; None where none has."""
+def failed_step(run: Run, playbook: CompiledPlaybook) -> StepState | None:
+    """The step because of which the run fails; None if there is none."""
     regular = (step for step in run.steps if step.phase != "on_failure")
-    return next((step for step in regular if is_fatal(step, spec_of(playbook, step))), None)
+    return next((step for step in regular if is_fatal(step, step_definition(playbook, step))), None)
 
 
-def following(run: Run, playbook: CompiledPlaybook, failed: StepState | None) -> StepState | None:
+def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | None) -> StepState | None:
     """The next step to proceed with: the first that is not final; in ``on_failure`` where the run has `failed`.
 
-    In ``on_failure`` a failed action does not keep the steps after it from running, for one of them may be what
-    tells a person. A rejected approval does, and so does a wait or an approval that timed out: the steps after it
-    were meant to run only once it had succeeded.
+    In ``on_failure`` a failed action does not keep the steps after it from running, because one of them may
+    notify a person. A rejected approval does, and so does a wait or an approval that timed out: the steps after it were
+    meant to run only once it had succeeded.
     """
     for state in run.steps:
         if (state.phase == "on_failure") != (failed is not None):
             continue
         if not state.status.is_final:
             return state
-        if failed is not None and state.kind != "action" and is_fatal(state, spec_of(playbook, state)):
+        if failed is not None and state.kind != "action" and is_fatal(state, step_definition(playbook, state)):
             return None
     return None
 

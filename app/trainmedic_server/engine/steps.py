@@ -1,8 +1,8 @@
 """How one step begins, waits, is tried again, and ends. Pure.
 
-`proceed` is asked about the first step that is not final: it returns what to do, or None when the step has become
-final and the run can go on to the next. `conclude` takes in how an attempt ended. Who calls it: ``plan``, and
-``admission`` for the steps of a new run. Not here: when an undo is due (``undoing``).
+`proceed` returns what to do about the first step that is not final, or None once that step has become final and the
+run can go on to the next. `apply_outcome` applies how an attempt ended. Who calls it: ``plan``, ``driver`` for
+`record_location`, and ``undoing`` for `attempt_again`. Not here: when an undo is due (``undoing``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainmedic_server.domain.run import (
     UndoStatus,
 )
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
-from trainmedic_server.engine.step_sequence import spec_of
+from trainmedic_server.engine.step_sequence import step_definition
 from trainmedic_server.ports.actions import Action
 
 
@@ -40,48 +40,48 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
     """What to do about the first step that is not final.
 
     None once it has become final, or where the run must not act (`RunDraft.refused`)."""
-    spec = spec_of(draft.playbook, state)
+    definition = step_definition(draft.playbook, state)
     if held_by_pause(draft, state):
         if draft.outside.resolved and _may_be_applied(state):
             paused = "nobody asked again, because the server was paused and the alert resolved"
-            lose(draft, state, f"it may have been applied; {paused}")
+            mark_outcome_unknown(draft, state, f"it may have been applied; {paused}")
             return None
-        return draft.hold_for_resume()
+        return draft.suspend_until_resumed()
     if state.status is StepStatus.PENDING:
         try:
-            is_met = spec.when is None or draft.playbook.when(state.phase, state.index, draft.scope())
+            is_met = definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope())
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))
             return None
         if not is_met:
             draft.end(state, StepStatus.SKIPPED, message="its condition was not met")
-            draft.note("step_skipped", step=state.id, when=spec.when)
+            draft.add_event("step_skipped", step=state.id, when=definition.when)
             return None
-    if isinstance(spec, WaitStep):
-        return _wait(draft, state, spec)
-    if isinstance(spec, ApproveStep):
-        return _approve(draft, state, spec)
-    return _act(draft, state, spec)
+    if isinstance(definition, WaitStep):
+        return _wait(draft, state, definition)
+    if isinstance(definition, ApproveStep):
+        return _approve(draft, state, definition)
+    return _act(draft, state, definition)
 
 
-def located(draft: RunDraft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
-    """Put on record where the next attempt is to work. Its undo has to work in the same places, so it is told too."""
+def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
+    """Record where the next attempt is to work. Its undo has to work there too, so its parameters change as well."""
     state = draft.run.step(key)
-    action = draft.context.actions.spec(state.action) if state.action else None
+    action = draft.context.actions.action_class(state.action) if state.action else None
     undo = state.undo
     if undo is not None and action is not None:
         undo = _undo_of(action, params, undo.trigger, undo.undo_of)
     draft.put(replace(state, params=params, undo=undo))
-    draft.note("step_located", step=state.id, action=state.action, params=dict(params))
+    draft.add_event("step_located", step=state.id, action=state.action, params=dict(params))
 
 
-def conclude(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Take in how the last attempt of an action step ended."""
+def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
+    """Apply the outcome of the last attempt of an action step."""
     # The message of an open run is for people: what it waits for, or why its last attempt failed.
     draft.run = replace(draft.run, message="" if outcome.status == "applied" else outcome.error or outcome.status)
     state = draft.run.step(key)
-    spec = spec_of(draft.playbook, state)
-    assert isinstance(spec, ActionStep)
+    definition = step_definition(draft.playbook, state)
+    assert isinstance(definition, ActionStep)
     attempt = replace(
         state.attempts[-1],
         status=outcome.status,
@@ -91,26 +91,28 @@ def conclude(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> 
     )
     state = replace(state, attempts=(*state.attempts[:-1], attempt), output=outcome.output, error=outcome.error)
     if outcome.status == "applied":
-        draft.end(_with_known_undo(draft.context, state, spec, outcome.output), StepStatus.SUCCEEDED)
-        draft.note("step_succeeded", step=state.id, action=state.action, output=dict(outcome.output))
+        draft.end(_with_known_undo(draft.context, state, definition, outcome.output), StepStatus.SUCCEEDED)
+        draft.add_event("step_succeeded", step=state.id, action=state.action, output=dict(outcome.output))
         return
-    if outcome.status != "rejected" and attempt.number < spec.retry.attempts:
-        delay = min(spec.retry.delay * spec.retry.backoff ** (attempt.number - 1), spec.retry.max_delay)
+    if outcome.status != "rejected" and attempt.number < definition.retry.attempts:
+        delay = min(
+            definition.retry.delay * definition.retry.backoff ** (attempt.number - 1), definition.retry.max_delay
+        )
         draft.put(replace(state, status=StepStatus.WAITING, retry_at=draft.now + delay))
         seconds = delay.total_seconds()
-        draft.note("attempt_failed", step=state.id, attempt=attempt.number, error=outcome.error, retry_in=seconds)
+        draft.add_event("attempt_failed", step=state.id, attempt=attempt.number, error=outcome.error, retry_in=seconds)
         return
     if any(earlier.status == "unknown" for earlier in state.attempts):
         # Also where the last attempt certainly failed: an earlier one may have been applied, so that the undo
         # stays owed.
         draft.end(state, StepStatus.UNKNOWN)
-        draft.note("step_unknown", step=state.id, action=state.action, error=outcome.error)
+        draft.add_event("step_unknown", step=state.id, action=state.action, error=outcome.error)
         return
     _fail(draft, without_needless_undo(state), outcome.error or outcome.status)
 
 
 def without_needless_undo(state: StepState) -> StepState:
-    """The step, which ends without success, without an undo that is owed where it was certainly not applied."""
+    """Drop the undo of a step that ends without success, if its action was certainly not applied."""
     if state.undo is None or _may_be_applied(state):
         return state
     return replace(state, undo=replace(state.undo, status=UndoStatus.DROPPED, because="the action was not applied"))
@@ -129,13 +131,13 @@ def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timed
     return Attempt(len(attempts) + 1, command_id, draft.now, draft.now + timeout)
 
 
-def _act(draft: RunDraft, state: StepState, spec: ActionStep) -> PerformAttempt | Wait | None:
+def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAttempt | Wait | None:
     if state.retry_at and draft.now < state.retry_at:
-        draft.stand(Status.WAITING, "retry")
+        draft.set_status(Status.WAITING, "retry")
         return Wait(state.retry_at)
-    action = draft.context.actions.spec(spec.action)
+    action = draft.context.actions.action_class(definition.action)
     if action is None:
-        _fail(draft, state, f"there is no action {spec.action!r} in this server")
+        _fail(draft, state, f"there is no action {definition.action!r} in this server")
         return None
     if action.harmful and draft.run.acted_at is None and draft.outside.breaker and _was_held_up(draft.run):
         draft.refuse(Decision.BREAKER_OPEN, f"before the run could act the breaker opened: {draft.outside.breaker}")
@@ -147,7 +149,7 @@ def _act(draft: RunDraft, state: StepState, spec: ActionStep) -> PerformAttempt 
             _fail(draft, state, str(error))
             return None
         state = replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
-    attempt = attempt_again(draft, state.attempts, spec.timeout or action.default_timeout)
+    attempt = attempt_again(draft, state.attempts, definition.timeout or action.default_timeout)
     state = replace(
         state,
         status=StepStatus.RUNNING,
@@ -155,13 +157,13 @@ def _act(draft: RunDraft, state: StepState, spec: ActionStep) -> PerformAttempt 
         retry_at=None,
         error=None,
         attempts=(*state.attempts, attempt),
-        undo=_undo_of(action, state.params, spec.undo, attempt.command_id),
+        undo=_undo_of(action, state.params, definition.undo, attempt.command_id),
     )
     draft.put(state)
-    draft.stand(Status.RUNNING)
+    draft.set_status(Status.RUNNING)
     if action.harmful and draft.run.acted_at is None:
         draft.run = replace(draft.run, acted_at=draft.now)
-    draft.note(
+    draft.add_event(
         "step_started",
         step=state.id,
         action=state.action,
@@ -177,39 +179,39 @@ def _was_held_up(run: Run) -> bool:
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
-def _wait(draft: RunDraft, state: StepState, spec: WaitStep) -> Wait | None:
+def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | None:
     if draft.outside.resolved:
         draft.end(state, StepStatus.SUCCEEDED, started_at=state.started_at or draft.now)
-        draft.note("wait_ended", step=state.id, outcome="resolved", because=draft.outside.resolved_because)
+        draft.add_event("wait_ended", step=state.id, outcome="resolved", because=draft.outside.resolved_because)
         return None
     if state.status is StepStatus.PENDING:
-        deadline = draft.now + spec.timeout if spec.timeout else None
+        deadline = draft.now + definition.timeout if definition.timeout else None
         state = draft.put(replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline))
-        draft.note("wait_started", step=state.id, wait_for=spec.wait_for, deadline=_text(deadline))
+        draft.add_event("wait_started", step=state.id, wait_for=definition.wait_for, deadline=_text(deadline))
     if state.deadline and draft.now >= state.deadline:
         draft.end(state, StepStatus.TIMED_OUT, error="the alert had not resolved in time")
-        draft.note("wait_ended", step=state.id, outcome="timed_out")
+        draft.add_event("wait_ended", step=state.id, outcome="timed_out")
         return None
-    draft.stand(Status.WAITING, "resolved")
+    draft.set_status(Status.WAITING, "resolved")
     return Wait(state.deadline)
 
 
-def _approve(draft: RunDraft, state: StepState, spec: ApproveStep) -> Wait | None:
+def _approve(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait | None:
     if state.status is StepStatus.PENDING:
         try:
             message = (
-                spec.message
+                definition.message
                 if state.phase == APPROVAL
                 else draft.playbook.message(state.phase, state.index, draft.scope())
             )
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))
             return None
-        deadline = draft.now + spec.timeout if spec.timeout else None
+        deadline = draft.now + definition.timeout if definition.timeout else None
         state = draft.put(
             replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline, message=message)
         )
-        draft.note("approval_requested", step=state.id, message=message, deadline=_text(deadline))
+        draft.add_event("approval_requested", step=state.id, message=message, deadline=_text(deadline))
     order = next((order for order in draft.outside.orders if order.step == state.id), None)
     if order is not None:
         approved = order.kind is OrderKind.APPROVE
@@ -219,13 +221,13 @@ def _approve(draft: RunDraft, state: StepState, spec: ApproveStep) -> Wait | Non
         return None
     if draft.outside.resolved and not _has_awaited_resolution(draft.run):
         draft.end(state, StepStatus.CANCELLED, error="the alert resolved before anybody approved")
-        draft.note("approval_ended", step=state.id, outcome="resolved")
+        draft.add_event("approval_ended", step=state.id, outcome="resolved")
         return None
     if state.deadline and draft.now >= state.deadline:
         draft.end(state, StepStatus.TIMED_OUT, error="nobody approved in time")
-        draft.note("approval_ended", step=state.id, outcome="timed_out")
+        draft.add_event("approval_ended", step=state.id, outcome="timed_out")
         return None
-    draft.stand(Status.AWAITING_APPROVAL, "approval")
+    draft.set_status(Status.AWAITING_APPROVAL, "approval")
     return Wait(state.deadline)
 
 
@@ -235,14 +237,14 @@ def _has_awaited_resolution(run: Run) -> bool:
 
 
 def held_by_pause(draft: RunDraft, state: StepState) -> bool:
-    """Whether the step must wait until somebody resumes the server."""
-    action = draft.context.actions.spec(state.action) if state.action else None
+    """Whether the step must wait until an operator resumes the paused server."""
+    action = draft.context.actions.action_class(state.action) if state.action else None
     return draft.outside.paused and action is not None and action.harmful
 
 
 def _fail(draft: RunDraft, state: StepState, error: str) -> None:
     draft.end(state, StepStatus.FAILED, error=error, started_at=state.started_at or draft.now)
-    draft.note("step_failed", step=state.id, action=state.action, error=error)
+    draft.add_event("step_failed", step=state.id, action=state.action, error=error)
 
 
 def _undo_of(
@@ -252,8 +254,8 @@ def _undo_of(
     command_id: str,
     output: Mapping[str, Any] | None = None,
 ) -> Undo | None:
-    """The inverse as far as it is known: before the act, or with the act's output. It is a duty from before the act,
-    so that a server which is killed in between finds it; unless the playbook asks for none."""
+    """The undo as far as it is known: before the attempt, or with its output. It is owed from before the attempt, so
+    that after a crash in between the next server finds it; unless the playbook says ``undo: never``."""
     inverse = action.inverse(action.Params.model_validate(params), output)
     if inverse is None:
         return None
@@ -262,31 +264,31 @@ def _undo_of(
 
 
 def _with_known_undo(
-    context: PlanningContext, state: StepState, spec: ActionStep, output: Mapping[str, Any]
+    context: PlanningContext, state: StepState, definition: ActionStep, output: Mapping[str, Any]
 ) -> StepState:
-    """The step with the inverse as it follows from the action's output, which may know what was there before."""
-    action = context.actions.spec(spec.action)
+    """The step with the undo that follows from the action's output, which may hold the earlier state."""
+    action = context.actions.action_class(definition.action)
     if action is None:
         return state
-    undo = _undo_of(action, state.params, spec.undo, state.attempts[-1].command_id, output)
+    undo = _undo_of(action, state.params, definition.undo, state.attempts[-1].command_id, output)
     return replace(state, undo=undo) if undo is not None else state
 
 
 def interrupted(run: Run) -> StepState | None:
-    """The step with an attempt in flight. While a server runs, planning waits for the attempt's end; so it meets one
-    only after a restart."""
+    """The step with an attempt in flight. A running server plans only after the attempt has ended, so there is such a
+    step only after a restart."""
     return next(
         (step for step in run.steps if step.status is StepStatus.RUNNING and step.attempts[-1].status == "running"),
         None,
     )
 
 
-def lose(draft: RunDraft, state: StepState, reason: str) -> None:
-    """End a step whose attempt was in flight and is not asked about any more: whether it was applied stays unknown."""
+def mark_outcome_unknown(draft: RunDraft, state: StepState, reason: str) -> None:
+    """End a step whose attempt was in flight and is not repeated: whether it was applied stays unknown."""
     attempt = replace(state.attempts[-1], status="unknown", ended_at=draft.now, error=reason)
     attempts = (*state.attempts[:-1], attempt)
     draft.end(state, StepStatus.UNKNOWN, error=reason, attempts=attempts)
-    draft.note("step_unknown", step=state.id, action=state.action, error=reason)
+    draft.add_event("step_unknown", step=state.id, action=state.action, error=reason)
 
 
 def _text(moment: Any) -> str | None:

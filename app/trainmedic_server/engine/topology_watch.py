@@ -1,8 +1,8 @@
 """The topology, kept up to date for the resolution of targets.
 
-A delivery never waits for Redis: what it sees of jobs and agents is a few seconds old. What could not be read
-again for a minute is forgotten, because a target is rather refused than guessed. Nothing is read while no
-playbook needs it.
+A delivery never waits for Redis: it sees jobs and agents as they were a few seconds ago. Presences that could not be
+read for a minute are forgotten, because a target is refused rather than guessed. Nothing is read while no playbook
+needs it.
 
 Who calls it: ``wiring`` runs `watch` beside the engine, and hands `topology` to the engine.
 """
@@ -56,11 +56,11 @@ class TopologyWatch:
         self._as_of: datetime | None = None
 
     def topology(self) -> Topology:
-        """What is known at this moment."""
+        """The topology as it was last read."""
         return Topology(self._written, self._jobs, self._agents, self._cluster())
 
     async def watch(self) -> None:
-        """Keep up until cancelled."""
+        """Keep the topology up to date until cancelled."""
         while True:
             try:
                 await self.refresh()
@@ -68,7 +68,7 @@ class TopologyWatch:
                 self._forget_if_old(error)
             except Exception:  # the loop's boundary: what is wrong with one presence must not end the watch
                 self._metrics.loop_errors.labels("whereabouts").inc()
-                log.exception("where jobs run could not be read; trying again")
+                log.exception("reading where jobs run failed; trying again")
             await self._clock.sleep_until(self._clock.now() + REFRESH_EVERY)
 
     async def refresh(self) -> None:
@@ -89,7 +89,7 @@ class TopologyWatch:
 
     def _forget_if_old(self, error: BusUnavailable) -> None:
         if self._as_of is not None and self._clock.now() - self._as_of > FORGET_AFTER:
-            log.warning("where jobs run is not known any more while Redis is away", error=str(error))
+            log.warning("the nodes of jobs are unknown while Redis is unreachable", error=str(error))
             self._forget()
 
     def _forget(self) -> None:

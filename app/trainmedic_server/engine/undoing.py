@@ -14,7 +14,7 @@ from itertools import pairwise
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import Attempt, OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from trainmedic_server.engine.plan_values import AttemptOutcome, Idle, PerformAttempt, RunDraft, Wait
-from trainmedic_server.engine.step_sequence import broken
+from trainmedic_server.engine.step_sequence import failed_step
 from trainmedic_server.engine.steps import attempt_again
 
 FIRST_RETRY = timedelta(seconds=2)
@@ -25,8 +25,8 @@ _LONGEST_GAP = 3 * LONGEST_RETRY
 together, so a longer gap means that no server was up."""
 
 
-def due(draft: RunDraft) -> PerformAttempt | Wait | Idle:
-    """What the run has to take back now, newest step first. A step that has not ended is not taken back yet."""
+def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
+    """The next undo to perform, newest step first, or when one is due. A step that has not ended is not undone yet."""
     by_hand = draft.outside.last(OrderKind.UNDO)
     later: list[datetime] = []
     for state in reversed(draft.run.steps):
@@ -41,19 +41,21 @@ def due(draft: RunDraft) -> PerformAttempt | Wait | Idle:
         because = _because(draft, state.undo, by_hand)
         if because:
             undo = replace(state.undo, status=UndoStatus.RUNNING, because=because, error=None)
-            draft.note("undo_started", step=state.id, action=undo.action, params=dict(undo.params), because=because)
+            draft.add_event(
+                "undo_started", step=state.id, action=undo.action, params=dict(undo.params), because=because
+            )
             return _attempt(draft, state, undo, by_hand)
     return Wait(min(later)) if later else Idle()
 
 
-def due_while_held(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
-    """What an open run, which pause holds back, has to take back meanwhile; else it goes on waiting."""
-    then = due(draft)
+def next_undo_while_paused(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
+    """The next undo of a run that the pause suspends, because pause holds no undo back; if none is due, `hold`."""
+    then = next_undo(draft)
     return hold if isinstance(then, Idle) else then
 
 
-def conclude(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Take in how the last attempt of an undo ended."""
+def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
+    """Apply the outcome of the last attempt of an undo."""
     state = draft.run.step(key)
     undo = state.undo
     assert undo is not None
@@ -61,22 +63,22 @@ def conclude(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> 
     undo = replace(undo, attempts=(*undo.attempts[:-1], attempt), output=outcome.output, error=outcome.error)
     if outcome.status == "applied":
         draft.put(replace(state, undo=replace(undo, status=UndoStatus.DONE)))
-        draft.note("undo_done", step=state.id, action=undo.action, output=dict(outcome.output))
+        draft.add_event("undo_done", step=state.id, action=undo.action, output=dict(outcome.output))
         return
     if outcome.status == "rejected" or _tried_for(undo.attempts, draft.now) > GIVE_UP_AFTER:
         draft.put(replace(state, undo=replace(undo, status=UndoStatus.FAILED)))
-        draft.note("undo_failed", step=state.id, action=undo.action, error=outcome.error)
+        draft.add_event("undo_failed", step=state.id, action=undo.action, error=outcome.error)
         return
     # After 16 attempts the wait is past the longest one by far; without the bound it would overflow in the end.
     wait = min(FIRST_RETRY * 2 ** min(attempt.number - 1, 16), LONGEST_RETRY)
     draft.put(replace(state, undo=replace(undo, retry_at=draft.now + wait)))
     if attempt.number == 1:
-        draft.note("undo_delayed", step=state.id, action=undo.action, error=outcome.error)
+        draft.add_event("undo_delayed", step=state.id, action=undo.action, error=outcome.error)
 
 
-def release(run: Run) -> Run:
-    """The run, which closes without having failed, without its ``on_failure`` undos being owed; an operator can still
-    order them."""
+def drop_on_failure_undos(run: Run) -> Run:
+    """Make the ``on_failure`` undos of a run that closes without failure no longer owed. An operator can still order
+    them."""
     for state in run.steps:
         undo = state.undo
         if undo and undo.status is UndoStatus.ARMED and undo.trigger is UndoTrigger.ON_FAILURE:
@@ -91,7 +93,7 @@ def can_be_undone(run: Run) -> bool:
 
 
 def _because(draft: RunDraft, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
-    """Why the undo is due now; None where it is not."""
+    """Why the undo is due now; None if it is not."""
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
             return f"resolved ({draft.outside.resolved_because})"
@@ -109,7 +111,7 @@ def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
 
 def _has_failed(draft: RunDraft) -> bool:
     if draft.run.is_open:
-        return broken(draft.run, draft.playbook) is not None
+        return failed_step(draft.run, draft.playbook) is not None
     return draft.run.status is Status.FAILED
 
 
@@ -119,10 +121,10 @@ def _continue(
     """The next attempt of an undo that has begun, or when it is due: at once if an operator orders it again."""
     last = undo.attempts[-1]
     if last.status == "running":
-        if last.deadline <= draft.now:  # it ran out while no server was there to wait for it
+        if last.deadline <= draft.now:  # it ran out while no server was up
             later = replace(last, deadline=draft.now + _timeout(draft, undo))
             draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
-        draft.note("undo_resumed", step=state.id, action=undo.action, command_id=last.command_id)
+        draft.add_event("undo_resumed", step=state.id, action=undo.action, command_id=last.command_id)
         return PerformAttempt(state.key, undo=True, resumed=True)
     if undo.retry_at and draft.now < undo.retry_at and not (by_hand and _is_unanswered(by_hand, undo)):
         return undo.retry_at
@@ -138,12 +140,12 @@ def _attempt(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrd
 
 
 def _timeout(draft: RunDraft, undo: Undo) -> timedelta:
-    action = draft.context.actions.spec(undo.action)
+    action = draft.context.actions.action_class(undo.action)
     return action.default_timeout if action else timedelta(seconds=30)
 
 
 def _tried_for(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
-    """For how long it has been tried. A gap in which no server was up counts as one wait, so that a downtime does not
+    """How long the undo has been tried. A gap in which no server was up counts as one wait, so that a downtime does not
     use up the day in which it is tried; a clock that was set back counts as none."""
     moments = [*(attempt.started_at for attempt in attempts), now]
     gaps = (max(later - earlier, timedelta()) for earlier, later in pairwise(moments))

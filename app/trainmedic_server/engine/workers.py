@@ -1,4 +1,4 @@
-"""All the drivers: starting them, touching them when something changes, and taking runs up again after a restart.
+"""All drivers: starting them, touching them when something changes, and resuming runs after a restart.
 
 Who calls it: ``service``. Not here: carrying one run through (``driver``).
 """
@@ -68,7 +68,7 @@ class Workers:
             return
 
     async def recover(self, down_for: timedelta) -> None:
-        """Take up what an earlier process left: open runs, and undo duties whose time has come.
+        """Resume what an earlier process left: open runs, and undos that are due.
 
         Runs that have begun take their targets before those that still waited for one; attempts that
         were in flight are resumed in the order in which they were begun.
@@ -80,19 +80,19 @@ class Workers:
             if snapshot is not None:
                 self._services.metrics.open_runs.inc(snapshot.run.is_open)
                 self._services.metrics.undos_owed.inc(snapshot.run.owes_undo)
-                await self._take_up(snapshot, down_for)
+                await self._recover_run(snapshot, down_for)
         if unfinished:
-            log.info("took up unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
+            log.info("resumed unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
 
     async def stop(self) -> None:
-        """Stop driving every run where it stands; the next process takes them up."""
+        """Cancel all drivers. Their runs continue when the next process starts."""
         self._stopped = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take_up(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
+    async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
         run, playbook = snapshot.run, None
         outside = OutsideState(snapshot.alerts, snapshot.orders).under(self._services.controls())
         try:
@@ -102,11 +102,11 @@ class Workers:
         except errors.TrainmedicError as error:
             if run.is_open:
                 log.error("a run cannot go on", run_id=run.id, why=str(error))
-                run = await self._close(run, plan.give_up(self._draft(run, outside, None), str(error)))
+                run = await self._close(run, plan.fail_unreadable(self._draft(run, outside, None), str(error)))
         draft = self._draft(run, outside, playbook)
         reason = self._stale(draft, down_for) if run.is_open else None
         if reason is not None:
-            run = await self._close(run, plan.call_off(draft, reason, Decision.STALE))
+            run = await self._close(run, plan.cancel_or_not_start(draft, reason, Decision.STALE))
             self._services.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
         if run.is_open or run.owes_undo:
             self._launch(Driver(run, playbook, outside, self._services, None))
@@ -123,14 +123,14 @@ class Workers:
     def _stale(self, draft: RunDraft, down_for: timedelta) -> str | None:
         """Why a run must not act any more after a downtime; None where it goes on.
 
-        A run that has acted goes on unless nobody was there for longer than the maximum age; so does
-        one that waits for a person, or that has waited of its own accord.
+        A run that has acted goes on unless the server was down for longer than the maximum age; so does one that waits
+        for approval or in a wait step.
         """
         limit = self._services.limits.max_age
         if down_for > limit:
             down = duration.write(down_for)
             return f"the server was down for {down}, over the maximum age of {duration.write(limit)}"
-        return None if plan.has_begun(draft.run) else plan.stale(draft)
+        return None if plan.has_begun(draft.run) else plan.why_stale(draft)
 
     async def playbook_of(self, run: Run) -> CompiledPlaybook:
         """The playbook in the version that the run started with. Raises NotFound, PlaybookError, StoreUnavailable."""
@@ -178,7 +178,7 @@ class Workers:
             while True:
                 try:
                     if failed:
-                        await driver.start_over()
+                        await driver.reload()
                         failed = False
                     await driver.drive()
                     if driver.is_touched:

@@ -119,26 +119,27 @@ class Action(Protocol):
 
 
 @runtime_checkable
-class HasPlaces(Protocol):
-    """An action that may work in other places than the run's target: on the nodes of a job."""
+class MultiNodeAction(Protocol):
+    """An action that may work elsewhere than on the run's target: on the nodes of a job."""
 
     async def locate(self, call: Call) -> BaseModel:
-        """Return the parameters, with the places put in if they are not there yet.
+        """Return the parameters, with the destinations added if they are not there yet.
 
-        Asked before an attempt, and on record before the attempt is made. Changes nothing; raises as `perform` does.
+        Called before each attempt; the result is stored before the attempt starts. Changes nothing; raises as
+        `perform` does.
         """
         ...
 
     @classmethod
     def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
-        """Return where else than on its target an attempt with these parameters, or with these as plain values,
-        works."""
+        """Return the destinations of an attempt with these parameters, or with these as plain values, besides the run's
+        target."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedEffect:
-    """What a command of a run brought about, where it ends by itself unless it is renewed in time."""
+    """The effect of a run's command that ends by itself unless it is renewed in time."""
 
     command_id: str
     run_id: str
@@ -149,31 +150,31 @@ class LeasedEffect:
     is_certain: bool
     """False where the command may not have been applied."""
     again: bool = False
-    """Whether the effect is to be brought about again where it has ended because nobody renewed it."""
+    """Whether the effect is to be set again if its lease has expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of a leased effect at one of its places."""
+    """The outcome of renewing a leased effect on one node."""
 
     effect: LeasedEffect
-    place: str
+    node: str
     """The name of the node."""
     outcome: str
-    """``renewed``; ``lost``, where there is no such effect at that place; ``refused``; or ``unanswered``."""
+    """``renewed``; ``lost`` (there is no such effect on that node); ``refused``; or ``unanswered``."""
     why: str = ""
     has_expired: bool = False
-    """For one that is lost: nothing but its lease has ended it, so it can be brought about again."""
+    """For a lost effect: nothing but its lease has ended it, so it can be set again."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """The output of an effect that was brought about again."""
+    """The output of an effect that was set again."""
 
 
 @runtime_checkable
 class LeasedAction(Protocol):
-    """An action whose effect is a lease. It is renewed in a third of its time, for as long as it is wanted."""
+    """An action whose effect ends unless it is renewed. It is renewed in each third of its lease while needed."""
 
     lease: ClassVar[timedelta]
-    """How long the effect lasts if nobody renews it."""
+    """How long the effect lasts without a renewal."""
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
@@ -181,8 +182,8 @@ class LeasedAction(Protocol):
         ...
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Have these effects last for ``lease`` from now on. Returns by `until` or soon after, and never raises
-        for what is away."""
+        """Have these effects last for ``lease`` from now on. Returns by `until` or soon after; a receiver that does
+        not answer is an outcome, never an exception."""
         ...
 
 
@@ -200,7 +201,7 @@ class Actions(Protocol):
     """The registry of actions."""
 
     def names(self) -> Sequence[str]: ...
-    def spec(self, name: str) -> type[Action] | None:
+    def action_class(self, name: str) -> type[Action] | None:
         """Return the class, for checking; None where there is none of that name."""
         ...
 

@@ -1,4 +1,4 @@
-"""The interfaces to everybody outside: the clock, agents and jobs, people, HTTP servers, the Alertmanager."""
+"""The interfaces to external systems: clock, command bus (agents and jobs), notifications, HTTP, Alertmanager."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainmedic_server.domain.alert import Identity
 
 
 class Clock(Protocol):
-    """Says what time it is, and waits for a time."""
+    """The time of day, and waiting for a time."""
 
     def now(self) -> datetime:
         """Return the time of day, aware and in UTC."""
@@ -29,9 +29,9 @@ class Presence:
 
     name: str
     last_seen: datetime
-    """When it last said that it is there (aware UTC)."""
+    """When it last reported its presence (aware UTC)."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What it said of itself, such as ``ranks`` and ``placement``."""
+    """What it reported about itself, such as ``ranks`` and ``placement``."""
 
 
 class CommandBus(Protocol):
@@ -44,16 +44,16 @@ class CommandBus(Protocol):
 
         The stream follows from ``command.target``: a job's, else its node's. Who must answer is
         what the receiver's presence says (``ranks``), else one reply is enough. Returns what came
-        by ``command.expires_at`` plus a second of grace, possibly nothing. While the bus is away it
+        by ``command.expires_at`` plus a second of grace, possibly nothing. While the bus is unavailable it
         keeps trying until then; it never raises BusUnavailable. Sending a command id again is safe.
 
-        ``unheard`` is asked once, when the command has been sent for some seconds, nobody has
-        answered, and nobody of that name is connected: True ends the wait.
+        ``unheard`` is called once if some seconds after the command was sent there is no reply, and no receiver of that
+        name is connected: True ends the wait.
         """
         ...
 
     def acknowledge(self, command_id: str) -> None:
-        """Note that the outcome is durable, so that its replies need not be delivered again after a restart."""
+        """Tell the bus that the outcome is durable, so its replies need not be delivered again after a restart."""
         ...
 
     async def agents(self) -> list[Presence]: ...

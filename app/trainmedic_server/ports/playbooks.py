@@ -34,7 +34,7 @@ class CompiledPlaybook(Protocol):
     """A playbook that is checked and compiled. Immutable."""
 
     @property
-    def spec(self) -> Playbook: ...
+    def definition(self) -> Playbook: ...
     @property
     def version(self) -> str:
         """Hash of its text."""

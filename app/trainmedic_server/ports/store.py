@@ -56,7 +56,7 @@ class Transaction(Protocol):
         ...
 
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
-        """Return unresolved alerts last heard before, that are tied to a run which is open or owes an undo."""
+        """Return unresolved alerts without a report since `moment`, linked to a run that is open or owes an undo."""
         ...
 
     # runs
@@ -71,8 +71,8 @@ class Transaction(Protocol):
     def guard_facts(
         self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
     ) -> dict[tuple[str, str], GuardFacts]:
-        """Return what the guards of each (playbook, target key) look at. ``started_since`` is by playbook; the runs of
-        a playbook without one are not counted."""
+        """Return the counts for the guards of each (playbook, target key). ``started`` counts the runs since
+        ``started_since[playbook]``; it is 0 for a playbook that is missing there."""
         ...
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
@@ -80,7 +80,7 @@ class Transaction(Protocol):
         ...
 
     def known_nodes(self) -> set[str]: ...
-    def note_nodes(self, nodes: Collection[str], at: datetime) -> None:
+    def remember_nodes(self, nodes: Collection[str], at: datetime) -> None:
         """Remember that these nodes exist (seen in an alert, or by their agent), until they are pruned.
 
         When one was last seen may be remembered to the hour only.
@@ -112,7 +112,7 @@ class Transaction(Protocol):
 
     def run(self, run_id: str) -> Run | None: ...
     def runs(self, run_ids: Collection[str]) -> list[Run]:
-        """Return those that there are, oldest first."""
+        """Return the runs of these ids that exist, oldest first."""
         ...
 
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
@@ -170,10 +170,10 @@ class RunStore(Protocol):
         ...
 
     async def prune(self, older_than: datetime) -> int:
-        """Delete closed runs that owe no undo and all that is theirs, created before; return how many.
+        """Delete closed runs that owe no undo and were created before `older_than`, with their data; return how many.
 
-        Also alerts and nodes not heard of since, where no run is left that is tied to the alert,
-        and older events that concern no run. Others are served meanwhile.
+        Also deletes alerts without a remaining run and nodes, each without a report since, and older events that
+        concern no run. Other transactions run in between.
         """
         ...
 

@@ -226,7 +226,7 @@ def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _summary(playbook: CompiledPlaybook, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    spec = playbook.spec
+    spec = playbook.definition
     return {
         "name": spec.name,
         "summary": spec.summary,

@@ -122,15 +122,15 @@ def _explained(
     playbook: CompiledPlaybook, actions: Actions, alert: Alert, limits: EngineLimits, now: datetime, topology: Topology
 ) -> Explanation:
     match = playbook.match(alert)
-    explanation = Explanation(playbook.spec.name, playbook.source, alert, match.matched, match.why)
+    explanation = Explanation(playbook.definition.name, playbook.source, alert, match.matched, match.why)
     if not match.matched:
         return explanation
-    mode = Mode.stricter(playbook.spec.mode, limits.mode)
+    mode = Mode.stricter(playbook.definition.mode, limits.mode)
     target = playbook.target_of(alert, topology)
     if isinstance(target, Unresolved):
         return replace(explanation, why=target.why, mode=mode, decision=Decision(target.reason))
     decided = guards.decide(
-        playbook.spec.guards, mode, GuardFacts(), Controls(), limits, starts_at=alert.starts_at, now=now
+        playbook.definition.guards, mode, GuardFacts(), Controls(), limits, starts_at=alert.starts_at, now=now
     )
     names = _scope(playbook, alert, target, mode, now)
     return replace(
@@ -141,7 +141,8 @@ def _explained(
         decision=decided.decision,
         guards=_guards(playbook),
         steps=tuple(
-            _step_plan(playbook, actions, names, state) for state in step_sequence.fresh(playbook, ask_first=False)
+            _step_plan(playbook, actions, names, state)
+            for state in step_sequence.initial_steps(playbook, ask_first=False)
         ),
     )
 
@@ -149,7 +150,7 @@ def _explained(
 def _scope(playbook: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Scope:
     """The names that expressions can use before any step has run."""
     run = Run(
-        _RUN_ID, playbook.spec.name, playbook.version, target, mode, Status.RUNNING, Decision.STARTED,
+        _RUN_ID, playbook.definition.name, playbook.version, target, mode, Status.RUNNING, Decision.STARTED,
         alert.identity, alert.name, alert.labels, now,
     )  # fmt: skip
     return scope.build(run, playbook, [alert], hindsight=False)
@@ -157,7 +158,7 @@ def _scope(playbook: CompiledPlaybook, alert: Alert, target: Target, mode: Mode,
 
 def _guards(playbook: CompiledPlaybook) -> tuple[str, ...]:
     """A sentence for each guard that the playbook has."""
-    spec = playbook.spec.guards
+    spec = playbook.definition.guards
     sentences = []
     if spec.cooldown is not None:
         sentences.append(
@@ -172,7 +173,7 @@ def _guards(playbook: CompiledPlaybook) -> tuple[str, ...]:
 
 
 def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state: StepState) -> StepPlan:
-    spec = step_sequence.spec_of(playbook, state)
+    spec = step_sequence.step_definition(playbook, state)
     plan = StepPlan(state.phase, state.id, _describe(spec), *_condition(playbook, names, state, spec))
     if plan.verdict in (StepForecast.SKIPPED, StepForecast.FAILS):
         return plan
@@ -180,7 +181,7 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
         return replace(plan, what=f"{plan.what}: {_question(playbook, names, state, spec)}")
     if not isinstance(spec, ActionStep):
         return plan
-    if actions.spec(spec.action) is None:
+    if actions.action_class(spec.action) is None:
         return replace(plan, verdict=StepForecast.FAILS, why=f"there is no action {spec.action!r} in this server")
     plan = replace(plan, undo=None if spec.undo is UndoTrigger.NEVER else str(spec.undo))
     if _uses_steps(spec.with_):

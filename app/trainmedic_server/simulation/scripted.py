@@ -66,11 +66,11 @@ class ScriptedActions:
     def names(self) -> Sequence[str]:
         return self._real.names()
 
-    def spec(self, name: str) -> type[Action] | None:
-        return self._real.spec(name)
+    def action_class(self, name: str) -> type[Action] | None:
+        return self._real.action_class(name)
 
     def get(self, name: str) -> Action:
-        spec = self._real.spec(name)
+        spec = self._real.action_class(name)
         if spec is None:
             raise errors.PermanentFailure(f"there is no action {name}")
         return _ScriptedAction(spec, self._script, self._store, self._clock)

@@ -181,7 +181,7 @@ class _Scenario:
         self.decisions.extend(admission.runs)
         if admission.unmatched:
             reasons = (
-                f"{playbook.spec.name} did not react to {alert.name}: {playbook.match(alert).why}"
+                f"{playbook.definition.name} did not react to {alert.name}: {playbook.match(alert).why}"
                 for playbook in self.catalog.all()
             )
             self.unmatched.extend(reason for reason in reasons if reason not in self.unmatched)

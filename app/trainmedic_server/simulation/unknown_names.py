@@ -22,8 +22,8 @@ def problems(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actio
     """
     if not playbooks:
         return
-    playbook_names = {playbook.spec.name for playbook in playbooks}
-    states = [state for playbook in playbooks for state in step_sequence.fresh(playbook, ask_first=False)]
+    playbook_names = {playbook.definition.name for playbook in playbooks}
+    states = [state for playbook in playbooks for state in step_sequence.initial_steps(playbook, ask_first=False)]
     step_ids = {state.id for state in states}
     undos = {f"{step_id}.undo" for step_id in step_ids}
     reply_keys = {*step_ids, *undos, *(state.action for state in states if state.action), *actions.names()}

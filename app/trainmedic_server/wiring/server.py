@@ -132,7 +132,7 @@ class TrainmedicServer:
         log.info("ready", **address, version=__version__, mode=self._settings.mode, seconds=seconds)
 
     @contextlib.asynccontextmanager
-    async def _started(self, session: postgresql.Session | None = None) -> AsyncIterator[FastAPI]:
+    async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
         """Run everything but the listener for as long as the block lasts, and yield the API.
 
         With PostgreSQL, `session` is the one that has the lock.
@@ -150,7 +150,7 @@ class TrainmedicServer:
                 metrics,
                 _key(settings),
                 # The engine is made below, because it needs the bus; replies come once both have started.
-                on_late_reply=lambda reply: engine.note_late_reply(reply),
+                on_late_reply=lambda reply: engine.record_late_reply(reply),
                 fence=store.fence,
             )
             cluster, cluster_topology = await self._cluster(stack, store.fence)
@@ -201,7 +201,7 @@ class TrainmedicServer:
         auth.check_exposure(settings.host, authenticator.has_tokens, settings.allow_anonymous)
         return authenticator
 
-    def _store(self, session: postgresql.Session | None) -> SqlStore:
+    def _store(self, session: postgresql.LockSession | None) -> SqlStore:
         on_error = self._metrics.store_errors.inc
         if session is not None:
             return SqlStore.of_session(session, on_error=on_error)
@@ -288,7 +288,7 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
 
 def _names_its_job(playbook: CompiledPlaybook) -> bool:
     """Whether the target is a job, which labels may name by a GPU, pod or node that it uses."""
-    return isinstance(playbook.spec.target, TargetParts) and playbook.spec.target.job is not None
+    return isinstance(playbook.definition.target, TargetParts) and playbook.definition.target.job is not None
 
 
 def _key(settings: ServerSettings) -> bytes | None:

@@ -45,7 +45,7 @@ def _call(actions, name, given, **other):
             "run_id": "run-1",
             "playbook": "p",
             "target": Target(TargetKind.JOB, job="llm-1"),
-            "params": actions.spec(name).Params.model_validate(given),
+            "params": actions.action_class(name).Params.model_validate(given),
             "reason": "test",
             "issued_at": now,
             "deadline": now + timedelta(seconds=5),
@@ -220,7 +220,7 @@ async def test_silence_is_taken_back(actions, alertmanager, told):
     """By its id, and where that was lost by its comment."""
     call = _call(actions, "alertmanager.silence", {"duration": "10m", "comment": "long" * 1000})
     output = await actions.get("alertmanager.silence").perform(call)
-    inverse = actions.spec("alertmanager.silence").inverse(call.params, output if told else None)
+    inverse = actions.action_class("alertmanager.silence").inverse(call.params, output if told else None)
     for _ in range(2):
         await _do(actions, inverse.action, inverse.params, undo_of=call.command_id)
     assert [one["status"]["state"] for one in await _silences(alertmanager, call.command_id)] == ["expired"]

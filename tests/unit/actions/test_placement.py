@@ -343,7 +343,7 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
     where = {"c1": "n1", "c2": "n1", "c3": "n2", "c4": "n3"}
     holds = [hold(name, Target(TargetKind.GPU, node=node, gpu="0"), watts=300) for name, node in where.items()]
     renewals = await made(bus, GpuPowerLimit).renew(holds, NOW)
-    outcomes = {renewal.effect.command_id: (renewal.place, renewal.outcome) for renewal in renewals}
+    outcomes = {renewal.effect.command_id: (renewal.node, renewal.outcome) for renewal in renewals}
     assert outcomes == {
         "c1": ("n1", "renewed"),
         "c2": ("n1", "lost"),

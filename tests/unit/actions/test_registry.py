@@ -80,8 +80,8 @@ def test_every_parameter_is_described_and_no_other_is_taken(spec):
 def test_checking_needs_no_services():
     """Offline, every class is there, and carrying one out is refused."""
     actions = registry.specs_only()
-    assert actions.spec("notify") is messages.Notify
-    assert actions.spec("notfy") is None
+    assert actions.action_class("notify") is messages.Notify
+    assert actions.action_class("notfy") is None
     with pytest.raises(PermanentFailure, match="notify can be checked here, not carried out"):
         actions.get("notify")
 
@@ -122,7 +122,7 @@ def test_an_action_that_cannot_be_made_takes_nothing_else_down():
     services = Services(clock=None, bus=None, http=None)
     actions = registry.Registry({"notify": messages.Notify, "acme.page": broken}, services)
     assert isinstance(actions.get("notify"), messages.Notify)
-    assert actions.spec("acme.page") is broken
+    assert actions.action_class("acme.page") is broken
     assert actions.problems == ["action acme.page cannot be made: RuntimeError: no licence"]
     with pytest.raises(PermanentFailure):
         actions.get("acme.page")

@@ -97,7 +97,7 @@ class TestActions:
     def names(self) -> Sequence[str]:
         return ["test.rollback", "test.tell"]
 
-    def spec(self, name: str) -> type[Action] | None:
+    def action_class(self, name: str) -> type[Action] | None:
         kinds: dict[str, type[Action]] = {"test.rollback": Rollback, "test.tell": Tell}
         return kinds.get(name)
 

@@ -29,7 +29,7 @@ def test_playbooks_are_found_in_a_directory_and_one_level_below(tmp_path: Path) 
     for place in ("a.yaml", "b.yml", "sub/c.yaml", ".hidden.yaml", "d_test.yaml", "e.txt", "sub/deeper/f.yaml"):
         (tmp_path / place).write_text(named(Path(place).stem.strip(".")))
     made: Catalog = library(tmp_path)
-    assert [playbook.spec.name for playbook in made.all()] == ["a", "b", "c"]
+    assert [playbook.definition.name for playbook in made.all()] == ["a", "b", "c"]
     assert len(made.for_alert("TrainingLossSpike")) == 3
     assert made.for_alert("Other") == ()
 
@@ -41,7 +41,7 @@ def test_a_bad_file_takes_nothing_else_down(tmp_path: Path) -> None:
     metrics = telemetry.Metrics()
     made = Library([tmp_path], TestActions(), metrics=metrics)
     assert made.reload()
-    assert [playbook.spec.name for playbook in made.all()] == ["good"]
+    assert [playbook.definition.name for playbook in made.all()] == ["good"]
     assert [problem.file for problem in made.problems] == [str(tmp_path / "bad.yaml")]
     assert metrics.registry.get_sample_value("trainmedic_playbooks_loaded") == 1
     assert metrics.registry.get_sample_value("trainmedic_playbook_errors") == 1
@@ -59,10 +59,10 @@ def test_a_file_that_breaks_keeps_what_it_last_gave(tmp_path: Path) -> None:
     assert "steps_back: 50" in loaded(made, "one").text
     path.write_text("a: [")
     made.reload()
-    assert {playbook.spec.name for playbook in made.all()} == {"one", "two"}
+    assert {playbook.definition.name for playbook in made.all()} == {"one", "two"}
     path.write_text(named("two"))
     made.reload()
-    assert [playbook.spec.name for playbook in made.all()] == ["two"]
+    assert [playbook.definition.name for playbook in made.all()] == ["two"]
     assert list(made.problems) == []
 
 
@@ -134,7 +134,7 @@ def test_an_earlier_version_compiles_from_its_text(tmp_path: Path) -> None:
     """So that a run goes on with the version that it started with."""
     made = library(tmp_path)
     playbook = made.compile(PLAYBOOK, "kept")
-    assert playbook.spec.name == "spike"
+    assert playbook.definition.name == "spike"
     assert made.compile(PLAYBOOK, "kept") is playbook
     with pytest.raises(errors.PlaybookError, match="kept:1:1"):
         made.compile("a: 1", "kept")

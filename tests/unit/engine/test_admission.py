@@ -258,8 +258,8 @@ async def test_a_reply_that_comes_too_late_is_on_record(world: MakeWorld) -> Non
     w.actions["cap"].outcomes.append(errors.OutcomeUnknown("no reply"))
     await w.post(w.alert(gpu="0", node="n1"))
     command_id = w.actions["cap"].calls[0].command_id
-    await w.engine.note_late_reply(Reply(command_id, "n1", "applied", output={"watts": 560}))
-    await w.engine.note_late_reply(Reply("of no run", "n1", "applied"))
+    await w.engine.record_late_reply(Reply(command_id, "n1", "applied", output={"watts": 560}))
+    await w.engine.record_late_reply(Reply("of no run", "n1", "applied"))
     record = await w.store.record((await w.run()).id)
     assert record is not None
     [late] = [event for event in record.events if event.kind == "late_reply"]

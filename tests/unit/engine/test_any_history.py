@@ -57,7 +57,7 @@ async def wrongs(life: Life) -> list[str]:
             found.append(f"the story of {run.id} begins with {record.events[0].kind}")
     linked = await world.store.transact(lambda tx: tx.linked_runs(list(life.names)))
     for identity, name in life.names.items():
-        wanted = {book.spec.name for book in world.catalog.for_alert(name)}
+        wanted = {book.definition.name for book in world.catalog.for_alert(name)}
         decided = {run.playbook for run in linked.get(identity, ())}
         if decided != wanted:
             found.append(f"{identity.fingerprint}: {wanted} had to decide, {decided} did")
@@ -111,7 +111,7 @@ def behind_closed_gates(run: Run, world: World) -> Iterator[str]:
     for step in run.steps:
         if step.phase in shut and step.attempts:
             yield f"step {step.id} was begun though the gate before it stayed shut"
-        if step.kind != "action" and step_sequence.is_fatal(step, step_sequence.spec_of(book, step)):
+        if step.kind != "action" and step_sequence.is_fatal(step, step_sequence.step_definition(book, step)):
             shut.add(step.phase)
 
 

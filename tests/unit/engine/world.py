@@ -111,7 +111,7 @@ class ScriptedActions:
     def names(self) -> Sequence[str]:
         return sorted(self._instances)
 
-    def spec(self, name: str) -> type[Action] | None:
+    def action_class(self, name: str) -> type[Action] | None:
         found = self._instances.get(name)
         return type(found) if found else None
 

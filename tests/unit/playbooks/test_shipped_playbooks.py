@@ -22,7 +22,7 @@ def test_a_shipped_playbook_has_its_name_and_its_tests(path):
     """One playbook a file, of the file's name, with a test file beside it."""
     loaded = loader.load_file(path, registry.specs_only(), IdentityLabels())
     assert loaded.problems == ()
-    assert [book.spec.name for book in loaded.playbooks] == [path.stem]
+    assert [book.definition.name for book in loaded.playbooks] == [path.stem]
     assert path.with_name(f"{path.stem}{loader.TEST_SUFFIX}.yaml") in SUITES
 
 
@@ -38,4 +38,4 @@ def test_a_shipped_playbook_does_what_its_tests_say(path):
 def test_a_shipped_playbook_tells_people_when_it_failed(path):
     """And a server without a notification channel makes that no failure of its own."""
     (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
-    assert [(step.action, step.on_error) for step in book.spec.on_failure] == [("notify", "continue")]
+    assert [(step.action, step.on_error) for step in book.definition.on_failure] == [("notify", "continue")]

@@ -97,7 +97,7 @@ class SimulatedActions:
     def names(self) -> Sequence[str]:
         return sorted(self._KINDS)
 
-    def spec(self, name: str) -> type[Action] | None:
+    def action_class(self, name: str) -> type[Action] | None:
         return self._KINDS.get(name)
 
     def get(self, name: str) -> Action:

@@ -1,7 +1,7 @@
 """Writing many rows of a table with one statement.
 
 ``executemany`` gives up and takes back Python's lock for each row, and ``insert().values([...])``
-is compiled anew for each count of rows. Here an insert is compiled once, for one row, and its
+is compiled again for each count of rows. Here an insert is compiled once, for one row, and its
 VALUES are repeated for a few fixed counts, so that the driver finds each statement prepared.
 """
 

@@ -109,12 +109,12 @@ class OwnerLock:
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let go. The file stays: removing it would let two servers hold two locks of one name."""
+        """Release the lock. The file stays: removing it would let two servers hold two locks of one name."""
         os.close(self._file)
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """For the one connection that writes. There is no pool: a connection that failed is closed, not kept."""
+    """For the one connection that writes. There is no pool: a connection that failed is closed, not reused."""
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
     _prepare(engine, begin="BEGIN IMMEDIATE", pragmas=("cache_size = -32768", "journal_size_limit = 67108864"))
     return engine

@@ -1,4 +1,7 @@
-"""Waiting for the lock, where several servers share a database: one works, the others stand by."""
+"""Waiting for the leader lock, where several servers share a database: one works, the others stand by.
+
+Who calls it: ``wiring.server``; ``server.standby`` shows its state.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store import postgresql
 
 ASK_EVERY = 1.0
-"""Seconds between two tries: how late a server that stands by takes over, once the other has gone."""
+"""Seconds between two tries: the delay until a standby takes over once the leader has ended."""
 
 _WON = "it is about to take over"
 
@@ -19,8 +22,7 @@ log = telemetry.logger(__name__)
 class Election:
     """A server's candidacy for the lock. ``server.standby`` shows it to people.
 
-    ``why`` says what it waits for, and ``holder`` where the server that works can be reached, or is empty
-    where that is not known.
+    ``why`` says what it waits for; ``holder`` is the leader's address, or empty if that is unknown.
     """
 
     def __init__(self, url: str, takeover: timedelta = postgresql.TAKEOVER, address: str = "") -> None:
@@ -28,11 +30,11 @@ class Election:
         self._url = url
         self._takeover = takeover
         self._address = address
-        self._session: postgresql.Session | None = None
+        self._session: postgresql.LockSession | None = None
         self.why = "it has just started"
         self.holder = ""
 
-    async def win(self) -> postgresql.Session:
+    async def win(self) -> postgresql.LockSession:
         """Return the session that has the lock. While PostgreSQL does not answer it waits for that.
 
         Raises ConfigurationError where waiting would be of no use.
@@ -47,28 +49,30 @@ class Election:
                         return session
                     self._report("another server works")
                 except errors.StoreUnavailable as error:
-                    await self._hang_up()
+                    await self._close_session()
                     self._report("PostgreSQL does not answer", str(error))
                 await asyncio.sleep(ASK_EVERY)
         finally:
-            await self._hang_up()
+            await self._close_session()
 
     async def _try(self) -> bool:
         if self._session is None:
-            self._session = await asyncio.to_thread(postgresql.Session.open, self._url, self._takeover, self._address)
+            self._session = await asyncio.to_thread(
+                postgresql.LockSession.open, self._url, self._takeover, self._address
+            )
         if await asyncio.to_thread(self._session.take_lock):
             self.holder = ""
             return True
         self.holder = await asyncio.to_thread(self._session.holder)
         return False
 
-    async def _hang_up(self) -> None:
+    async def _close_session(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             await asyncio.to_thread(session.close)
 
     def _report(self, reason: str, error: str | None = None) -> None:
-        """Keep what it waits for, and log that where it has changed."""
+        """Set what it waits for, and log a change."""
         if reason != self.why:
             self.why = reason
             if error is None:

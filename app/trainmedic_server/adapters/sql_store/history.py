@@ -1,4 +1,4 @@
-"""Reading what was done: `ports.History`, on read-only connections in a few threads of their own.
+"""Reading what was done: `ports.store.History`, on read-only connections in a few threads of their own.
 
 No read waits for the writer, and none lasts longer than one page, so none keeps the write-ahead
 log from being taken back into the database.

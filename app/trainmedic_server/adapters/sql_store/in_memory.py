@@ -49,7 +49,7 @@ class _ImmediateWriter:
 
 
 class _NoLock:
-    """Stands for the lock of a store that no other server can reach."""
+    """A no-op lock: no other server can reach this store."""
 
     def release(self) -> None:
         """Do nothing, because nothing is held."""

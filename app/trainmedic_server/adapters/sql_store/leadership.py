@@ -1,10 +1,9 @@
-"""How long this server may act, where several share a database: while it is sure to be the one that works.
+"""How long this server may act where several share a database: only while its session is confirmed to hold the lock.
 
-The lock is free as soon as PostgreSQL ends the session, at the earliest when the server has been
-silent for the takeover time. So the server counts from when it last asked something that was
-answered, and gives up well before. That the session has ended otherwise is seen at the socket, at
-once. Giving up means ending the process, by default: nothing that is under way goes on, and the
-next start takes its place among those who wait. What was begun is in the store.
+The lock is free as soon as PostgreSQL ends the session, at the earliest when the server has been silent for the
+takeover time. So the server counts the time since it sent the last query that was answered, and stops well before.
+A session that ends otherwise is noticed at the socket at once. Stopping means ending the process, by default: nothing
+continues in it, and after its next start it stands by. What was begun is in the store.
 
 The clock also runs while the process is stopped and while the machine sleeps.
 Who calls it: ``writer`` asks and confirms; whatever acts calls `require` first.
@@ -38,7 +37,7 @@ def now() -> float:
 
 
 def end_process(reason: str) -> None:
-    """Leave at once, with nothing unwound: unwinding could act."""
+    """End the process at once without unwinding, because unwinding could act."""
     log.critical(
         "this server works no more and ends; what it had begun, the one that takes over goes on with", why=reason
     )
@@ -49,7 +48,7 @@ def end_process(reason: str) -> None:
 
 
 class Leadership:
-    """One server's time as the one that works. `fileno` is the session's socket, watched until `end`."""
+    """One server's time as the leader. `fileno` is the session's socket, watched until `end`."""
 
     def __init__(
         self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = end_process
@@ -58,7 +57,7 @@ class Leadership:
         # well before another can have the lock.
         self._limit = takeover.total_seconds() * 2 / 3
         self.heartbeat = takeover.total_seconds() / 10
-        """Seconds after which the session is asked again."""
+        """Seconds after which the session is confirmed again."""
         self._confirmed = confirmed
         self._on_lost = on_lost
         self._lost: str | None = None
@@ -72,15 +71,15 @@ class Leadership:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to ask the session again."""
+        """Whether it is time to confirm the session again."""
         return now() - self._confirmed >= self.heartbeat
 
-    def confirm(self, asked: float) -> None:
-        """The session has answered what was asked at that moment."""
-        self._confirmed = max(self._confirmed, asked)
+    def confirm(self, asked_at: float) -> None:
+        """Note that the session has answered a query sent at `asked_at`."""
+        self._confirmed = max(self._confirmed, asked_at)
 
     def require(self) -> None:
-        """Return if this server may act. Else it ends; raises StoreUnavailable where that is put off."""
+        """Return if this server may act. Else `on_lost` is called, and StoreUnavailable raised if it returns."""
         silent = now() - self._confirmed
         if self._lost is None and silent > self._limit:
             self.lose(f"PostgreSQL has not answered for {silent:.0f} s")

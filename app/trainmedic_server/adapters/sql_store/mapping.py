@@ -54,9 +54,9 @@ def alert_row(record: AlertRecord) -> tuple[Any, ...]:
 
 
 def alert_of(row: Row) -> AlertRecord:
-    fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, *heard = row
+    fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, *report_fields = row
     alert = Alert(fingerprint, AlertStatus(status), labels, annotations, starts_at, ends_at, generator_url)
-    return AlertRecord(alert, *heard)
+    return AlertRecord(alert, *report_fields)
 
 
 def run_row(run: Run) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What units of work have written and the database has not been told yet.
+"""Writes of units of work that are not yet sent to the database.
 
 Units that share a transaction put their writes together, so that a storm costs a few long
 statements in place of many short ones. Who reads what may be pending has it flushed first
@@ -23,7 +23,7 @@ _CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "messag
 
 
 class PendingWrites:
-    """Writes in waiting. A later one of the same key replaces an earlier one."""
+    """Writes that are not yet sent. A later one of the same key replaces an earlier one."""
 
     def __init__(self) -> None:
         self.clear()

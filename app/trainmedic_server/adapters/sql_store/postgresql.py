@@ -83,7 +83,7 @@ def conninfo(url: str) -> str:
     return f"postgresql:{rest}"
 
 
-class Session:
+class LockSession:
     """A connection that writes once it has the lock. Made by `open`; when it has ended it is never opened again.
 
     Its methods block.
@@ -105,7 +105,7 @@ class Session:
         self.engine = _engine(only_this, poolclass=pool.StaticPool)
 
     @classmethod
-    def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> Session:
+    def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> LockSession:
         """Return a session with the database; `address` is where others reach this server.
 
         Raises StoreUnavailable where PostgreSQL does not answer, ConfigurationError where the URL, the
@@ -131,20 +131,20 @@ class Session:
             raise
 
     def take_lock(self) -> bool:
-        """Return whether this session has the lock now."""
+        """Try to take the lock; return whether this session has it now."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
-        """Return where the server that has the lock can be reached, as it said itself; empty where unknown."""
+        """Return the address that the server with the lock has set for itself; empty if unknown."""
         name = str(self._ask(_HOLDER, self._key) or "")
         return name.removeprefix(_NAME_PREFIX) if name.startswith(_NAME_PREFIX) else ""
 
     def begin_leadership(self, on_lost: Callable[[str], object]) -> Leadership:
         """Begin to count how long the server may act. The session must have the lock."""
-        asked = now()
+        asked_at = now()
         if not self._ask(HAS_LOCK):
             raise errors.StoreUnavailable("the lock is not this session's; does something between pool connections?")
-        return Leadership(self._connection.fileno(), self.takeover, asked, on_lost)
+        return Leadership(self._connection.fileno(), self.takeover, asked_at, on_lost)
 
     def close(self) -> None:
         """End the session; the lock is free then."""

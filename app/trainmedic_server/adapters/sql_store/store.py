@@ -36,18 +36,18 @@ class UnitRunner(Protocol):
         ...
 
     def close(self) -> None:
-        """Carry out what waits, then end. Blocks until then."""
+        """Run the waiting units, then end. Blocks until then."""
         ...
 
 
 class StoreLock(Protocol):
-    """What keeps other servers away, until it is released."""
+    """A lock that excludes other servers until it is released."""
 
     def release(self) -> None: ...
 
 
 class SqlStore(SqlHistory, RunStore):
-    """`ports.RunStore` and `ports.History` on a database. Made by `open`."""
+    """`ports.store.RunStore` and `ports.store.History` on a database. Made by `open`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class SqlStore(SqlHistory, RunStore):
 
     @classmethod
     def _at_once(cls, url: str, on_error: Callable[[], object]) -> SqlStore:
-        session = postgresql.Session.open(url)
+        session = postgresql.LockSession.open(url)
         try:
             if not session.take_lock():
                 raise errors.ConfigurationError("the database is in use by another server; stop it first")
@@ -111,7 +111,7 @@ class SqlStore(SqlHistory, RunStore):
     @classmethod
     def of_session(
         cls,
-        session: postgresql.Session,
+        session: postgresql.LockSession,
         *,
         on_error: Callable[[], object] = lambda: None,
         on_lost: Callable[[str], object] = end_process,
@@ -133,7 +133,7 @@ class SqlStore(SqlHistory, RunStore):
         return cls(writer, postgresql.reader_engine(session.url), lock, on_error, leadership.require)
 
     def fence(self) -> None:
-        """Return if this server is the one that works, and may act. Else end the process, or raise StoreUnavailable."""
+        """Return if this server is the leader and may act. Else end the process, or raise StoreUnavailable."""
         self._fence()
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
@@ -174,9 +174,9 @@ class SqlStore(SqlHistory, RunStore):
 
 @dataclass(frozen=True, slots=True)
 class _SessionLock:
-    """A session that has the lock."""
+    """The lock of a PostgreSQL session: released by closing the session."""
 
-    session: postgresql.Session
+    session: postgresql.LockSession
     leadership: Leadership
 
     def release(self) -> None:

@@ -1,9 +1,9 @@
-"""What a unit of work sees of the store: `ports.Transaction` on one connection.
+"""What a unit of work sees of the store: `ports.store.Transaction` on one connection.
 
 Writes wait in `PendingWrites`; a read that could miss one has them flushed first. A unit that flushes its own writes
-does so behind a savepoint, so that it can still be taken back alone. The others' are sent together, so that a storm
-costs few statements; where that is refused nobody can say whose write it was, and the units run again one by one.
-Who calls it: ``writer``, on its thread; and the engine's work, through the port.
+does so behind a savepoint, so that it can still be rolled back alone. Those of the other units are sent together, so
+that a storm costs few statements; if the database refuses them it is unknown whose write it was, and the units run
+again one by one. Who calls it: ``writer``, on its thread; and the engine's work, through the port.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ class SqlTransaction(Transaction):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether it can be taken back alone, after an error of the database too."""
+        """Whether it can be rolled back alone, after an error of the database too."""
         return self._savepoint is not None
 
-    def keep(self, *, flush: bool = False) -> None:
-        """The unit is done: its writes join those of the others, or are sent at once."""
+    def finish(self, *, flush: bool = False) -> None:
+        """End the unit: its writes join those of the other units, or are flushed now."""
         if flush and self._own:
             self._send_own()
         self._shared.absorb(self._own)
         if self._savepoint is not None:
             self._savepoint.commit()
 
-    def abandon(self) -> None:
-        """The unit raised: nothing of it is kept."""
+    def roll_back(self) -> None:
+        """End a unit that raised: nothing of it is kept."""
         if self._savepoint is not None:
             self._savepoint.rollback()
         if self._savepoint is not None or self._own.targets or self._own.nodes or self._own.playbooks:
@@ -89,8 +89,8 @@ class SqlTransaction(Transaction):
         self._flush(self._connection, self._own)
         self._own.clear()
 
-    def _see(self, touches: Callable[[PendingWrites], object]) -> sa.Connection:
-        """Return the connection for a read, after what is pending was sent if it `touches` what is read."""
+    def _flushed_if(self, touches: Callable[[PendingWrites], object]) -> sa.Connection:
+        """Return the connection for a read, after flushing pending writes that the read `touches`."""
         if touches(self._own):
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()
@@ -98,37 +98,37 @@ class SqlTransaction(Transaction):
             send_shared(self._connection, self._flush, self._shared)
         return self._connection
 
-    def _see_runs(self) -> sa.Connection:
-        return self._see(lambda pending: pending.added or pending.saved)
+    def _flushed_runs(self) -> sa.Connection:
+        return self._flushed_if(lambda pending: pending.added or pending.saved)
 
-    def _see_alerts(self, fingerprints: Collection[str]) -> sa.Connection:
-        return self._see(lambda pending: not pending.fingerprints.isdisjoint(fingerprints))
+    def _flushed_alerts(self, fingerprints: Collection[str]) -> sa.Connection:
+        return self._flushed_if(lambda pending: not pending.fingerprints.isdisjoint(fingerprints))
 
-    def _see_run_ids(self, run_ids: Collection[str]) -> sa.Connection:
-        return self._see(lambda pending: any(map(pending.has_run, run_ids)))
+    def _flushed_run_ids(self, run_ids: Collection[str]) -> sa.Connection:
+        return self._flushed_if(lambda pending: any(map(pending.has_run, run_ids)))
 
     # alerts
 
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]:
-        connection = self._see_alerts([identity.fingerprint for identity in identities])
+        connection = self._flushed_alerts([identity.fingerprint for identity in identities])
         rows = queries.of_alerts(connection, statements.ALERTS, identities)
         return {identity: mapping.alert_of(row) for identity, row in rows}
 
     def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
-        rows = statements.FIRING_ALERTS.rows(self._see_alerts(fingerprints), fingerprints)
+        rows = statements.FIRING_ALERTS.rows(self._flushed_alerts(fingerprints), fingerprints)
         return [mapping.alert_of(row) for row in rows]
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
         self._own.save_alerts(records)
 
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
-        connection = self._see(lambda pending: pending.fingerprints or pending.targets)
+        connection = self._flushed_if(lambda pending: pending.fingerprints or pending.targets)
         return [mapping.alert_of(row) for row in connection.execute(statements.SILENT_ALERTS, {"moment": moment})]
 
     # runs
 
     def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
-        connection = self._see_alerts([identity.fingerprint for identity in identities])
+        connection = self._flushed_alerts([identity.fingerprint for identity in identities])
         linked_runs: dict[Identity, list[LinkedRun]] = {}
         for identity, row in queries.of_alerts(connection, statements.LINKED_RUNS, identities):
             linked = LinkedRun(*row[2:])
@@ -151,9 +151,9 @@ class SqlTransaction(Transaction):
             since, started = started_since.get(playbook), 0
             if since is not None:
                 values = {"playbook": playbook, "since": since}
-                started = self._see_runs().execute(statements.COUNT_STARTED, values).scalar_one()
+                started = self._flushed_runs().execute(statements.COUNT_STARTED, values).scalar_one()
             targets = [target for its_playbook, target in keys if its_playbook == playbook]
-            connection = self._see(lambda pending: not pending.targets.isdisjoint(keys))
+            connection = self._flushed_if(lambda pending: not pending.targets.isdisjoint(keys))
             ended: dict[str, datetime | None] = dict(statements.LAST_ENDED.rows(connection, targets, playbook=playbook))
             open_runs = self._cache.count_open(playbook)
             facts |= {(playbook, key): GuardFacts(ended.get(key), started, open_runs) for key in targets}
@@ -162,40 +162,40 @@ class SqlTransaction(Transaction):
     def _open_runs(self) -> Mapping[tuple[str, str], str]:
         open_runs = self._cache.open_runs
         if open_runs is None:
-            rows = self._see_runs().execute(statements.OPEN_RUNS)
+            rows = self._flushed_runs().execute(statements.OPEN_RUNS)
             open_runs = {(row.playbook, row.target_key): row.id for row in rows}
-            self._cache.learn_open_runs(open_runs)
+            self._cache.set_open_runs(open_runs)
         return open_runs
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
-        nodes = self._cache.acted_since(since)
+        nodes = self._cache.nodes_acted_on_since(since)
         if nodes is None:
-            rows = self._see_runs().execute(statements.NODES_ACTED_ON, {"since": since})
+            rows = self._flushed_runs().execute(statements.NODES_ACTED_ON, {"since": since})
             latest = {row.node: row.latest for row in rows}
-            self._cache.learn_acted(since, latest)
+            self._cache.set_acted_on(since, latest)
             nodes = set(latest)
         return nodes
 
     def known_nodes(self) -> set[str]:
         nodes = self._cache.nodes
         if nodes is None:
-            connection = self._see(lambda pending: pending.nodes)
+            connection = self._flushed_if(lambda pending: pending.nodes)
             nodes = {row.name: row.seen_at for row in connection.execute(statements.NODES)}
             self._cache.nodes = nodes
         return set(nodes)
 
-    def note_nodes(self, nodes: Collection[str], at: datetime) -> None:
-        self._own.nodes.update((node, at) for node in nodes if self._cache.unseen(node, at))
+    def remember_nodes(self, nodes: Collection[str], at: datetime) -> None:
+        self._own.nodes.update((node, at) for node in nodes if self._cache.should_write_node(node, at))
 
     def add_runs(self, runs: Sequence[Run]) -> None:
         for run in runs:
             self._own.add_run(run)
-            self._cache.follow(run)
+            self._cache.update(run)
 
     def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
         for run, before in changes:
             self._own.save_run(run, before)
-            self._cache.follow(run)
+            self._cache.update(run)
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
         self._own.link(links)
@@ -204,26 +204,26 @@ class SqlTransaction(Transaction):
         return next(iter(self.runs([run_id])), None)
 
     def runs(self, run_ids: Collection[str]) -> list[Run]:
-        return queries.runs(self._see_run_ids(run_ids), run_ids)
+        return queries.runs(self._flushed_run_ids(run_ids), run_ids)
 
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-        return queries.alerts_of(self._see(lambda pending: pending.fingerprints), run_ids)
+        return queries.alerts_of(self._flushed_if(lambda pending: pending.fingerprints), run_ids)
 
     def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
         distinct = set(run_ids)
-        connection = self._see(lambda pending: any(run_id in distinct for run_id, _ in pending.links))
+        connection = self._flushed_if(lambda pending: any(run_id in distinct for run_id, _ in pending.links))
         return dict(statements.COUNT_ALERTS.rows(connection, distinct))
 
     def unfinished(self) -> list[Run]:
-        connection = self._see_runs()
+        connection = self._flushed_runs()
         return queries.with_steps(connection, connection.execute(statements.UNFINISHED_RUNS).all())
 
     def runs_in_effect(self, actions: Collection[str]) -> list[str]:
-        connection = self._see(lambda pending: pending.targets or pending.fingerprints)
+        connection = self._flushed_if(lambda pending: pending.targets or pending.fingerprints)
         return list(connection.execute(statements.RUNS_IN_EFFECT, {"actions": list(actions)}).scalars())
 
     def run_of_command(self, command_id: str) -> str | None:
-        run_id: str | None = self._see_runs().execute(statements.RUN_OF_COMMAND, {"command": command_id}).scalar()
+        run_id: str | None = self._flushed_runs().execute(statements.RUN_OF_COMMAND, {"command": command_id}).scalar()
         return run_id
 
     # orders, events, controls, playbook versions
@@ -232,20 +232,20 @@ class SqlTransaction(Transaction):
         self._own.orders.append(order)
 
     def orders_of(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-        return queries.orders_of(self._see(lambda pending: pending.orders), run_ids)
+        return queries.orders_of(self._flushed_if(lambda pending: pending.orders), run_ids)
 
     def append(self, events: Sequence[Event]) -> None:
         self._own.events += events
 
     def events_of(self, run_id: str, kind: str) -> list[Event]:
-        connection = self._see(lambda pending: pending.events)
+        connection = self._flushed_if(lambda pending: pending.events)
         return [
             mapping.event_of(row)
             for row in connection.execute(statements.EVENTS_OF_KIND, {"run": run_id, "kind": kind})
         ]
 
     def controls(self) -> Controls:
-        row = self._see(lambda pending: pending.controls).execute(statements.CONTROLS).one_or_none()
+        row = self._flushed_if(lambda pending: pending.controls).execute(statements.CONTROLS).one_or_none()
         return mapping.controls_of(row) if row is not None else Controls()
 
     def save_controls(self, controls: Controls) -> None:
@@ -257,13 +257,13 @@ class SqlTransaction(Transaction):
             self._own.playbooks.setdefault((name, version), (text, at))
 
     def playbook_text(self, name: str, version: str) -> str | None:
-        connection = self._see(lambda pending: pending.playbooks)
+        connection = self._flushed_if(lambda pending: pending.playbooks)
         text: str | None = connection.execute(statements.PLAYBOOK_TEXT, {"name": name, "version": version}).scalar()
         return text
 
 
 def send_shared(connection: sa.Connection, flush: Flusher, shared: PendingWrites) -> None:
-    """Send what several units have written. Raises SharedWritesRefused where that is refused."""
+    """Flush the writes of several units. Raises SharedWritesRefused if the database refuses them."""
     if not shared:
         return
     try:

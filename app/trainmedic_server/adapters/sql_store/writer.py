@@ -1,11 +1,11 @@
-"""The one thread that writes: it takes all units of work that wait and commits them together.
+"""The one thread that writes: it takes all waiting units of work and commits them together.
 
-A commit waits for the disk (an ``fsync``), however much it holds; so what arrives during one commit shares the next.
-Each unit is still alone in what it can break: if it raises, its writes are taken back and the
-others' stay. A unit's future is resolved only after the commit, because its caller acknowledges the delivery then.
+A commit waits for the disk (an ``fsync``), however much it holds; so units that arrive during one commit share the
+next. Each unit still fails alone: if it raises, its writes are rolled back and those of the others stay. A unit's
+future is resolved only after the commit, because its caller acknowledges the delivery then.
 
-Where several servers share the database there is a `Leadership`: the connection is then the session
-that has their lock, is asked now and then whether it still stands, and is never replaced.
+Where several servers share the database there is a `Leadership`: the connection is then the session that has their
+lock, is confirmed regularly, and is never replaced.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Committer:
             if self._transaction(self._connected(), units):
                 self.failing = False
         except Exception as error:  # the thread's boundary: whatever it was, these units failed, not the thread
-            self._let_go()
+            self._reset_connection()
             if not self.failing:
                 log.error("run store failed", error=str(database.unavailable("the run store", error)))
             self.failing = True
@@ -84,8 +84,8 @@ class Committer:
         return self._connection
 
     def confirm(self, leadership: Leadership) -> None:
-        """Have the session confirmed. A pooler in between may have given the connection another session."""
-        asked = now()
+        """Check that the session has the lock. A pooler in between may have given the connection another session."""
+        asked_at = now()
         try:
             connection = self._connected()
             with connection.begin():
@@ -94,7 +94,7 @@ class Committer:
             leadership.lose(str(database.unavailable("the session with PostgreSQL failed", error)))
             return
         if has_lock:
-            leadership.confirm(asked)
+            leadership.confirm(asked_at)
         else:
             leadership.lose("the lock is not this session's; does something between pool connections?")
 
@@ -117,7 +117,7 @@ class Committer:
             try:
                 unit.result = unit.work(transaction)
                 wrote = transaction.has_written or wrote
-                transaction.keep(flush=not together)
+                transaction.finish(flush=not together)
             except SharedWritesRefused:
                 raise
             except BaseException as error:  # the unit's own, whatever it is: it goes to whoever waits for the unit
@@ -125,13 +125,13 @@ class Committer:
                     raise
                 if self._errors_spread and isinstance(error, exc.DBAPIError) and not transaction.is_guarded:
                     raise SharedWritesRefused from error
-                transaction.abandon()
+                transaction.roll_back()
                 unit.result, unit.error = None, _refusal(error)
         send_shared(connection, self._flush, shared)
         return wrote
 
-    def _let_go(self) -> None:
-        """After an error: begin anew with another connection, or go on with the only one if it still stands."""
+    def _reset_connection(self) -> None:
+        """After an error: drop the connection for a new one; if it is to keep the lock, check that it has it."""
         if self._leadership is None:
             self.disconnect()
             return
@@ -149,7 +149,7 @@ class Committer:
 
 
 class StoreWriter:
-    """The one thread that writes: it takes all units of work that wait and has the committer run them together."""
+    """The one thread that writes: it takes all waiting units of work and has the committer run them together."""
 
     def __init__(self, committer: Committer, leadership: Leadership | None = None) -> None:
         self._committer = committer
@@ -175,7 +175,7 @@ class StoreWriter:
         return await unit.future
 
     def close(self) -> None:
-        """Carry out what waits, then end. Blocks until then."""
+        """Run the waiting units, then end the thread. Blocks until then."""
         with self._gate:
             first, self._closed = not self._closed, True
             if first:
@@ -219,7 +219,7 @@ def _refusal(error: BaseException) -> BaseException:
 
 
 def _resolve(units: list[UnitOfWork]) -> None:
-    """Wake up all who wait, once per event loop."""
+    """Set the outcomes of the units, in one callback per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[UnitOfWork]] = {}
     for unit in units:
         by_loop.setdefault(unit.loop, []).append(unit)
@@ -227,7 +227,7 @@ def _resolve(units: list[UnitOfWork]) -> None:
         try:
             loop.call_soon_threadsafe(_set_outcomes, its_units)
         except RuntimeError:  # the loop is closed, nobody waits any more
-            log.warning("run store outcome had no taker", units=len(its_units))
+            log.warning("the caller of a unit of work was gone before its result", units=len(its_units))
 
 
 def _set_outcomes(units: list[UnitOfWork]) -> None:

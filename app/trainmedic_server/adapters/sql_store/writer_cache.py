@@ -1,8 +1,8 @@
-"""What the writer remembers between transactions, so that a storm does not ask for it anew each time.
+"""What the writer remembers between transactions, so that a storm of alerts does not query it each time.
 
-Open runs, nodes acted on of late and known nodes are asked for by every admission, and the answers
-grow with the storm itself. Since nobody else writes, the writer follows its own writes instead. It forgets
-whenever a write may not have become true; then the tables are asked.
+Every admission needs the open runs, the nodes acted on recently and the known nodes, and these grow with the storm
+itself. Since nothing else writes, the cache is updated with each write. It is cleared whenever a write may have been
+rolled back; then the tables are read again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from trainmedic_server.domain.run import Decision, Run
 
 _SEEN_AGAIN = timedelta(hours=1)
-"""A node's last sight is written anew only after this, not with each alert; retention is in days."""
+"""A node's ``seen_at`` is written again only after this, not with each alert; retention is in days."""
 
 
 class WriterCache:
-    """What the writer remembers. Each part is None until it was asked for; ``transaction`` fills it from the tables."""
+    """The cache. Each part is None until it is first needed; ``transaction`` fills it from the tables."""
 
     def __init__(self) -> None:
         self.forget()
@@ -35,7 +35,7 @@ class WriterCache:
         """The open run's id by (playbook, target key)."""
         return self._open
 
-    def learn_open_runs(self, open_runs: dict[tuple[str, str], str]) -> None:
+    def set_open_runs(self, open_runs: dict[tuple[str, str], str]) -> None:
         self._open = open_runs
         self._open_ids = {}
         for (playbook, _), run_id in open_runs.items():
@@ -44,7 +44,7 @@ class WriterCache:
     def count_open(self, playbook: str) -> int:
         return len(self._open_ids.get(playbook, ()))
 
-    def acted_since(self, since: datetime) -> set[str] | None:
+    def nodes_acted_on_since(self, since: datetime) -> set[str] | None:
         """Return the nodes acted on after `since`, or None where that goes further back than is remembered."""
         if self._acted_since is None or since < self._acted_since:
             return None
@@ -52,12 +52,12 @@ class WriterCache:
             return set(self._acted)
         return {node for node, at in self._acted.items() if at > since}
 
-    def learn_acted(self, since: datetime, latest: dict[str, datetime]) -> None:
+    def set_acted_on(self, since: datetime, latest: dict[str, datetime]) -> None:
         self._acted_since, self._acted = since, latest
         self._acted_first = min(latest.values(), default=None)
 
-    def unseen(self, node: str, at: datetime) -> bool:
-        """Return whether the sight of `node` is worth writing; it then counts as written."""
+    def should_write_node(self, node: str, at: datetime) -> bool:
+        """Return True if ``seen_at`` of the node should be written now; the cache then counts it as written."""
         if self.nodes is None:
             return True
         last = self.nodes.get(node)
@@ -66,8 +66,8 @@ class WriterCache:
         self.nodes[node] = at
         return True
 
-    def follow(self, run: Run) -> None:
-        """Take note of a run that was added or saved."""
+    def update(self, run: Run) -> None:
+        """Apply a run that was added or saved."""
         if self._open is not None:
             key = (run.playbook, run.target_key)
             ids = self._open_ids.setdefault(run.playbook, set())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from trainmedic_server.domain import gpu_names, inventory, job_names
+from trainmedic_server.domain import gpu_names, inventory, job_lookup
 from trainmedic_server.domain.target import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import Topology, WrittenTopology
 
@@ -20,7 +20,7 @@ def found(reference: str, labels: Mapping[str, str] | None = None, **known: str 
     """The job, or why there is none. ``told`` and ``seen`` are what the jobs and the agent know of the GPU."""
     keys = {"told": f"told:gpu:{UUID}", "seen": f"gpu:{UUID}"}
     written = {**PODS, "10.0.0.7": "n1", **{keys.get(key, key): jobs for key, jobs in known.items()}}
-    job = job_names.find(reference, labels or {}, Topology(inventory.parse(written)), IdentityLabels())
+    job = job_lookup.resolve_job(reference, labels or {}, Topology(inventory.parse(written)), IdentityLabels())
     return f"{job.reason}: {job.why}" if isinstance(job, Unresolved) else job
 
 

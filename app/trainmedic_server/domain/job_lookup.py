@@ -2,7 +2,7 @@
 
 Three sources know who uses a GPU, and they are asked in this order: the jobs themselves, which report where
 their ranks are; the labels of the alert, which name the job or its pod; the agent of the node, which sees
-whose processes are on it. The first that knows decides, for names differ: a pod's label has the name of
+whose processes are on it. The first that knows one decides, because names differ: a pod's label has the name of
 its resource, and only a job knows by which name it takes commands. But where a source knows of several, no
 other can say which one is meant: then only a job that the labels name is taken, and that no source denies.
 
@@ -21,7 +21,9 @@ OF_THE_ALERT = "alert"
 """``gpu:alert`` is the GPU that the labels of the alert name."""
 
 
-def find(reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
+def resolve_job(
+    reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels
+) -> str | Unresolved:
     """The job that `reference` names. One that has none of the three forms is a job's name itself."""
     form, colon, name = reference.partition(":")
     name = name.strip()
@@ -42,13 +44,13 @@ def _on_node(name: str, topology: Topology) -> str | Unresolved:
     node = target.named_node(name, topology)
     if isinstance(node, Unresolved):
         return node
-    return _agreed(topology.jobs_on_node(node), f"node {node!r}")
+    return _first_known(topology.jobs_on_node(node), f"node {node!r}")
 
 
 def _of_pod(name: str, topology: Topology) -> str | Unresolved:
     if "/" not in name:
         return Unresolved("target_unknown", f"pod {name!r} is not written as <namespace>/<name>")
-    return _agreed([topology.jobs_of_pod(name)], f"pod {name!r}")
+    return _first_known([topology.jobs_of_pod(name)], f"pod {name!r}")
 
 
 def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
@@ -63,7 +65,7 @@ def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: 
     is_shared = len(reported) > 1 or len(observed) > 1
     if is_shared and by_labels and all(by_labels <= jobs for jobs in (reported, observed) if jobs):
         return next(iter(by_labels))
-    return _agreed([reported, by_labels, observed], f"GPU {key}")
+    return _first_known([reported, by_labels, observed], f"GPU {key}")
 
 
 def _key(name: str, topology: Topology) -> str | Unresolved:
@@ -88,10 +90,10 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
     return node if isinstance(node, Unresolved) else gpu_names.key(gpu, node)
 
 
-def _agreed(sources: Sequence[Jobs], place: str) -> str | Unresolved:
+def _first_known(sources: Sequence[Jobs], used: str) -> str | Unresolved:
     """The job of the first source that knows one; refused where any source knows several."""
     several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
-        return Unresolved("target_ambiguous", f"several jobs are known to use {place}: {', '.join(sorted(several))}")
+        return Unresolved("target_ambiguous", f"several jobs are known to use {used}: {', '.join(sorted(several))}")
     job = next((next(iter(jobs)) for jobs in sources if jobs), None)
-    return job or Unresolved("target_unknown", f"no job is known to use {place}")
+    return job or Unresolved("target_unknown", f"no job is known to use {used}")
