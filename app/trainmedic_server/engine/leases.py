@@ -56,13 +56,13 @@ class LeaseRenewer:
         self._leased: Mapping[str, LeasedAction] = {}
         self._last_third: dict[str, int] = {}
         """By command id: the third of its lease in which the effect was last renewed, counted from the epoch."""
-        self._expired_leases = recovery
+        self._recovery = recovery
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Renew what is due every `RENEW_EVERY` until cancelled. The first pass is at once, because the server may have
         been down for long."""
-        self._expired_leases.note_server_start()
+        self._recovery.note_server_start()
         self._leased = _leased(self._actions)
         if not self._leased:
             return
@@ -101,7 +101,7 @@ class LeaseRenewer:
                 due.setdefault(name, []).append(effect)
             last_third[effect.command_id] = third
         self._last_third = last_third
-        self._expired_leases.forget_others(last_third)
+        self._recovery.forget_others(last_third)
         for name, effects in due.items():
             task = asyncio.create_task(self._renew(self._leased[name], effects, now))
             self._renewals.add(task)
@@ -135,7 +135,7 @@ class LeaseRenewer:
             if missed:
                 places = sorted({renewal.node for renewal in missed})
                 log.warning("leases were not renewed", places=places[:_SHOWN], of=len(places), why=missed[0].why)
-            await self._expired_leases.handle_renewals(action, renewals)
+            await self._recovery.handle_renewals(action, renewals)
         except errors.StoreUnavailable as error:
             log.warning("the outcome of renewals could not be recorded", error=str(error))
         except Exception:  # the boundary of a renewal, which is one of a loop
