@@ -1,0 +1,45 @@
+"""The pages that explain the code name modules and classes that are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = ["docs/explanation/glossary.md", "docs/explanation/architecture.md", "CONTRIBUTING.md"]
+PACKAGES = (ROOT / "app" / "trainmedic_server", ROOT / "sdk" / "trainmedic", ROOT / "app", ROOT / "sdk", ROOT)
+SOURCES = "\n".join(path.read_text() for package in PACKAGES[:2] for path in package.rglob("*.py"))
+
+
+def is_there(name: str) -> bool:
+    """A file or folder, by its path or by how it is imported, with a class or function that it defines behind it."""
+    path = name.replace(".", "/") if "/" not in name else name
+    if any((package / form).exists() for package in PACKAGES for form in (name, path, f"{path}.py")):
+        return True
+    home, dot, member = name.rpartition(".")
+    if dot and is_there(home) and re.search(rf"^ *(class|def|async def) {member}\b", SOURCES, re.MULTILINE):
+        return True
+    # A module of a package that the page has named before, such as ``sql_store/election``.
+    return any(next(package.rglob(f"{path}.py"), None) for package in PACKAGES[:2])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_is_there(page: str) -> None:
+    """Modules as ``engine/plan`` or ``engine.plan``, and classes behind them: a rename changes the page as well."""
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    names = {
+        name
+        for name in re.findall(r"`([a-z_]+(?:[./][A-Za-z_]+)+)`", text)
+        if not name.startswith("trainmedic.actions")
+    }
+    assert names
+    assert {name for name in names if not is_there(name)} == set()
+
+
+def test_the_glossarys_classes_are_there() -> None:
+    """Those that it names without their module."""
+    names = set(re.findall(r"`([A-Z][a-z]\w*)`", (ROOT / PAGES[0]).read_text()))
+    assert names
+    assert {name for name in names if not re.search(rf"^class {name}\b", SOURCES, re.MULTILINE)} == set()
