@@ -99,7 +99,7 @@ class Medic:
         self.world_size = settings.world_size
         self.progress = progress
         # Returns the figures of all ranks once the ranks agree; this rank's own are measured when they are needed.
-        self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
+        self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.step: int | None = None
         self.share: Share | None = None
         # The receiver's thread calls it when a command has arrived that waits for the loop.
@@ -308,7 +308,7 @@ class Medic:
         self.close()
 
     def _ranks(self) -> Mapping[int, Mapping[str, Any]]:
-        return {**self.gather(), self.rank: self.stats()}
+        return {**(self.gather() if self.gather is not None else {}), self.rank: self.stats()}
 
     # --- what other threads and the ranks call --------------------------------------------------------
 

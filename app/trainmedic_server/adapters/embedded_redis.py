@@ -35,6 +35,7 @@ from redis.exceptions import RedisError
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
+from trainmedic_server.adapters.redis_connection import end_tasks
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _START_SECONDS = 10.0
@@ -96,8 +97,7 @@ class EmbeddedRedis:
     async def stop(self) -> None:
         """End it. On SIGTERM it writes its file out first."""
         if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+            await end_tasks([self._watch])
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:

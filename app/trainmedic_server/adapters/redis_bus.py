@@ -22,7 +22,7 @@ from trainmedic.wire import envelope
 from trainmedic.wire.connection import ANSWER_SECONDS
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, open_client, unavailable
+from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, end_tasks, open_client, unavailable
 from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, LateReply, ReplyInbox
 from trainmedic_server.adapters.redis_outbox import CommandOutbox, QueuedCommand
 from trainmedic_server.adapters.redis_presence import PresenceReader, ranks_of
@@ -88,12 +88,7 @@ class RedisBus:
 
     async def close(self) -> None:
         """Stop. Acknowledgements still queued are sent if Redis takes them now, else replies come again."""
-        running = set(self._tasks)
-        while running:
-            # More than once: a cancellation that meets a failing connection is lost in redis-py.
-            for task in running:
-                task.cancel()
-            _, running = await asyncio.wait(running, timeout=0.2)
+        await end_tasks(self._tasks)
         if self._tasks and not self._reader_outage.is_on:
             with contextlib.suppress(*FAULTS):  # nothing is lost: what is not acknowledged is delivered again
                 await self._outbox.flush()

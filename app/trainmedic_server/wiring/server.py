@@ -30,6 +30,7 @@ from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.redis_connection import end_tasks
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
@@ -282,8 +283,7 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await end_tasks([task])
 
 
 def _names_its_job(playbook: CompiledPlaybook) -> bool:

@@ -50,18 +50,18 @@ class SavedCheckpoint:
         return str(getattr(self.path, "name", self.path))
 
 
-def choose(present: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> SavedCheckpoint:
+def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> SavedCheckpoint:
     """The checkpoint that `rollback` means, seen from `step`. Raises Rejected, saying what there is instead."""
-    return candidates(present, rollback, step)[0]
+    return candidates(found, rollback, step)[0]
 
 
-def candidates(present: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
+def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
     """All checkpoints that satisfy `rollback`, the newest first; if one cannot be loaded, the next may be used.
 
     It leaves out incomplete ones, and those of a later step than the present one, which belong to another course, such
     as an earlier training in the same directory. Raises Rejected if there is none.
     """
-    complete = newest_first([checkpoint for checkpoint in present if checkpoint.step <= step])
+    complete = newest_first([checkpoint for checkpoint in found if checkpoint.step <= step])
     fitting, condition = complete, ""
     if rollback.before is not None:
         before = rollback.before
@@ -72,22 +72,22 @@ def candidates(present: Sequence[SavedCheckpoint], rollback: Rollback, step: int
         fitting = [checkpoint for checkpoint in complete if checkpoint.step <= latest]
         condition = f" of step {latest} or before"
     if not fitting:
-        raise Rejected(f"there is no complete checkpoint{condition}{_existing_ones(present, complete)}")
+        raise Rejected(f"there is no complete checkpoint{condition}{_existing_ones(found, complete)}")
     return fitting
 
 
-def newest_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
     """The complete ones. What counts is when it was written: after a rollback a step comes twice."""
-    complete = [checkpoint for checkpoint in present if checkpoint.complete]
+    complete = [checkpoint for checkpoint in found if checkpoint.complete]
     return sorted(complete, key=lambda checkpoint: (checkpoint.at, checkpoint.step), reverse=True)
 
 
-def surplus(present: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = ()) -> list[SavedCheckpoint]:
+def surplus(found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = ()) -> list[SavedCheckpoint]:
     """The complete checkpoints to delete so that the newest `keep`, and at least the newest two, stay.
 
     `kept` are paths that stay in any case.
     """
-    complete = newest_first(present)
+    complete = newest_first(found)
     staying = {checkpoint.path for checkpoint in complete[: max(keep, NEVER_DELETED)]} | set(kept)
     return [checkpoint for checkpoint in complete if checkpoint.path not in staying]
 
@@ -128,9 +128,9 @@ def completion(checkpoint: Path) -> Mapping[str, Any] | None:
     return _read(checkpoint / COMPLETE)
 
 
-def pin(checkpoint: Path, reason: Mapping[str, Any]) -> None:
+def pin(checkpoint: Path, why: Mapping[str, Any]) -> None:
     """Protect a checkpoint from deletion. Raises OSError."""
-    _write(checkpoint / PINNED, reason)
+    _write(checkpoint / PINNED, why)
 
 
 def unpin(checkpoint: Path) -> None:

@@ -19,6 +19,7 @@ import logging
 from types import TracebackType
 from typing import Any, Iterator
 
+from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError, Interrupted
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.pausing import LoopPause
@@ -60,6 +61,10 @@ class Run:
         """How many optimizer steps were done; a rollback sets it back."""
         return self.training.global_step
 
+    @global_step.setter
+    def global_step(self, step: int) -> None:
+        self.training.global_step = step
+
     @property
     def epoch(self) -> int:
         """Number of the present epoch, from 0. A rollback may set it back."""
@@ -70,6 +75,10 @@ class Run:
         """How many batches make an optimizer step."""
         return self.training.accumulation
 
+    @accumulation.setter
+    def accumulation(self, batches: int) -> None:
+        self.training.accumulation = batches
+
     @property
     def lr_scale(self) -> float:
         """The factor by which commands have scaled the learning rate; for loops that set the rate by hand."""
@@ -77,8 +86,21 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        """Whether the run was told to stop, which ends ``batches``."""
+        """Whether the run is to stop, because a command or the script has said so; that ends ``batches``."""
         return self.training.stopping
+
+    @stopping.setter
+    def stopping(self, stops: bool) -> None:
+        self.training.stopping = stops
+
+    @property
+    def medic(self) -> Medic:
+        """The job's connection, which `attach` was given."""
+        return self.training.medic
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run's own state: its step, place in the data, random generators, what was changed."""
+        return self.training.state_dict()
 
     def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
         """The batches, epoch after epoch, until ``epochs`` are over, ``steps`` are done or the run is to stop.

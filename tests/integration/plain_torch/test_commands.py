@@ -222,6 +222,16 @@ def test_a_stop_ends_the_batches_after_a_checkpoint(begin: Begin, tmp_path: Path
     assert begin().run.resume() == 7
 
 
+def test_a_script_may_end_the_batches_itself(begin: Begin) -> None:
+    """By the attribute that a stop sets; the other numbers of a run can be set as well."""
+    training = begin()
+    training.train(30, {5: lambda: setattr(training.run, "stopping", True)})
+    assert (training.run.global_step, training.run.stopping) == (5, True)
+    training.run.global_step, training.run.accumulation = 12, 2
+    assert training.run.state_dict()["step"] == 12
+    assert training.run.accumulation == 2
+
+
 def test_a_stop_does_not_wait_for_a_checkpoint_that_cannot_be_written(begin: Begin, tmp_path: Path) -> None:
     """It stops, and says what there is not."""
     (tmp_path / "file").write_text("in the way")
