@@ -7,6 +7,7 @@ Not here: which of them serves a loader (``source_choice``), the one for ordinar
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from typing import Any, Iterator
 
 import torch
@@ -125,7 +126,7 @@ class SequenceSource(BatchSource):
         return batch
 
 
-class _IteratedSource(BatchSource):
+class _IteratedSource(BatchSource, ABC):
     """The base of sources that have an iterator for each epoch."""
 
     def __init__(self) -> None:
@@ -147,9 +148,9 @@ class _IteratedSource(BatchSource):
         shut_down_workers(self._iterator)
         self._iterator = None
 
+    @abstractmethod
     def _begin(self) -> Iterator[Any]:
         """The iterator of the present epoch."""
-        raise NotImplementedError
 
 
 class StatefulSource(_IteratedSource):

@@ -131,7 +131,7 @@ class LockSession:
             raise
 
     def take_lock(self) -> bool:
-        """Try to take the lock; return whether this session has it now."""
+        """Try to take the lock; return whether the session has it now."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
@@ -143,7 +143,7 @@ class LockSession:
         """Begin to count how long the server may act. The session must have the lock."""
         asked_at = now()
         if not self._ask(HAS_LOCK):
-            raise errors.StoreUnavailable("the lock is not this session's; does something between pool connections?")
+            raise errors.StoreUnavailable("the lock belongs to another session; does something between pool connections?")
         return Leadership(self._connection.fileno(), self.takeover, asked_at, on_lost)
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ class Committer:
         if has_lock:
             leadership.confirm(asked_at)
         else:
-            leadership.lose("the lock is not this session's; does something between pool connections?")
+            leadership.lose("the lock belongs to another session; does something between pool connections?")
 
     def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
         """Run and commit the units, together or else one by one. Returns whether anything was written."""
