@@ -143,7 +143,9 @@ class LockSession:
         """Begin to count how long the server may act. The session must have the lock."""
         asked_at = now()
         if not self._ask(HAS_LOCK):
-            raise errors.StoreUnavailable("the lock belongs to another session; does something between pool connections?")
+            raise errors.StoreUnavailable(
+                "the lock belongs to another session; does something between pool connections?"
+            )
         return Leadership(self._connection.fileno(), self.takeover, asked_at, on_lost)
 
     def close(self) -> None:
