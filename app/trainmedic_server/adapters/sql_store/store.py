@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -90,8 +91,8 @@ class SqlStore(SqlHistory, RunStore):
         try:
             engine = database.writer_engine(parsed, busy_timeout)
             with database.translated(f"the run store at {database.file_of(parsed)} could not be opened"):
-                _migrate(engine)
-            writer = StoreWriter(Committer(engine))
+                lock.take_identity(_migrate(engine))
+            writer = StoreWriter(Committer(engine, require=lock.require))
         except BaseException:
             lock.release()
             raise
@@ -184,11 +185,17 @@ class _SessionLock:
         self.session.close()
 
 
-def _migrate(engine: sa.Engine) -> None:
+def _migrate(engine: sa.Engine) -> str:
+    """Bring the schema up to date; return the store's identity."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             postgresql.take_time(connection)
         revision.bring_to_head(connection)
+        identity: str | None = connection.execute(sa.select(schema.identity.c.id)).scalar()
+        if identity is None:
+            identity = uuid.uuid4().hex
+            connection.execute(sa.insert(schema.identity).values(id=identity))
+    return identity
 
 
 def _read_controls(transaction: Transaction) -> None:

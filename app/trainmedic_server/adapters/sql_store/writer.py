@@ -27,6 +27,7 @@ from trainmedic_server.adapters.sql_store.pending_writes import Flusher, Pending
 from trainmedic_server.adapters.sql_store.postgresql import HAS_LOCK
 from trainmedic_server.adapters.sql_store.transaction import SharedWritesRefused, SqlTransaction, send_shared
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
+from trainmedic_server.ports.fence import Fence, no_fence
 
 log = telemetry.logger(__name__)
 
@@ -48,12 +49,20 @@ class UnitOfWork:
 class Committer:
     """Runs units of work in one transaction, on the connection that writes.
 
-    Nobody else writes the database, so what was read in one transaction may be remembered in the next.
+    Nobody else writes the database, so what was read in one transaction may be remembered in the next. `require`
+    raises StoreUnavailable before a transaction that would be lost.
     """
 
-    def __init__(self, engine: sa.Engine, leadership: Leadership | None = None, flusher: Flusher | None = None) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        leadership: Leadership | None = None,
+        flusher: Flusher | None = None,
+        require: Fence = no_fence,
+    ) -> None:
         self._engine = engine
         self._leadership = leadership
+        self._require = require if leadership is None else leadership.require
         # After an error PostgreSQL refuses the rest of the transaction, unless it goes back to a savepoint.
         self._errors_spread = engine.dialect.name == "postgresql"
         self._flush = flusher or Flusher(engine.dialect)
@@ -65,8 +74,7 @@ class Committer:
     def commit(self, units: list[UnitOfWork]) -> None:
         """Run the units in one transaction; afterwards each has its result or its error, all durable."""
         try:
-            if self._leadership is not None:
-                self._leadership.require()
+            self._require()
             if self._transaction(self._connected(), units):
                 self.failing = False
         except Exception as error:  # the thread's boundary: whatever it was, these units failed, not the thread
