@@ -35,7 +35,15 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import ActionFailure, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import Action, Call, Clearance, Inverse, Services, TemplateChecked
+from trainmedic_server.ports.actions import (
+    Action,
+    Call,
+    Clearance,
+    Inverse,
+    NodeTouchingAction,
+    Services,
+    TemplateChecked,
+)
 from trainmedic_server.ports.cluster import Cluster, Object, Ref, Resource
 from trainmedic_server.ports.outside import AlertSource, Clock, HttpCaller, HttpReply, Notifier
 
@@ -56,6 +64,7 @@ __all__ = [
     "HttpReply",
     "Inverse",
     "Irreversible",
+    "NodeTouchingAction",
     "Notifier",
     "Object",
     "OutcomeUnknown",

@@ -562,6 +562,31 @@ async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store
     assert facts == {COOL: GuardFacts()}
 
 
+async def test_nodes_that_a_run_touches_count_from_when_it_touches_them(store: SqlStore) -> None:
+    """Beside its target's, in the same unit and after it, and after a unit that was rolled back."""
+    one, other = run(1, Target(TargetKind.JOB, job="llm")), run(2, gpu(0, "own"), acted_at=at(2))
+    await keep(store, one, other)
+
+    def touch(tx: Tx) -> set[str]:
+        tx.touch_nodes(one.id, ["a", "b"], at(3))
+        return tx.nodes_acted_on(at(1))
+
+    def touch_in_vain(tx: Tx) -> None:
+        tx.touch_nodes(one.id, ["never"], at(9))
+        raise LookupError
+
+    assert await store.transact(lambda tx: tx.nodes_acted_on(at(1))) == {"own"}
+    assert await store.transact(touch) == {"own", "a", "b"}
+    with pytest.raises(LookupError):
+        await store.transact(touch_in_vain)
+    await store.transact(lambda tx: tx.touch_nodes(one.id, ["b", "c"], at(5)))
+    assert await store.transact(lambda tx: tx.nodes_acted_on(at(3))) == {"b", "c"}
+    assert await store.transact(lambda tx: tx.touched_nodes(one.id)) == {"a", "b", "c"}
+    assert await store.transact(lambda tx: tx.touched_nodes(other.id)) == set()
+    newest_first, _ = await store.page(HistoryFilter(), 10, None)
+    assert [entry.touched for entry in newest_first] == [("own",), ("a", "b", "c")]
+
+
 async def test_nodes_are_remembered(store: SqlStore) -> None:
     """Each name once, however often it is noted."""
     await store.transact(lambda tx: tx.remember_nodes(["a", "b"], at(0)))
@@ -643,6 +668,7 @@ async def test_prune_deletes_what_is_old_and_finished_and_nothing_else(store: Sq
         tx.append([event("server, long ago", minute=1), event("server, lately", minute=100)])
         tx.remember_nodes(["gone"], at(-3000))
         tx.remember_nodes(["here"], at(90))
+        tx.touch_nodes(runs["old"].id, ["gone"], at(1))
 
     await store.transact(work)
     assert await store.prune(at(50)) == 1

@@ -209,6 +209,7 @@ def _everything_that_reads(tx: Transaction) -> None:
     tx.firing_not_heard_since(at(9))
     tx.linked_runs([identity])
     tx.nodes_acted_on(at(-5))
+    tx.touched_nodes(one.id)
     tx.guard_facts([("cool", "gpu:node-1/0")], {"cool": at(0)})
     tx.runs([one.id])
     tx.alerts_of([one.id])

@@ -6,13 +6,13 @@ action need not: the registry asks only for the members.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.actions import Inverse, Services
 
 
@@ -45,6 +45,11 @@ class BasicAction:
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return None
+
+    @classmethod
+    def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
+        """Return the nodes, besides the target's, on which an attempt changes something: none."""
+        return ()
 
 
 class Irreversible:

@@ -29,7 +29,7 @@ _DURATION = re.compile(r"(\d+(ms|[ywdhms]))+")
 # (`server.views.HistoryItem`), and importing it would load pydantic.
 _COLUMNS = (
     "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
-    "decision", "action_taken", "success", "message", "duration_ms",
+    "decision", "action_taken", "success", "message", "duration_ms", "touched",
 )  # fmt: skip
 _HEADER = ("RUN", "TIME", "ALERT", "PLAYBOOK", "TARGET", "STATUS", "WHAT")
 # Fixed while following, where the rows to come are not known; the last column takes what is left.

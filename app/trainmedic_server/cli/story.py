@@ -7,13 +7,15 @@ The functions are pure and return text, which ``history`` and ``runs`` print. Th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from trainmedic_server.cli.table import plain
 
 Document = Mapping[str, Any]
+
+_SHOWN_NODES = 8
 
 
 def moment(text: str | None, date: bool = True) -> str:
@@ -82,10 +84,18 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
         yield "ended", f"{moment(run['ended_at'])}  (after {span(run.get('duration_ms'))})"
     if run.get("action_taken"):
         yield "did" if run.get("status") != "observed" else "would do", plain(run["action_taken"])
+    if run.get("touched"):
+        yield "touched", _nodes(run["touched"])
     if run.get("owes_undo"):
         yield "owes", "an undo"
     if run.get("message"):
         yield "message", plain(run["message"])
+
+
+def _nodes(names: Sequence[str]) -> str:
+    """The first of these nodes, and how many more there are."""
+    more = f" and {len(names) - _SHOWN_NODES} more nodes" if len(names) > _SHOWN_NODES else ""
+    return ", ".join(map(plain, names[:_SHOWN_NODES])) + more
 
 
 def _alerts(run: Document) -> Iterator[str]:

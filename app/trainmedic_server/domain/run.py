@@ -237,6 +237,8 @@ class Run:
     and idle; else None."""
     message: str = ""
     """For a person: while it is open what it waits for or has last met with, then how it ended."""
+    touched: tuple[str, ...] = field(default=(), compare=False)
+    """The nodes on which it has changed something, or was about to, sorted by name. Only the history reads them."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         return next(step for step in self.steps if step.key == key)

@@ -14,7 +14,7 @@ keeping the value up to date (``engine.topology_watch``, ``adapters.kubernetes_t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
@@ -221,6 +221,11 @@ class Topology:
     jobs: JobTopology = field(default_factory=JobTopology)
     agents: AgentTopology = field(default_factory=AgentTopology)
     cluster: ClusterTopology = field(default_factory=ClusterTopology)
+
+    @property
+    def nodes(self) -> Set[str]:
+        """The names of the nodes that the cluster lists or that have an agent."""
+        return self.agents.gpus_by_node.keys() | {node.name for node in self.cluster.nodes}
 
     def node_at(self, address: str) -> str | None:
         """The name of the node with this IP address, or with a pod that has it."""

@@ -64,7 +64,7 @@ class AdmissionFacts:
     nodes_acted_on: set[str]
     """Within the breaker's window."""
     known_nodes: set[str]
-    """All that the server has ever seen, with those that these deliveries name."""
+    """All that the store and the topology have, with those that these deliveries name."""
 
 
 @dataclass(slots=True)
@@ -203,7 +203,7 @@ class Admitter:
         )
         if outcome.decision is Decision.STARTED and target.node is not None:
             reason = guards.trips_breaker(
-                target.node, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
+                {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
             )
             if reason is not None:
                 self._open_breaker(reason)

@@ -13,10 +13,10 @@ from typing import Any
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.run import Attempt, Run
+from trainmedic_server.domain.run import Attempt, Decision, Run
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt
-from trainmedic_server.ports.actions import Actions, Call, Clearance, MultiNodeAction
+from trainmedic_server.ports.actions import Actions, Call, Clearance, MultiNodeAction, NodeTouchingAction
 
 GRACE = timedelta(seconds=5)
 """How long after its deadline an action may still report before it is cut off."""
@@ -92,10 +92,28 @@ def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Targ
     return (run.target, *action_class.places(params))
 
 
-def is_harmful(actions: Actions, name: str) -> bool:
-    """Whether the action of this name changes anything; one that this server does not have cannot."""
-    action = actions.action_class(name)
-    return action is not None and action.harmful
+def nodes_touched(run: Run, act: PerformAttempt, actions: Actions) -> set[str]:
+    """The nodes on which the attempt may change something, which the breaker counts; none for one that only reads, and
+    for an undo, which nothing holds back. Raises ConfigurationError where the action cannot say."""
+    state = run.step(act.key)
+    action_class = actions.action_class(state.action or "")
+    if act.undo or action_class is None or not action_class.harmful:
+        return set()
+    assert run.target is not None
+    nodes = {target.node for target in targets_of(run, act, actions) if target.node is not None}
+    if isinstance(action_class, NodeTouchingAction):
+        try:
+            nodes |= set(action_class.touches(action_class.Params.model_validate(state.params), run.target))
+        except Exception as error:  # it may be another package's, and what it touches must be known
+            raise errors.ConfigurationError(
+                f"action {state.action} does not say which nodes it touches: {type(error).__name__}: {error}"
+            ) from error
+    return nodes
+
+
+def barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
+    """The outcome of an attempt that the breaker keeps from being made."""
+    return replace(unmakeable_outcome(act, reason), barred_by=Decision.BREAKER_OPEN)
 
 
 def with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Controls, Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.engine import attempts, plan, steps
+from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.plan_values import (
     AttemptOutcome,
@@ -57,6 +58,8 @@ class DriverServices:
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
     """Returns the current switches."""
+    breaker: Breaker
+    """Asked before each attempt that changes something."""
     fence: Fence
     """Called right before each attempt."""
 
@@ -191,8 +194,16 @@ class Driver:
         if refused is not None:
             return refused
         async with self._services.locks.acting(claim, *attempts.targets_of(self.run, act, actions)) as waited:
-            if not act.undo and self._services.controls().paused and attempts.is_harmful(actions, name):
+            if not act.undo and self._services.controls().paused and steps.is_harmful(actions, name):
                 return None  # paused since it was recorded; planning holds it back
+            try:
+                touched = attempts.nodes_touched(self.run, act, actions)
+                has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
+                barred = await self._services.breaker.why_barred(self.run, touched, has_acted=has_acted)
+            except errors.ConfigurationError as problem:
+                return attempts.unmakeable_outcome(act, str(problem))
+            if barred is not None:
+                return attempts.barred_outcome(act, barred)
             if waited:
                 # The time in which another attempt was in flight on the same target is not taken from this one.
                 later = attempts.with_full_timeout(self.run, act, self._now())
@@ -283,6 +294,8 @@ class Driver:
         self._services.metrics.undos_owed.inc(after.owes_undo - before.owes_undo)
         if closes:
             self._services.count_closed(after)
+            if after.decision is not before.decision:
+                self._services.metrics.decisions.labels(after.playbook, str(after.decision)).inc()
         for event in planned.events:
             if event.kind in ("undo_done", "undo_failed"):
                 self._services.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()

@@ -6,6 +6,7 @@ Who calls it: ``admission``, for each alert and playbook with a target and no op
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -60,17 +61,17 @@ def decide(
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
 
 
-def trips_breaker(node: str, acted_on: set[str], known_nodes: set[str], limits: EngineLimits) -> str | None:
-    """Why a run on `node` would be one too many for the cluster, so that the breaker opens; None where it is not.
+def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
+    """Why acting on `nodes` would be too much for the cluster, so that the breaker opens; None where it is not.
 
-    `acted_on` are the nodes that runs of the breaker's window acted on; another run on one of them adds nothing.
+    `acted_on` are the nodes that runs of the breaker's window acted on; acting on one of them again adds nothing.
     """
-    if node in acted_on:
+    new = nodes - acted_on
+    count, total = len(acted_on) + len(new), len(known_nodes | nodes)
+    if not new or count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:
         return None
-    count, total = len(acted_on) + 1, len(known_nodes | {node})
-    if count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:
-        return None
+    more = "one more" if len(new) == 1 else f"{len(new)} more"
     return (
         f"{len(acted_on)} of {total} known nodes were acted on within {duration.write(limits.breaker_window)}; "
-        f"one more would pass {limits.breaker_share:.0%}"
+        f"{more} would pass {limits.breaker_share:.0%}"
     )

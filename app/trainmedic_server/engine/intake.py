@@ -7,7 +7,7 @@ at once, so that Alertmanager keeps it and tries again. Who calls it: ``service`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -110,7 +110,7 @@ class DeliveryIntake:
 
     def _decide_and_write(self, tx: Transaction, prepared: Sequence[PreparedDelivery]) -> AdmittedBatch:
         now = self._clock.now()
-        facts = _read_facts(tx, prepared, self._limits, now)
+        facts = _read_facts(tx, prepared, self._limits, now, self._topology().nodes)
         admitting = Admitter(facts, self._limits, self._new_id, now)
         replies = tuple(admitting.admit(entry) for entry in prepared)
         changes = admitting.changes
@@ -148,7 +148,11 @@ class DeliveryIntake:
 
 
 def _read_facts(
-    tx: Transaction, prepared: Sequence[PreparedDelivery], limits: EngineLimits, now: datetime
+    tx: Transaction,
+    prepared: Sequence[PreparedDelivery],
+    limits: EngineLimits,
+    now: datetime,
+    nodes_of_topology: Set[str],
 ) -> AdmissionFacts:
     """Read everything that the decisions on these deliveries need, in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
@@ -170,5 +174,5 @@ def _read_facts(
         guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), now)) if keys else {},
         controls=tx.controls(),
         nodes_acted_on=tx.nodes_acted_on(now - limits.breaker_window) if nodes else set(),
-        known_nodes=tx.known_nodes() | nodes if nodes else set(),
+        known_nodes=tx.known_nodes() | nodes | nodes_of_topology if nodes else set(),
     )

@@ -173,7 +173,7 @@ class LeaseRecovery:
         """Record the start, send the commands, record the result, while no other attempt runs on the same targets."""
         targets = {target for effect in effects for target in _targets_of(action, effect)}
         async with self._locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *targets):
-            started = await self._store.transact(lambda tx: self._record_start(tx, run_id, effects, prepared))
+            started = await self._store.transact(lambda tx: self._record_start(tx, run_id, effects, prepared, targets))
             if not started:
                 return
             self._looked_up -= {effect.command_id for effect in started}
@@ -224,7 +224,12 @@ class LeaseRecovery:
         return True if any(alert.last_heard_at >= self._started_at for alert in firing) else None
 
     def _record_start(
-        self, tx: Transaction, run_id: str, effects: Sequence[LeasedEffect], prepared: _PreparedRun
+        self,
+        tx: Transaction,
+        run_id: str,
+        effects: Sequence[LeasedEffect],
+        prepared: _PreparedRun,
+        targets: Collection[Target],
     ) -> list[LeasedEffect]:
         """Record which effects are to be set again, or why none is; return them."""
         run = tx.run(run_id)
@@ -248,6 +253,9 @@ class LeaseRecovery:
             tx.append([Event(STARTED, self._clock.now(), run.id, data=data)])
         if reason is not None:
             self._record_obstacle(tx, run.id, reason)
+        if started:
+            nodes = [target.node for target in targets if target.node is not None]
+            tx.touch_nodes(run.id, nodes, self._clock.now())
         return started
 
     def _record_obstacle(self, tx: Transaction, run_id: str, reason: str, *, asked: bool = False) -> None:

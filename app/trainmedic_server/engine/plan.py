@@ -42,6 +42,8 @@ def advance(draft: RunDraft) -> RunPlan:
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
     """Apply the outcome of an attempt and plan on: one plan, so that both are committed at once."""
     (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
+    if draft.refused is not None:
+        _cancel_or_not_start(draft, draft.refused[1], draft.refused[0])
     return advance(draft)
 
 

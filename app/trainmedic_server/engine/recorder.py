@@ -79,7 +79,7 @@ class Recorder:
             tx.append([event for change in kept for event in change.events])
             return is_kept
 
-        return await self._transact_patiently(work)
+        return await self.transact(work)
 
     async def _read(self, run_ids: Sequence[str]) -> list[RunSnapshot | None]:
         def work(tx: Transaction) -> dict[str, RunSnapshot]:
@@ -90,11 +90,11 @@ class Recorder:
                 for run in tx.runs(unique_ids)
             }
 
-        snapshots = await self._transact_patiently(work)
+        snapshots = await self.transact(work)
         return [snapshots.get(run_id) for run_id in run_ids]
 
-    async def _transact_patiently(self, work: Callable[[Transaction], T]) -> T:
-        """What `work` returns, as soon as the store answers."""
+    async def transact(self, work: Callable[[Transaction], T]) -> T:
+        """What `work` returns once it is durable. While the store does not answer it is tried again."""
         backoff = Backoff(first=0.1, longest=5.0)
         while True:
             try:

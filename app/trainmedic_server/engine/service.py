@@ -21,6 +21,7 @@ from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKi
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import undoing
 from trainmedic_server.engine.admission import AdmissionChanges
+from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.driver import DriverServices
 from trainmedic_server.engine.intake import DeliveryIntake
 from trainmedic_server.engine.lease_recovery import LeaseRecovery
@@ -64,6 +65,7 @@ class Engine:
         self._recorder = Recorder(store)
         services = DriverServices(
             recorder=self._recorder,
+            breaker=Breaker(self._recorder, clock, limits, topology, self._put_in_force),
             locks=TargetLocks(),
             actions=actions,
             clock=clock,

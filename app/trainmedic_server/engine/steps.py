@@ -33,7 +33,7 @@ from trainmedic_server.domain.run import (
 )
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import step_definition
-from trainmedic_server.ports.actions import Action
+from trainmedic_server.ports.actions import Action, Actions
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
@@ -94,7 +94,10 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.end(_with_known_undo(draft.context, state, definition, outcome.output), StepStatus.SUCCEEDED)
         draft.add_event("step_succeeded", step=state.id, action=state.action, output=dict(outcome.output))
         return
-    if outcome.status != "rejected" and attempt.number < definition.retry.attempts:
+    if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
+        draft.run = replace(draft.run, acted_at=None)
+        draft.refuse(outcome.barred_by, f"before the run could act the breaker opened: {outcome.error}")
+    if outcome.status != "rejected" and outcome.barred_by is None and attempt.number < definition.retry.attempts:
         delay = min(
             definition.retry.delay * definition.retry.backoff ** (attempt.number - 1), definition.retry.max_delay
         )
@@ -109,6 +112,20 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.add_event("step_unknown", step=state.id, action=state.action, error=outcome.error)
         return
     _fail(draft, without_needless_undo(state), outcome.error or outcome.status)
+
+
+def has_acted_before(run: Run, state: StepState, actions: Actions) -> bool:
+    """Whether the run may have changed anything before the last attempt of this step."""
+    if len(state.attempts) > 1 or state.attempts[-1].status == "unknown":
+        return True
+    others = (step for step in run.steps if step.key != state.key and step.attempts)
+    return any(is_harmful(actions, step.action) for step in others)
+
+
+def is_harmful(actions: Actions, name: str | None) -> bool:
+    """Whether the action of this name changes anything; one that this server does not have cannot."""
+    action = actions.action_class(name) if name else None
+    return action is not None and action.harmful
 
 
 def without_needless_undo(state: StepState) -> StepState:
@@ -238,8 +255,7 @@ def _has_awaited_resolution(run: Run) -> bool:
 
 def held_by_pause(draft: RunDraft, state: StepState) -> bool:
     """Whether the step must wait until an operator resumes the paused server."""
-    action = draft.context.actions.action_class(state.action) if state.action else None
-    return draft.outside.paused and action is not None and action.harmful
+    return draft.outside.paused and is_harmful(draft.context.actions, state.action)
 
 
 def _fail(draft: RunDraft, state: StepState, error: str) -> None:

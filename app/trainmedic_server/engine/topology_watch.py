@@ -33,7 +33,7 @@ log = telemetry.logger(__name__)
 
 
 class TopologyWatch:
-    """`is_needed` says whether any playbook names a job by what it uses; `cluster` what is known of a cluster."""
+    """`is_needed` says whether any playbook works on jobs; `cluster` what is known of a cluster."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ Most of this is public: authors of actions import it from ``trainmedic_server.ex
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -134,6 +134,18 @@ class MultiNodeAction(Protocol):
     def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
         """Return the destinations of an attempt with these parameters, or with these as plain values, besides the run's
         target."""
+        ...
+
+
+@runtime_checkable
+class NodeTouchingAction(Protocol):
+    """An action class that may change something on other nodes than the target's. Only with these does the breaker
+    count all that a run touches."""
+
+    @classmethod
+    def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
+        """Return the names of the nodes, besides the target's, on which an attempt with these parameters changes
+        something. Asked before each attempt; changes nothing."""
         ...
 
 

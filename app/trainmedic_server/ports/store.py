@@ -76,7 +76,16 @@ class Transaction(Protocol):
         ...
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
-        """Return distinct nodes of runs with decision ``started`` that were created after `since`."""
+        """Return the distinct nodes that runs acted on after `since`: the target's, if the run was started and
+        created after it, and those that a run was recorded to touch after it."""
+        ...
+
+    def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime) -> None:
+        """Record that the run changes something on these nodes from `at` on, before it does."""
+        ...
+
+    def touched_nodes(self, run_id: str) -> set[str]:
+        """Return the nodes that the run was recorded to touch."""
         ...
 
     def known_nodes(self) -> set[str]: ...

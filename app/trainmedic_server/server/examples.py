@@ -32,6 +32,7 @@ ITEM: dict[str, Any] = {
     "success": True,
     "message": "",
     "duration_ms": 184210,
+    "touched": ["node-1"],
 }
 
 STATE: dict[str, Any] = {**ITEM, "waiting_on": None, "owes_undo": False}

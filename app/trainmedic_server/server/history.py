@@ -201,6 +201,8 @@ def _cell(value: Any) -> str:
             return "true" if value else "false"
         case int():
             return str(value)
+        case list():
+            return _cell(" ".join(value))
         case dict():
             return json.dumps(value, ensure_ascii=False, sort_keys=True)
         case _:

@@ -43,6 +43,9 @@ class HistoryItem(View):
     success: bool | None = Field(description="null while open, observed or not started.")
     message: str
     duration_ms: int | None = Field(description="null while open.")
+    touched: list[str] = Field(
+        description="The nodes on which it has changed something, or was about to: the target's, and those of a job."
+    )
 
 
 class RunState(HistoryItem):
@@ -221,4 +224,5 @@ def _line(run: Run) -> dict[str, Any]:
         "success": run.success,
         "message": run.message,
         "duration_ms": round((run.ended_at - run.created_at).total_seconds() * 1000) if run.ended_at else None,
+        "touched": list(run.touched),
     }

@@ -37,6 +37,7 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.playbook import TargetParts
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.topology_watch import TopologyWatch
@@ -160,7 +161,7 @@ class TrainmedicServer:
             catalog = Library(settings.playbooks, actions, metrics=metrics)
             await asyncio.to_thread(catalog.reload)
             topology = TopologyWatch(
-                bus, clock, metrics, lambda: any(map(_names_its_job, catalog.all())), written, cluster_topology
+                bus, clock, metrics, lambda: any(map(_works_on_jobs, catalog.all())), written, cluster_topology
             )
             limits, alerts = settings.limits, services.alertmanager
             engine = Engine(store, catalog, actions, clock, limits, metrics, topology.topology, alerts, store.fence)
@@ -286,9 +287,11 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
         await end_tasks([task])
 
 
-def _names_its_job(playbook: CompiledPlaybook) -> bool:
-    """Whether the target is a job, which labels may name by a GPU, pod or node that it uses."""
-    return isinstance(playbook.definition.target, TargetParts) and playbook.definition.target.job is not None
+def _works_on_jobs(playbook: CompiledPlaybook) -> bool:
+    """Whether the target is a job: labels may name one by a GPU, pod or node that it uses, and what works on all its
+    nodes is measured by the breaker against the nodes that have agents."""
+    target = playbook.definition.target
+    return (target.kind if isinstance(target, TargetParts) else target) is TargetKind.JOB
 
 
 def _key(settings: ServerSettings) -> bytes | None:

@@ -22,7 +22,7 @@ from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.server.payload import delivery
 
 ITEM = ["run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "mode", "status", "decision"]
-ITEM += ["action_taken", "success", "message", "duration_ms"]
+ITEM += ["action_taken", "success", "message", "duration_ms", "touched"]
 
 
 def run(number: int, **changes: Any) -> Run:

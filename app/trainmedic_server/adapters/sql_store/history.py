@@ -119,11 +119,12 @@ def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str
 def _page(
     connection: sa.Connection, matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None
 ) -> list[Run]:
-    return queries.with_steps(connection, connection.execute(page_select(matching, limit, before)).all())
+    rows = connection.execute(page_select(matching, limit, before)).all()
+    return queries.with_touched_nodes(connection, queries.with_steps(connection, rows))
 
 
 def _record(connection: sa.Connection, run_id: str) -> RunRecord | None:
-    run = next(iter(queries.runs(connection, [run_id])), None)
+    run = next(iter(queries.with_touched_nodes(connection, queries.runs(connection, [run_id]))), None)
     if run is None:
         return None
     return RunRecord(

@@ -37,6 +37,8 @@ class PendingWrites:
         self.orders: list[OperatorOrder] = []
         self.events: list[Event] = []
         self.nodes: dict[str, datetime] = {}
+        self.touched: dict[tuple[str, str], datetime] = {}
+        """When a run last touched a node, by the run's id and the node's name."""
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
         self.controls: Controls | None = None
         self.fingerprints: set[str] = set()
@@ -46,7 +48,7 @@ class PendingWrites:
 
     def __bool__(self) -> bool:
         runs = self.added or self.saved or self.steps or self.links or self.orders or self.events
-        return bool(runs or self.alerts or self.nodes or self.playbooks or self.controls)
+        return bool(runs or self.alerts or self.nodes or self.touched or self.playbooks or self.controls)
 
     def save_alerts(self, records: Iterable[AlertRecord]) -> None:
         for record in records:
@@ -92,6 +94,7 @@ class PendingWrites:
         self.orders += other.orders
         self.events += other.events
         self.nodes.update(other.nodes)
+        self.touched.update(other.touched)
         self.playbooks.update({key: kept for key, kept in other.playbooks.items() if key not in self.playbooks})
         self.controls = other.controls or self.controls
         self.fingerprints |= other.fingerprints
@@ -107,6 +110,7 @@ class Flusher:
         self._saved = BulkInsert(dialect, schema.runs, "update", _CHANGING)
         self._steps = BulkInsert(dialect, schema.steps, "update")
         self._links = BulkInsert(dialect, schema.run_alerts, "ignore")
+        self._touched = BulkInsert(dialect, schema.touched_nodes, "update")
         self._orders = BulkInsert(dialect, schema.orders)
         self._events = BulkInsert(dialect, schema.events)
         self._nodes = BulkInsert(dialect, schema.nodes, "update")
@@ -124,6 +128,7 @@ class Flusher:
         self._added.run(connection, map(mapping.run_row, pending.added.values()))
         self._steps.run(connection, (mapping.step_row(key[0], step) for key, step in steps))
         self._links.run(connection, ((run_id, *identity) for run_id, identity in pending.links))
+        self._touched.run(connection, ((*key, at) for key, at in pending.touched.items()))
         self._orders.run(connection, map(mapping.order_row, pending.orders))
         self._controls.run(connection, [mapping.controls_row(pending.controls)] if pending.controls else ())
         self._events.run(connection, map(mapping.event_row, pending.events))

@@ -12,7 +12,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import queries, schema
-from trainmedic_server.adapters.sql_store.schema import alerts, events, nodes, orders, run_alerts, runs, steps
+from trainmedic_server.adapters.sql_store.schema import (
+    alerts,
+    events,
+    nodes,
+    orders,
+    run_alerts,
+    runs,
+    steps,
+    touched_nodes,
+)
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 
 BATCH = 200
@@ -32,6 +41,7 @@ _DELETE_RUNS = (
     sa.delete(events).where(events.c.run_id.in_(_RUN_IDS)),
     sa.delete(orders).where(orders.c.run_id.in_(_RUN_IDS)),
     sa.delete(steps).where(steps.c.run_id.in_(_RUN_IDS)),
+    sa.delete(touched_nodes).where(touched_nodes.c.run_id.in_(_RUN_IDS)),
     sa.delete(run_alerts).where(run_alerts.c.run_id.in_(_RUN_IDS)),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ _STEPS = Lookup(sa.select(schema.steps).where(schema.steps.c.run_id.in_(KEYS)))
 _ORDERS = Lookup(
     sa.select(*schema.orders.columns).where(schema.orders.c.run_id.in_(KEYS)).order_by(schema.orders.c.seq)
 )
+_TOUCHED_NODES = Lookup(sa.select(schema.touched_nodes).where(schema.touched_nodes.c.run_id.in_(KEYS)))
 SAME_ALERT = sa.and_(
     schema.run_alerts.c.fingerprint == schema.alerts.c.fingerprint,
     schema.run_alerts.c.starts_at == schema.alerts.c.starts_at,
@@ -78,6 +80,17 @@ def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, 
     for row in _ALERTS.rows(connection, run_ids):
         alerts.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
     return alerts
+
+
+def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run]:
+    """Return these runs with the nodes that each has touched; its target's is one from its first act on."""
+    nodes: dict[str, set[str]] = {run.id: set() for run in runs_read}
+    for run in runs_read:
+        if run.acted_at is not None and run.target is not None and run.target.node is not None:
+            nodes[run.id].add(run.target.node)
+    for run_id, node, _ in _TOUCHED_NODES.rows(connection, nodes):
+        nodes[run_id].add(node)
+    return [replace(run, touched=tuple(sorted(nodes[run.id]))) for run in runs_read]
 
 
 def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:

@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeDecorator
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0002"
+HEAD = "0003"
 """The revision of the schema that this code reads and writes."""
 
 _PLAIN = {type(None): None, dict: "{}", list: "[]"}
@@ -167,6 +167,17 @@ steps = sa.Table(
 )
 """``command_id`` is that of the last attempt. ``undo_status`` is null where there is nothing to undo."""
 
+touched_nodes = sa.Table(
+    "touched_nodes",
+    metadata,
+    sa.Column("run_id", Text, sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("node", Text, primary_key=True),
+    sa.Column("at", TimeColumn, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The nodes that each run has changed something on, or was about to: on record before the act. ``at`` is the last
+time."""
+
 orders = sa.Table(
     "orders",
     metadata,
@@ -268,6 +279,9 @@ _partial("ix_runs_unfinished", runs.c.created_at, runs.c.id, where="unfinished =
 # whose reply this is
 _partial("ix_steps_command", steps.c.command_id, where="command_id IS NOT NULL")
 _partial("ix_steps_undo_command", steps.c.undo_command_id, where="undo_command_id IS NOT NULL")
+
+# the breaker's count
+sa.Index("ix_touched_nodes_at", touched_nodes.c.at, touched_nodes.c.node)
 
 sa.Index("ix_orders_run", orders.c.run_id)
 sa.Index("ix_events_run", events.c.run_id, events.c.seq)

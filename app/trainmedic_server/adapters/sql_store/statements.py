@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import queries, schema
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup
-from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps
+from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps, touched_nodes
 from trainmedic_server.domain.run import Decision
 
 ALERTS = Lookup(sa.select(alerts).where(alerts.c.fingerprint.in_(KEYS), queries.within(alerts.c.starts_at)))
@@ -53,15 +53,22 @@ COUNT_STARTED = (
         runs.c.created_at > sa.bindparam("since", type_=schema.TimeColumn),
     )
 )
-NODES_ACTED_ON = (
+_SINCE = sa.bindparam("since", type_=schema.TimeColumn)
+NODES_OF_STARTED_RUNS = (
     sa.select(runs.c.node, sa.func.max(runs.c.created_at).label("latest"))
     .where(
         runs.c.decision == Decision.STARTED.value,
-        runs.c.created_at > sa.bindparam("since", type_=schema.TimeColumn),
+        runs.c.created_at > _SINCE,
         runs.c.node.is_not(None),
     )
     .group_by(runs.c.node)
 )
+NODES_TOUCHED = (
+    sa.select(touched_nodes.c.node, sa.func.max(touched_nodes.c.at).label("latest"))
+    .where(touched_nodes.c.at > _SINCE)
+    .group_by(touched_nodes.c.node)
+)
+TOUCHED_BY = sa.select(touched_nodes.c.node).where(touched_nodes.c.run_id == sa.bindparam("run"))
 COUNT_ALERTS = Lookup(
     sa.select(run_alerts.c.run_id, sa.func.count()).where(run_alerts.c.run_id.in_(KEYS)).group_by(run_alerts.c.run_id)
 )

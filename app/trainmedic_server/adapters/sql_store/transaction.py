@@ -73,7 +73,8 @@ class SqlTransaction(Transaction):
         """End a unit that raised: nothing of it is kept."""
         if self._savepoint is not None:
             self._savepoint.rollback()
-        if self._savepoint is not None or self._own.targets or self._own.nodes or self._own.playbooks:
+        own = self._own
+        if self._savepoint is not None or own.targets or own.nodes or own.touched or own.playbooks:
             self._cache.forget()
 
     def flushed_connection(self) -> sa.Connection:
@@ -170,11 +171,22 @@ class SqlTransaction(Transaction):
     def nodes_acted_on(self, since: datetime) -> set[str]:
         nodes = self._cache.nodes_acted_on_since(since)
         if nodes is None:
-            rows = self._flushed_runs().execute(statements.NODES_ACTED_ON, {"since": since})
-            latest = {row.node: row.latest for row in rows}
+            connection = self._flushed_if(lambda pending: pending.added or pending.saved or pending.touched)
+            latest: dict[str, datetime] = {}
+            for statement in (statements.NODES_OF_STARTED_RUNS, statements.NODES_TOUCHED):
+                for node, at in connection.execute(statement, {"since": since}):
+                    latest[node] = max(at, latest.get(node, at))
             self._cache.set_acted_on(since, latest)
             nodes = set(latest)
         return nodes
+
+    def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime) -> None:
+        self._own.touched.update(((run_id, node), at) for node in nodes)
+        self._cache.touch(nodes, at)
+
+    def touched_nodes(self, run_id: str) -> set[str]:
+        connection = self._flushed_if(lambda pending: pending.touched)
+        return set(connection.execute(statements.TOUCHED_BY, {"run": run_id}).scalars())
 
     def known_nodes(self) -> set[str]:
         nodes = self._cache.nodes

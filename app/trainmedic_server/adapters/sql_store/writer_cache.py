@@ -7,6 +7,7 @@ rolled back; then the tables are read again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from trainmedic_server.domain.run import Decision, Run
@@ -56,6 +57,14 @@ class WriterCache:
         self._acted_since, self._acted = since, latest
         self._acted_first = min(latest.values(), default=None)
 
+    def touch(self, nodes: Collection[str], at: datetime) -> None:
+        """Count these nodes as acted on at this moment."""
+        if self._acted_since is None or not nodes:
+            return
+        for node in nodes:
+            self._acted[node] = max(at, self._acted.get(node, at))
+        self._acted_first = at if self._acted_first is None else min(self._acted_first, at)
+
     def should_write_node(self, node: str, at: datetime) -> bool:
         """Return True if ``seen_at`` of the node should be written now; the cache then counts it as written."""
         if self.nodes is None:
@@ -81,8 +90,6 @@ class WriterCache:
         if self._acted_since is not None and run.target and run.target.node:
             node, latest = run.target.node, self._acted.get(run.target.node)
             if run.decision is Decision.STARTED:
-                self._acted[node] = run.created_at if latest is None else max(latest, run.created_at)
-                first = self._acted_first
-                self._acted_first = run.created_at if first is None else min(first, run.created_at)
+                self.touch([node], run.created_at)
             elif latest == run.created_at:
                 self._acted_since = None  # this run may be the one that counted, and counts no more

@@ -1,0 +1,86 @@
+"""The breaker: what runs are about to touch is counted and on record before they do, and one that would touch too
+many nodes is kept from it.
+
+A run counts with the node of its target as soon as it is admitted (``admission``). What it touches beyond that, such
+as the nodes of a job, is known only once an attempt has its parameters, and is counted here, for all nodes of the
+attempt together: either it may touch all of them, or none. A node that the run has touched before is counted again,
+but keeps it from nothing: what has been begun there goes on.
+
+Who calls it: ``driver`` before each attempt that changes something; never before an undo. ``lease_recovery`` puts on
+record what it touches again. Not here: how many nodes are too many (`guards.trips_breaker`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import replace
+
+from trainmedic_server import telemetry
+from trainmedic_server.domain.run import Controls, Event, Run
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import guards
+from trainmedic_server.engine.recorder import Recorder
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import Transaction
+
+log = telemetry.logger(__name__)
+
+
+class Breaker:
+    """Counts the nodes that runs touch. `on_opened` is called with the switches once it is on record that they have
+    changed."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        clock: Clock,
+        limits: EngineLimits,
+        topology: Callable[[], Topology],
+        on_opened: Callable[[Controls], None],
+    ) -> None:
+        self._recorder = recorder
+        self._clock = clock
+        self._limits = limits
+        self._topology = topology
+        self._on_opened = on_opened
+
+    async def why_barred(self, run: Run, nodes: Set[str], *, has_acted: bool) -> str | None:
+        """Put on record that the run touches these nodes now, and return None; or why it must touch none of them.
+
+        `has_acted`: whether it has changed something before, so that it has touched its target's node.
+        """
+        now = self._clock.now()
+        of_target = {run.target.node} if run.target and run.target.node else set()
+        if not nodes or (nodes <= of_target and run.created_at > now - self._limits.breaker_window):
+            return None
+        own = of_target if has_acted else frozenset[str]()
+        known_nodes = self._topology().nodes
+        reason, opened = await self._recorder.transact(lambda tx: self._count(tx, run, nodes, own, known_nodes))
+        if opened is not None:
+            log.error("the breaker has opened", why=reason, run_id=run.id)
+            self._on_opened(opened)
+        return reason
+
+    def _count(
+        self, tx: Transaction, run: Run, nodes: Set[str], own: Set[str], known_nodes: Set[str]
+    ) -> tuple[str | None, Controls | None]:
+        """Why the run is barred from these nodes, and the switches if that has changed them.
+
+        `own` are nodes that it has touched before.
+        """
+        now, controls = self._clock.now(), tx.controls()
+        new = nodes - tx.touched_nodes(run.id) - own
+        if new and controls.breaker_open:
+            return controls.breaker_reason or "the breaker is open", None
+        if new:
+            acted_on = tx.nodes_acted_on(now - self._limits.breaker_window)
+            reason = guards.trips_breaker(new, acted_on, tx.known_nodes() | known_nodes, self._limits)
+            if reason is not None:
+                opened = replace(controls, breaker_open=True, breaker_opened_at=now, breaker_reason=reason)
+                tx.save_controls(opened)
+                tx.append([Event("breaker_opened", now, data={"why": reason, "run_id": run.id})])
+                return reason, opened
+        tx.touch_nodes(run.id, nodes, now)
+        tx.remember_nodes(nodes, now)
+        return None, None

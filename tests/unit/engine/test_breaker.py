@@ -1,0 +1,215 @@
+"""The breaker counts machines: every node that a run touches, through a job too, and before it touches any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from tests.unit.engine.test_placed import Gather, Somewhere, Spread
+from tests.unit.engine.world import Amount, Scripted, World
+from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepStatus, UndoStatus
+from trainmedic_server.domain.target import Target
+from trainmedic_server.ports.actions import Call
+
+MakeWorld = Callable[..., World]
+
+CLUSTER = [f"n{number}" for number in range(50)]
+LIMITS = {"breaker_share": 0.3, "breaker_min_nodes": 2}
+
+SPREAD = """
+playbook: spread
+on: {alert: Slow}
+target: job
+steps:
+  - {id: all, action: test.spread, undo: on_resolve, retry: {attempts: 3, delay: 1s}}
+"""
+
+
+class OnJobs(Spread):
+    """Works on the nodes of a job: job 0 has the first ten of the cluster, job 1 the next ten, and so on."""
+
+    async def locate(self, call: Call) -> BaseModel:
+        params = call.params
+        assert isinstance(params, Somewhere)
+        assert call.target.job is not None
+        first = 10 * int(call.target.job)
+        return params.model_copy(update={"nodes": CLUSTER[first : first + 10]}) if params.nodes is None else params
+
+
+class Elsewhere(Amount):
+    on: tuple[str, ...] = ()
+
+
+class Remote(Scripted):
+    """An action of another package, which says itself what it touches."""
+
+    name = "test.remote"
+    Params = Elsewhere
+
+    @classmethod
+    def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
+        assert isinstance(params, Elsewhere)
+        if params.amount < 0:
+            raise LookupError("a bug")
+        return params.on
+
+
+async def made(world: MakeWorld, *playbooks: str, **settings: Any) -> World:
+    """A server that knows fifty nodes and opens its breaker beyond fifteen."""
+    w = world(*playbooks, more=[OnJobs, Gather, Remote], **{**LIMITS, **settings})
+    await w.store.transact(lambda tx: tx.remember_nodes(CLUSTER, w.clock.now()))
+    return w
+
+
+def nodes_capped(w: World) -> set[str]:
+    calls = w.actions["spread"].calls
+    return {target.node or "" for call in calls for target in OnJobs.places(call.params)}
+
+
+def ended(runs: Collection[Run]) -> list[tuple[str, str]]:
+    return [(str(run.status), str(run.decision)) for run in runs]
+
+
+async def test_runs_on_jobs_are_stopped_before_they_touch_too_many_nodes(world: MakeWorld) -> None:
+    """Five jobs on all nodes: the first has a fifth of them, and with the second it would be two fifths."""
+    w = await made(world, SPREAD)
+    alerts = [w.alert("Slow", job_name=str(job)) for job in range(5)]
+    await w.post(*alerts)
+    await w.pass_time(60)
+    first, *others = await w.runs()
+    assert nodes_capped(w) == set(CLUSTER[:10])
+    assert (first.status, first.touched) == (Status.SUCCEEDED, tuple(sorted(CLUSTER[:10])))
+    assert ended(others) == [("not_started", "breaker_open")] * 4
+    assert all(run.acted_at is None and run.touched == () for run in others)
+    assert [run.steps[0].undo.status for run in others if run.steps[0].undo] == [UndoStatus.DROPPED] * 4
+    assert w.engine.controls.breaker_reason is not None
+    assert w.engine.controls.breaker_reason.startswith("10 of 50 known nodes were acted on within 10m; 10 more")
+    assert w.metrics.decisions.labels("spread", "breaker_open")._value.get() == 4
+    [opened] = [event for event in await w.store.events_after(0, 1000) if event.kind == "breaker_opened"]
+    assert opened.data["run_id"] == others[0].id
+    await w.resolve(alerts[0])
+    assert w.calls() == {"spread": 1, "gather": 1}
+
+
+async def test_what_was_counted_outlives_a_restart_and_ends_with_the_window(world: MakeWorld) -> None:
+    """The count is the store's; after ten minutes the cause is not the same any more."""
+    w = await made(world, SPREAD)
+    await w.post(w.alert("Slow", job_name="0"))
+    await w.restart()
+    await w.post(w.alert("Slow", job_name="1"))
+    assert w.engine.controls.breaker_open
+    await w.engine.close_breaker("alice")
+    await w.pass_time(601)
+    await w.post(w.alert("Slow", job_name="2"))
+    assert not w.engine.controls.breaker_open
+    assert nodes_capped(w) == {*CLUSTER[:10], *CLUSTER[20:30]}
+
+
+async def test_nodes_of_jobs_count_for_runs_on_nodes(world: MakeWorld) -> None:
+    """And the other way round: a machine is a machine. One that was touched already adds nothing."""
+    on_nodes = "{playbook: on, on: {alert: Hot}, target: node, steps: [{action: test.other}]}"
+    w = await made(world, SPREAD, on_nodes)
+    await w.post(w.alert("Slow", job_name="0"))
+    for number in (3, 10, 11, 12, 13, 14, 3):
+        await w.post(w.alert("Hot", node=f"n{number}", time=str(w.clock.now())))
+        await w.pass_time(1)
+    assert not w.engine.controls.breaker_open
+    admission = await w.post(w.alert("Hot", node="n15"))
+    assert [run.decision for run in admission.runs] == [Decision.BREAKER_OPEN]
+
+
+async def test_a_server_that_was_killed_before_the_act_counts_its_nodes_once(world: MakeWorld) -> None:
+    """What is on record goes on under the same id; the breaker, which opened meanwhile, holds back only what is new."""
+    w = await made(world, SPREAD)
+    w.actions["spread"].outcomes.append("hang")
+    await w.post(w.alert("Slow", job_name="0"))
+    await w.post(w.alert("Slow", job_name="1"))
+    assert w.engine.controls.breaker_open
+    await w.restart()
+    first, second = await w.runs()
+    assert (first.status, second.decision) == (Status.SUCCEEDED, Decision.BREAKER_OPEN)
+    assert len({call.command_id for call in w.actions["spread"].calls}) == 1
+
+
+async def test_a_run_that_has_begun_fails_at_the_step_that_would_touch_too_many(world: MakeWorld) -> None:
+    """It has acted, so it did start: its own rules for a failure hold, and people are told."""
+    begun = SPREAD.replace("steps:", "steps:\n  - {id: first, action: test.cap, undo: on_failure}")
+    w = await made(world, begun + "on_failure: [{action: test.tell}]\n")
+    await w.post(w.alert("Slow", job_name="0"), w.alert("Slow", job_name="1"))
+    await w.pass_time(60)
+    _, barred = await w.runs()
+    assert (barred.status, barred.decision) == (Status.FAILED, Decision.STARTED)
+    assert barred.steps[1].status is StepStatus.FAILED
+    assert "10 more would pass 30%" in barred.message
+    assert w.calls() == {"cap": 2, "spread": 1, "tell": 1, "uncap": 1}
+
+
+async def test_a_run_goes_on_at_the_nodes_that_it_has_touched(world: MakeWorld) -> None:
+    """Neither an open breaker nor the time since then holds back what was begun there; it counts anew."""
+    twice = SPREAD + "  - {wait_for: resolved, timeout: 20m, on_timeout: continue}\n  - {action: test.spread}\n"
+    on_node = """
+playbook: on
+on: {alert: Hot}
+target: node
+steps:
+  - {action: test.cap}
+  - {wait_for: resolved, timeout: 20m, on_timeout: continue}
+  - {action: test.other}
+"""
+    w = await made(world, twice, on_node)
+    await w.post(w.alert("Slow", job_name="0"), w.alert("Hot", node="n20"))
+    await w.post(w.alert("Slow", job_name="1"))
+    assert w.engine.controls.breaker_open
+    await w.pass_time(1300)
+    assert w.calls() == {"spread": 2, "cap": 1, "other": 1}
+    window = w.clock.now() - timedelta(minutes=10)
+    assert await w.store.transact(lambda tx: tx.nodes_acted_on(window)) == {*CLUSTER[:10], "n20"}
+
+
+async def test_what_was_approved_late_is_counted_when_it_acts(world: MakeWorld) -> None:
+    """Runs that were admitted an hour apart, and are approved in one minute, act in one minute."""
+    w = world(
+        "{playbook: on, on: {alert: Hot}, target: node, steps: [{action: test.cap}]}",
+        mode="approve",
+        breaker_share=0.5,
+        breaker_min_nodes=1,
+    )
+    for number in range(4):
+        await w.post(w.alert(node=f"n{number}"))
+        await w.pass_time(3600)
+    for run in await w.runs():
+        await w.engine.order(run.id, OrderKind.APPROVE, "bob")
+        await w.pass_time(1)
+    assert w.calls() == {"cap": 2}
+    assert ended(await w.runs()) == [("succeeded", "started")] * 2 + [("not_started", "breaker_open")] * 2
+
+
+@pytest.mark.parametrize(("action", "acts"), [("test.look", 5), ("test.cap", 5)])
+async def test_what_touches_no_node_is_not_counted(world: MakeWorld, action: str, acts: int) -> None:
+    """Reading all nodes of a job, or a command to the job itself: no machine is changed."""
+    w = await made(world, SPREAD.replace("test.spread, undo: on_resolve", action))
+    await w.post(*(w.alert("Slow", job_name=str(job)) for job in range(5)))
+    assert w.calls() == {action.removeprefix("test."): acts}
+    assert all(run.touched == () for run in await w.runs())
+
+
+async def test_an_action_of_another_package_says_what_it_touches(world: MakeWorld) -> None:
+    """By ``touches``; what cannot be counted is not done."""
+    remote = """
+playbook: remote
+on: {alert: Far}
+target: cluster
+steps:
+  - {action: test.remote, with: {amount: "{{ labels.amount }}", on: [n1, n2, n3]}}
+"""
+    w = await made(world, remote, breaker_share=0.05)
+    await w.post(w.alert("Far", amount="-1"))
+    failed = await w.run()
+    assert failed.message.endswith("action test.remote does not say which nodes it touches: LookupError: a bug")
+    await w.post(w.alert("Far", amount="1"))
+    assert w.engine.controls.breaker_open
+    assert w.calls() == {}
