@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainmedic_server import errors
 from trainmedic_server.catalog import model_errors
 from trainmedic_server.catalog.expressions import Expression, TextTemplate, ValueTemplate
-from trainmedic_server.catalog.matchers import Matcher, ValueTooLong
+from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.catalog.problems import DocumentPath, path_text
+from trainmedic_server.catalog.regexes import ValueTooLong
 from trainmedic_server.domain import job_lookup
 from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
-from trainmedic_server.catalog import attachments, expressions, matchers, model_errors, scope_check
+from trainmedic_server.catalog import attachments, expressions, matchers, model_errors, scope_check, template_syntax
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
-from trainmedic_server.catalog.expressions import Expression, Malformed, TextTemplate, ValueTemplate
+from trainmedic_server.catalog.expressions import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.catalog.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
+from trainmedic_server.catalog.template_syntax import Malformed
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.playbook import APPROVAL, Playbook, TargetParts, UndoTrigger
 from trainmedic_server.domain.target import IdentityLabels, TargetKind
@@ -220,14 +221,14 @@ class _Compilation:
         if not isinstance(text, str) or not text:
             return None
         name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path[0]}[{path[1]}]"
-        return self._compiled(text, path, names, expressions.parse_expression, lambda: Expression(text, name))
+        return self._compiled(text, path, names, template_syntax.parse_expression, lambda: Expression(text, name))
 
     def _text(self, text: str, path: DocumentPath, names: VisibleNames) -> Expression | TextTemplate | str:
         if not expressions.is_template(text):
             return text
         name = ".".join(map(str, path))
         made = self._compiled(
-            text, path, names, expressions.parse_template, lambda: expressions.compile_text(text, name)
+            text, path, names, template_syntax.parse_template, lambda: expressions.compile_text(text, name)
         )
         return made if made is not None else text
 
@@ -236,7 +237,7 @@ class _Compilation:
     ) -> ValueTemplate | None:
         """Return the parameters, compiled; None where a template among them is wrong."""
         fine = [
-            self._compiled(text, inner, names, expressions.parse_template, lambda: True)
+            self._compiled(text, inner, names, template_syntax.parse_template, lambda: True)
             for inner, text in _texts(raw, path)
             if expressions.is_template(text)
         ]

@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainmedic_server.catalog import regexes
 from trainmedic_server.catalog.problems import shown
+from trainmedic_server.catalog.regexes import Pattern, ValueTooLong
 
+_LONGEST = 10_000
 _RESERVED = r"{}!=~,\\\"'`\s"
 _TOKEN = re.compile(
     rf"""\s*(?:
@@ -26,10 +27,6 @@ _TOKEN = re.compile(
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 
-class ValueTooLong(Exception):
-    """A value is too long to try a regular expression on."""
-
-
 @dataclass(frozen=True, slots=True)
 class Matcher:
     """One condition on one label. ``pattern`` is set where the operator is a regular expression's."""
@@ -37,16 +34,17 @@ class Matcher:
     label: str
     operator: str
     value: str
-    pattern: re.Pattern[str] | None = None
+    pattern: Pattern | None = None
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether it holds. Raises ValueTooLong."""
         value = labels.get(self.label, "")
         if self.pattern is None:
             return (value == self.value) is (self.operator == "=")
-        if len(value) > regexes.LONGEST_VALUE:
-            raise ValueTooLong(f"label {self.label} has {len(value)} characters, too many for a regular expression")
-        return (self.pattern.fullmatch(value) is not None) is (self.operator == "=~")
+        try:
+            return self.pattern.matches(value) is (self.operator == "=~")
+        except ValueTooLong as error:
+            raise ValueTooLong(f"label {self.label}: {error}") from None
 
     def __str__(self) -> str:
         value = self.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -55,6 +53,8 @@ class Matcher:
 
 def parse(text: str) -> tuple[Matcher, ...]:
     """Return the matchers that `text` writes: one, or several with commas, in braces or without. Raises ValueError."""
+    if len(text) > _LONGEST:
+        raise ValueError(f"a matcher has at most {_LONGEST} characters")
     tokens = _tokens(text)
     if tokens and tokens[0] == ("mark", "{"):
         if tokens[-1] != ("mark", "}"):
@@ -80,7 +80,7 @@ def parse(text: str) -> tuple[Matcher, ...]:
 def _matcher(label: str, operator: str, value: str) -> Matcher:
     if operator not in ("=~", "!~"):
         return Matcher(label, operator, value)
-    return Matcher(label, operator, value, regexes.translate(value))
+    return Matcher(label, operator, value, Pattern(value))
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 DocumentPath = tuple[str | int, ...]
 """The way from a document's top to a value: keys and indexes."""
@@ -34,17 +35,28 @@ class FileProblem:
         return (self.file, self.line or 0, self.column or 0, self.message)
 
 
+_CHOICES = 200
+"""Names that a wrong one is compared with: each comparison takes some 10 us, and an alert may have 1,000 labels."""
+_LONGEST_CHOICE = 80
+
+
 def did_you_mean(wrong: str, right: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the nearest right name, or nothing where none is near."""
-    choices = {name.lower(): str(name) for name in right}
-    near = difflib.get_close_matches(wrong.lower()[:80], choices, n=1, cutoff=0.6)
+    choices = {name.lower(): str(name) for name in islice(right, _CHOICES) if len(name) <= _LONGEST_CHOICE}
+    near = difflib.get_close_matches(wrong.lower()[:_LONGEST_CHOICE], choices, n=1, cutoff=0.6)
     return f"; did you mean {choices[near[0]]!r}?" if near else ""
 
 
 def shown(value: object, limit: int = 60) -> str:
     """Return a value as a message shows it: on one line, cut."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    # Of a long text only the beginning is quoted, because quoting it takes as long as it is.
+    return cut(repr(value[:limit] if isinstance(value, str) else value), limit)
+
+
+def cut(text: str, limit: int = 200) -> str:
+    """Return a text on one line, and no longer than `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def path_text(path: DocumentPath) -> str:

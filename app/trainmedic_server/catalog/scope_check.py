@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jinja2
-from jinja2 import meta, nodes
+from jinja2 import nodes
 
+from trainmedic_server.catalog import template_syntax
 from trainmedic_server.catalog.problems import did_you_mean
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.target import TargetKind
@@ -47,11 +47,8 @@ class VisibleNames:
 
 
 def check(tree: nodes.Template, scope: VisibleNames, text: str) -> list[str]:
-    """Return what is wrong with the names in `tree`; `text` is what was written."""
-    try:
-        unknown = meta.find_undeclared_variables(tree) - set(scope.names)
-    except (jinja2.TemplateError, RecursionError):
-        return []  # compiling it says what is wrong
+    """Return what is wrong with the names in `tree`; `text` is what was written. Raises Malformed."""
+    unknown = template_syntax.free_names(tree, text) - set(scope.names)
     wrong = [_unknown_name(name, scope, text) for name in sorted(unknown)]
     assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     for parts in _chains(tree):

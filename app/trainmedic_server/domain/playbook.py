@@ -28,13 +28,20 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
+MOST_MATCHERS = 100
+MOST_STEPS = 200
+"""In each list of steps; checking and planning take time for each pair of them."""
+
+
 class Trigger(_Model):
     """What the playbook reacts to."""
 
     alert: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         description="The alertname, or a list of them."
     )
-    matchers: tuple[str, ...] = Field((), description="Alertmanager matchers; all of them must hold.")
+    matchers: tuple[str, ...] = Field(
+        (), max_length=MOST_MATCHERS, description="Alertmanager matchers; all of them must hold."
+    )
     when: Expression | None = Field(None, description="A further condition, over the alert.")
 
     @property
@@ -178,9 +185,9 @@ class Playbook(_Model):
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
     guards: Guards = Guards()
     """When it does not start although it reacts."""
-    steps: tuple[Step, ...] = Field(min_length=1)
+    steps: tuple[Step, ...] = Field(min_length=1, max_length=MOST_STEPS)
     """What a run does, in order."""
-    on_failure: tuple[Step, ...] = Field((), description="Run when the run fails.")
+    on_failure: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run fails.")
     files: dict[str, str] = Field(
         default_factory=dict,
         description="Templates that steps name, by file name. One that is not given here is read from the playbook's "

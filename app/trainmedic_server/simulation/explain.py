@@ -19,10 +19,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from jinja2 import meta
-
 from trainmedic_server import errors
-from trainmedic_server.catalog import expressions
+from trainmedic_server.catalog import expressions, template_syntax
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger
@@ -222,8 +220,8 @@ def _uses_steps(value: Any, *, is_expression: bool = False) -> bool:
         return any(_uses_steps(member) for member in value)
     if not isinstance(value, str) or not (is_expression or expressions.is_template(value)):
         return False
-    tree = expressions.parse_expression(value) if is_expression else expressions.parse_template(value)
-    return "steps" in meta.find_undeclared_variables(tree)
+    tree = template_syntax.parse_expression(value) if is_expression else template_syntax.parse_template(value)
+    return "steps" in template_syntax.free_names(tree, value)
 
 
 def _describe(spec: Step) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from trainmedic_server import errors
-from trainmedic_server.catalog import expressions
-from trainmedic_server.catalog.expressions import Expression, Malformed, ValueTemplate
+from trainmedic_server.catalog import template_syntax
+from trainmedic_server.catalog.expressions import Expression, ValueTemplate
+from trainmedic_server.catalog.template_syntax import Malformed
 
 SCOPE: dict[str, Any] = {
     "labels": {"severity": "warning", "items": "label called items", "evil": "{{ vars.n }}"},
@@ -113,7 +114,7 @@ def test_a_text_that_grows_without_end_is_cut_off() -> None:
 def test_what_is_no_expression_is_refused(text: str, told: str) -> None:
     """When the playbook is loaded."""
     with pytest.raises(Malformed, match=told):
-        expressions.parse_expression(text)
+        template_syntax.parse_expression(text)
 
 
 @pytest.mark.parametrize(

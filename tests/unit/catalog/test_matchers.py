@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.catalog import matchers, regexes
+from trainmedic_server.catalog import matchers
+from trainmedic_server.catalog.regexes import LARGEST_PROGRAM, MOST_WORK, Pattern, ValueTooLong
 
 ALERT = {"severity": "warning", "team": "", "path": "/data/ckpt", "a b": "1", "note": "first\nsecond"}
 
@@ -54,16 +55,18 @@ def test_a_matcher_holds_as_in_alertmanager(text: str, holds: bool) -> None:
         ("a=b c=d", "expected ','"),
         ("", "a matcher is"),
         ('{a="b"', "not closed"),
-        ('a=~"("', "regular expression"),
-        ('a=~"[a"', "not closed"),
-        ('a=~"(?=x)"', "not in RE2"),
-        ('a=~"(a+)+"', "for ever"),
-        ('a=~"(a|b*)*"', "for ever"),
-        ('a=~"x{1001}"', "1000"),
-        ('a=~"x**"', "repetition of a repetition"),
-        (r'a=~"\\p{L}"', "escape"),
-        ('a=~"b(?i)c"', "beginning"),
+        ('a=~"("', "not a regular expression: missing )"),
+        ('a=~"[a"', "missing ]"),
+        ('a=~"(?=x)"', "invalid perl operator: (?="),
+        (r'a=~"(x)\\1"', "invalid escape sequence"),
+        ('a=~"x{1001}"', "invalid repetition size: {1001}"),
+        ('a=~"(x{1000}){1000}"', "invalid repetition size"),
+        ('a=~"x**"', "bad repetition operator: **"),
+        ('a=~"x++"', "bad repetition operator: ++"),
+        (r'a=~"\\pL{300}"', "too large"),
+        ('a=~"' + ".{30}" * 100 + '"', "too large when its repetitions are written out"),
         ('a=~"' + "x" * 1001 + '"', "1000 characters"),
+        ("a=b," * 10_000, "10000 characters"),
     ],
 )
 def test_what_is_no_matcher_is_refused_with_the_reason(text: str, told: str) -> None:
@@ -73,12 +76,38 @@ def test_what_is_no_matcher_is_refused_with_the_reason(text: str, told: str) -> 
     assert told in str(caught.value)
 
 
-def test_a_value_that_is_too_long_is_not_tried() -> None:
-    """A label of a megabyte cannot keep the server busy; equality still works on it."""
-    long = {"a": "x" * (regexes.LONGEST_VALUE + 1)}
-    with pytest.raises(matchers.ValueTooLong):
-        matchers.parse('a=~"x*y"')[0].matches(long)
-    assert matchers.parse("a!=b")[0].matches(long)
+def test_a_large_pattern_is_not_tried_on_a_long_value() -> None:
+    """What a match takes is bounded by the product of both; a pattern of usual size takes any label that is let in."""
+    longest = {"a": "x" * 65_536}
+    large = matchers.parse('a=~".{1000}"')[0]
+    assert not large.matches({"a": "x" * (MOST_WORK // LARGEST_PROGRAM)})
+    with pytest.raises(ValueTooLong, match="label a: it has 65536 characters"):
+        large.matches(longest)
+    assert matchers.parse('a=~"(x|xx|xxx)+"')[0].matches(longest)
+    assert matchers.parse("a!=b")[0].matches(longest)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value", "holds"),
+    [
+        ("(a+)+", "a" * 60_000 + "b", False),
+        ("(a|b*)*", "ab" * 30_000, True),
+        (".*a.*a.*a.*a.*a.*b", "a" * 60_000, False),
+        ("(llm|train|llm-train|-)+[0-9]*", "llm-train-" * 6_000 + "!", False),
+        ("b(?i)c", "bC", True),
+        (r"\pL+", "Ünïcödé", True),
+    ],
+)
+def test_no_pattern_backtracks(pattern: str, value: str, holds: bool) -> None:
+    """A match takes time in proportion to the value, so what RE2 can read can be used."""
+    assert Pattern(pattern).matches(value) is holds
+
+
+def test_half_a_surrogate_pair_is_the_replacement_character() -> None:
+    """JSON can write it, and UTF-8 cannot; Go, and so Alertmanager, reads U+FFFD."""
+    assert Pattern("a.b").matches("a\ud800b")
+    assert Pattern("\ufffd").matches("\udfff")
+    assert matchers.parse('a=~".."')[0].matches({"a": "\ud83d\ude00x"})
 
 
 @pytest.mark.parametrize(
@@ -97,8 +126,8 @@ def test_a_value_that_is_too_long_is_not_tried() -> None:
     ],
 )
 def test_re2_syntax_is_understood(pattern: str, value: str) -> None:
-    """The forms that Python writes differently, too."""
-    assert regexes.translate(pattern).fullmatch(value)
+    """The forms that Python's own `re` writes differently, too."""
+    assert Pattern(pattern).matches(value)
 
 
 def test_amtool_accepts_what_is_accepted_here(tmp_path: Path) -> None:

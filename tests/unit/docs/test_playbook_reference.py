@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from trainmedic_server.catalog import expressions, scope_check, yaml_text
+from trainmedic_server.catalog import expressions, sandbox, scope_check, yaml_text
 from trainmedic_server.domain import playbook
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.simulation import suite_format
@@ -56,7 +56,7 @@ def test_every_key_of_a_retry_and_of_a_rate_limit_is_in_the_reference() -> None:
 def test_names_filters_and_statuses_are_in_the_reference() -> None:
     """Those that expressions can use."""
     spoken = section(LANGUAGE, "Expressions and templates")
-    for name in (*scope_check.STEP_NAMES, *expressions.ENVIRONMENT.filters):
+    for name in (*scope_check.STEP_NAMES, *sandbox.FILTERS):
         assert f"`{name}`" in spoken, name
     ended = [status for status in StepStatus if status.is_final]
     assert all(f"`{status}`" in section(LANGUAGE, "steps") for status in ended)

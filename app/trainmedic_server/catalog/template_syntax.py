@@ -1,0 +1,228 @@
+"""From the text of an expression or template to a tree that is safe to compile and to run.
+
+What Jinja can parse and no playbook needs is refused (`include`, macros, recursive loops), and so is
+what is too long, too deep or too much. In the tree that is compiled, filters of the ``sandbox`` stand
+wherever a loop, a comparison or a hash must be counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.parser import Parser
+from jinja2.visitor import NodeTransformer
+
+from trainmedic_server.catalog import sandbox, work_meter
+from trainmedic_server.catalog.problems import cut, did_you_mean, shown
+from trainmedic_server.catalog.sandbox import ENVIRONMENT
+
+T = TypeVar("T")
+
+LONGEST_TEMPLATE = 65_536
+MOST_NODES = 5_000
+"""Names, constants, operators and so on of one template; one that is written by hand has some tens."""
+_DEEPEST = 100
+"""Levels of the tree: well within what Jinja and Python take, however deep the caller's own stack is."""
+_RESULT = "result"
+_REFUSED_WORDS = {"callblock": "call", "scopedevalcontextmodifier": "autoescape", "evalcontextmodifier": "autoescape"}
+_ALLOWED: tuple[type[nodes.Node], ...] = (
+    nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.With, nodes.Assign,
+    nodes.AssignBlock, nodes.FilterBlock, nodes.Name, nodes.Const, nodes.Tuple, nodes.List, nodes.Dict,
+    nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem,
+    nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand, nodes.BinExpr, nodes.UnaryExpr,
+)  # fmt: skip
+
+
+class Malformed(Exception):
+    """A text is not an expression or template."""
+
+
+def parse_expression(text: str) -> nodes.Template:
+    """Return the syntax tree of an expression, as a template that outputs it. Raises Malformed."""
+    expression = _checked(text, _expression)
+    return _template([nodes.Output([expression], lineno=1)])
+
+
+def parse_template(text: str) -> nodes.Template:
+    """Return the syntax tree of a template. Raises Malformed."""
+    return _checked(text, ENVIRONMENT.parse)
+
+
+def compile_expression(text: str) -> Callable[..., Any]:
+    """Return what evaluates the expression in a scope. Raises Malformed."""
+    return _evaluator(_checked(text, _expression), text)
+
+
+def compile_template(text: str) -> jinja2.Template:
+    """Raises Malformed."""
+    return _compiled(parse_template(text), text)
+
+
+def compile_single_expression(text: str) -> Callable[..., Any] | None:
+    """Return what evaluates the one expression of a template that is exactly ``{{ expression }}``; None for another.
+    Raises Malformed."""
+    if not (text.startswith("{{") and text.endswith("}}")):
+        return None
+    match parse_template(text).body:
+        case [nodes.Output(nodes=[expression])]:
+            return _evaluator(expression, text)
+    return None
+
+
+def _evaluator(expression: nodes.Expr, text: str) -> Callable[..., Any]:
+    assignment = nodes.Assign(nodes.Name(_RESULT, "store", lineno=1), expression, lineno=1)
+    compiled = _compiled(_template([assignment]), text)
+    return jinja2.environment.TemplateExpression(compiled, undefined_to_none=False)
+
+
+def free_names(tree: nodes.Template, text: str) -> set[str]:
+    """Return the names that the tree of `text` uses and does not set itself. Raises Malformed."""
+    finder = _NameFinder(ENVIRONMENT)
+    _made(lambda: finder.visit(tree), text)
+    return finder.undeclared_identifiers
+
+
+def node_count(tree: nodes.Node) -> int:
+    return 1 + sum(1 for _ in tree.find_all(nodes.Node))
+
+
+def _expression(text: str) -> nodes.Expr:
+    if "{{" in text:
+        raise Malformed(f"{shown(text)}: an expression is written without braces here")
+    parser = Parser(ENVIRONMENT, text, state="variable")
+    expression = parser.parse_expression()
+    if not parser.stream.eos:
+        raise Malformed(f"{shown(text)}: unexpected {shown(parser.stream.current.value)}")
+    return expression
+
+
+def _template(body: list[nodes.Node]) -> nodes.Template:
+    tree = nodes.Template(body, lineno=1)
+    tree.set_environment(ENVIRONMENT)
+    return tree
+
+
+Parsed = TypeVar("Parsed", bound=nodes.Node)
+
+
+def _checked(text: str, parse: Callable[[str], Parsed]) -> Parsed:
+    if len(text) > LONGEST_TEMPLATE:
+        raise Malformed(f"a template has at most {LONGEST_TEMPLATE} characters")
+    tree = _made(lambda: parse(text), text)
+    _check_size(tree, text)
+    every: list[nodes.Node] = [tree, *tree.find_all(nodes.Node)]
+    for node in every:
+        wrong = _wrong_with(node)
+        if wrong is not None:
+            raise Malformed(f"{shown(text)}: {wrong}")
+    return tree
+
+
+def _compiled(tree: nodes.Template, text: str) -> jinja2.Template:
+    def compile_tree() -> jinja2.Template:
+        metered = _Metering().visit(tree)
+        metered.set_environment(ENVIRONMENT)
+        return ENVIRONMENT.from_string(metered)
+
+    return _made(compile_tree, text)
+
+
+def _made(make: Callable[[], T], text: str) -> T:
+    try:
+        return make()
+    except Malformed:
+        raise
+    except RecursionError:
+        raise Malformed(f"{shown(text)}: too deeply nested") from None
+    except Exception as error:  # whatever Jinja, or Python on Jinja's code, makes of a text is a mistake of that text
+        raise Malformed(f"{shown(text)}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    words = error.msg if isinstance(error, SyntaxError) else str(getattr(error, "message", None) or error)
+    return cut(words) or type(error).__name__
+
+
+def _check_size(tree: nodes.Node, text: str) -> None:
+    """Go through the tree level by level, because one that is too deep cannot be gone through by recursion."""
+    level, count = [tree], 0
+    for _ in range(_DEEPEST):
+        count += len(level)
+        if count > MOST_NODES:
+            raise Malformed(f"{shown(text)}: it has over {MOST_NODES} parts")
+        level = [child for node in level for child in node.iter_child_nodes()]
+        if not level:
+            return
+    raise Malformed(f"{shown(text)}: too deeply nested")
+
+
+def _wrong_with(node: nodes.Node) -> str | None:
+    """Return what is wrong with one node; Jinja itself finds some of it only when it runs."""
+    if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
+        word = "a recursive loop" if isinstance(node, nodes.For) else type(node).__name__.lower()
+        return f"{_REFUSED_WORDS.get(word, word)} is not possible in a playbook"
+    if isinstance(node, nodes.Filter) and node.name not in sandbox.FILTERS:
+        return f"there is no filter {node.name!r}{did_you_mean(node.name, sandbox.FILTERS)}"
+    if isinstance(node, nodes.Test) and node.name not in sandbox.TESTS:
+        return f"there is no test {node.name!r}{did_you_mean(node.name, sandbox.TESTS)}"
+    number = node.value if isinstance(node, nodes.Const) else None
+    if isinstance(number, int) and number.bit_length() > work_meter.LARGEST_NUMBER_BITS:
+        return "a number is too long"
+    if isinstance(node, nodes.Compare) and len(node.ops) > 1 and any(each.op in ("in", "notin") for each in node.ops):
+        return "'in' beside another comparison; put an 'and' between them"
+    return None
+
+
+class _Metering(NodeTransformer):
+    """Puts the filters of the ``sandbox`` that count into a tree."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        texts = sum(len(each.data) // 64 for each in node.find_all(nodes.TemplateData))
+        # Most nodes take far less than a step; those that can take more count for themselves.
+        steps = 1 + (node_count(node) - node_count(node.iter)) // 4 + texts
+        self.generic_visit(node)
+        node.iter = _filtered(sandbox.LOOP, node.iter, nodes.Const(steps, lineno=node.lineno))
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        if node.ops[0].op in ("in", "notin"):
+            test = nodes.Test(node.expr, "in", [node.ops[0].expr], [], None, None, lineno=node.lineno)
+            return test if node.ops[0].op == "in" else nodes.Not(test, lineno=node.lineno)
+        node.expr = _weighed(node.expr)
+        for operand in node.ops:
+            operand.expr = _weighed(operand.expr)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(sandbox.CONCATENATE, nodes.List(node.nodes, lineno=node.lineno))
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        node.key = _weighed(node.key)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _weighed(node) if isinstance(node.arg, nodes.Slice) else node  # Jinja leaves a slice to Python
+
+
+def _weighed(expression: nodes.Expr) -> nodes.Expr:
+    """Return the expression, counted with all that is in it: what a comparison or a hash goes through."""
+    return expression if isinstance(expression, nodes.Const) else _filtered(sandbox.WEIGH, expression)
+
+
+def _filtered(name: str, expression: nodes.Node, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(expression, name, list(args), [], None, None, lineno=expression.lineno)
+
+
+class _NameFinder(meta.TrackingCodeGenerator):
+    """Finds names as Jinja's own `meta.find_undeclared_variables`, but evaluates no constants on the way."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.optimizer = None
