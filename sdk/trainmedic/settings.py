@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Mapping
+from typing import Callable, Mapping, Sequence
 
 from trainmedic.errors import ConfigurationError
 
@@ -31,7 +31,9 @@ class Settings:
     job: str
     rank: int
     world_size: int
-    signing_key: bytes | None
+    read_keys: Callable[[], Sequence[bytes]] | None
+    """Returns the signing key, and after it the previous one where that is set; asked again, it reads the files that
+    hold them again, and raises ConfigurationError. None where no signing key is set."""
     redis_url: str | None
     """None where a URL may yet be in ``url_file``."""
     url_file: Path
@@ -75,7 +77,7 @@ def resolve(
     if not 0 <= my_rank < size:
         raise ConfigurationError(f"rank {my_rank} does not exist in a world of {size}")
     state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(env.get("HOME") or Path.home()) / ".local/state/trainmedic")
-    return Settings(name, my_rank, size, _key(signing_key, env), url, state / URL_FILE)
+    return Settings(name, my_rank, size, _key_reader(signing_key, env), url, state / URL_FILE)
 
 
 def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
@@ -88,12 +90,22 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
     return 0, 1
 
 
-def _key(argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
-    """The bytes of the key, without the white space around it that editors and secrets leave."""
+def _key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable[[], Sequence[bytes]] | None:
+    def read_keys() -> list[bytes]:
+        keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _key("TRAINMEDIC_PREVIOUS_SIGNING_KEY", None, env)
+        if keys[0] is None and keys[1] is not None:
+            raise ConfigurationError("TRAINMEDIC_PREVIOUS_SIGNING_KEY is set, and TRAINMEDIC_SIGNING_KEY is not")
+        return [key for key in keys if key is not None]
+
+    return read_keys if read_keys() else None
+
+
+def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
+    """The bytes of a key, without the white space around it that editors and secrets leave."""
     key = argument
     if key is None:
-        key = env.get("TRAINMEDIC_SIGNING_KEY")
-    path = env.get("TRAINMEDIC_SIGNING_KEY_FILE")
+        key = env.get(variable)
+    path = env.get(f"{variable}_FILE")
     if key is None and path:
         try:
             key = Path(path).read_bytes()

@@ -16,6 +16,7 @@ from redis.asyncio.client import Pipeline
 from tests.support.messages import make_command
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
+from trainmedic.wire.signing import Signer
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters import redis_bus
 from trainmedic_server.adapters.redis_bus import RedisBus
@@ -27,10 +28,10 @@ KEY = b"a signing key of the tests"
 class Bench:
     """A bus, its metrics, the late replies that it handed on, and a client to play the receivers with."""
 
-    def __init__(self, url: str, signing_key: bytes | None = None) -> None:
+    def __init__(self, url: str, signer: Signer | None = None) -> None:
         self.metrics = telemetry.Metrics()
         self.late: list[Reply] = []
-        self.bus = RedisBus(url, SystemClock(), self.metrics, signing_key, on_late_reply=self._note)
+        self.bus = RedisBus(url, SystemClock(), self.metrics, signer, on_late_reply=self._note)
         self.redis: Redis = Redis.from_url(url, protocol=2)
 
     async def _note(self, reply: Reply) -> None:
@@ -112,7 +113,7 @@ async def test_a_node_command_goes_to_the_agent(bench: Bench) -> None:
 
 async def test_commands_are_signed_where_a_key_is_in_use(redis_server: Any) -> None:
     """The signature is that of the very bytes that are on the stream."""
-    async with another(redis_server.url, signing_key=KEY) as bench:
+    async with another(redis_server.url, signer=Signer.of(KEY)) as bench:
         sent = make_command(seconds=0.2)
         await bench.bus.request(sent)
         (fields,) = await bench.commands("llm-1")

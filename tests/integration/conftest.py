@@ -11,6 +11,7 @@ import pytest
 from tests.support.command_sender import Commander
 from tests.support.messages import KEY
 from tests.support.rank_processes import RankProcesses
+from trainmedic.wire.signing import Signer
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -25,7 +26,7 @@ def job(tmp_path: Path, redis_server: Any) -> Iterator[RankProcesses]:
 
 @pytest.fixture
 async def bus(redis_server: Any) -> AsyncIterator[RedisBus]:
-    made = RedisBus(redis_server.url, SystemClock(), telemetry.Metrics(), KEY.encode())
+    made = RedisBus(redis_server.url, SystemClock(), telemetry.Metrics(), Signer.of(KEY.encode()))
     await made.start()
     yield made
     await made.close()

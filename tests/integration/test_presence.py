@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
 
 from tests.support.programs import eventually
+from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.connection import OutageLog, RedisConnection
+from trainmedic.wire.signing import Signer
 from trainmedic.wire.writer import PresenceKey, ReplyWriter
 
 KEY = "trainmedic:agent:presence-test"
@@ -20,14 +23,16 @@ KEY = "trainmedic:agent:presence-test"
 class Announcing:
     """A writer that announces itself many times a second."""
 
-    def __init__(self, url: str, instance: str) -> None:
+    def __init__(self, url: str, instance: str, signer: Signer | None = None) -> None:
+        described = {"node": "presence-test", "instance": instance}
         self.rivals: list[Mapping[str, Any]] = []
         self.instance = instance
         self.writer = ReplyWriter(
             RedisConnection(lambda: url, OutageLog("a test")),
             CommandMemory("node:presence-test", instance),
             "trainmedic:commands:node:presence-test",
-            PresenceKey(KEY, lambda: {"instance": instance}, self.rivals.append, every=0.05),
+            PresenceKey(KEY, ("node", "presence-test"), lambda: described, self.rivals.append, every=0.05),
+            signer,
         )
         self.writer.start()
 
@@ -68,3 +73,34 @@ def test_what_is_no_presence_is_written_over(redis_url: str, client: redis.Redis
     eventually(lambda: one.is_announced(client), 5, "the presence", every=0.01)
     one.writer.stop(5)
     assert client.get(KEY) is None
+
+
+def forged(value: str, signer: Signer | None = None, **members: Any) -> bytes:
+    """A presence that names another process."""
+    at = envelope.write_time(envelope.utc_now() + timedelta(seconds=1))
+    raw = json.dumps({"node": "presence-test", "instance": value, "at": at, **members}).encode()
+    return raw if signer is None else signer.seal(raw)
+
+
+def test_with_a_key_only_who_has_it_can_be_a_rival(redis_url: str, client: redis.Redis) -> None:
+    """Unsigned, signed with another key, signed for another node, or old: none of these makes an agent refuse
+    commands; a presence that is genuine, of this node and new does."""
+    signer = Signer.of(b"the shared key of this test")
+    first = Announcing(redis_url, "first", signer)
+    eventually(lambda: first.is_announced(client), 5, "the first presence", every=0.01)
+    old = envelope.write_time(envelope.utc_now() - timedelta(seconds=30))
+    for number, value in enumerate(
+        [
+            forged("unsigned"),
+            forged("another key", Signer.of(b"a key that somebody made up")),
+            forged("another node", signer, node="gpu-2"),
+            forged("an earlier process", signer, at=old),
+        ]
+    ):
+        client.set(KEY, value)
+        eventually(lambda: first.is_announced(client), 5, f"the presence again after forgery {number}", every=0.01)
+    assert first.rivals == []
+    client.set(KEY, forged("genuine", signer))
+    eventually(lambda: first.rivals, 5, "a genuine rival", every=0.01)
+    first.writer.stop(5)
+    assert {rival["instance"] for rival in first.rivals} == {"genuine"}

@@ -19,6 +19,7 @@ import jinja2
 from jinja2 import nodes
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from trainmedic.wire.reading import read_json
 from trainmedic_server.actions.base import BasicAction, Irreversible
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
@@ -217,8 +218,8 @@ def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
     }
     if "json" in reply.headers.get("content-type", ""):
         try:
-            output["json"] = json.loads(reply.body)
-        except (ValueError, RecursionError):  # cut, or not what its header says
+            output["json"] = read_json(reply.body.encode("utf-8", "replace"))
+        except ValueError:  # cut, or not what its header says
             output["json"] = None
     if params.expects(reply.status):
         return output

@@ -21,6 +21,7 @@ from pydantic.json_schema import SkipJsonSchema
 from trainmedic_server.actions import pods
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.commands import CommandAction
+from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import AgentTopology, ranks_in
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
@@ -83,16 +84,21 @@ class PlacedAction(CommandAction):
 
     async def _located(self, job: Target) -> Nodes:
         """Return the nodes that the job reports, else those of its pods. Raises BusUnavailable, and like `locate`."""
-        presence = await self._presence(job)
+        jobs = await self._bus.jobs()
         name = job.job or ""
+        presence = next((presence for presence in jobs if presence.name == name), None)
         has_reported = presence is not None and presence.details.get("placement")
         job_pods = () if has_reported else self._cluster_topology().pods_by_job.get(name, ())
-        if not job_pods:
-            return placement_of(job, presence, with_gpus=self.per_gpu)
         if not self.per_gpu:
-            return dict.fromkeys(pods.nodes_of(name, job_pods), ())
+            if job_pods:
+                return dict.fromkeys(pods.nodes_of(name, job_pods), ())
+            return placement_of(job, presence, with_gpus=False)
         agents = AgentTopology.of({agent.name: agent.details for agent in await self._bus.agents()})
-        return pods.gpus_of(name, job_pods, agents)
+        if job_pods:
+            return pods.gpus_of(name, job_pods, agents)
+        nodes = placement_of(job, presence, with_gpus=True)
+        await asyncio.to_thread(_refuse_contradictions, name, jobs, agents)
+        return nodes
 
     @classmethod
     def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
@@ -138,6 +144,8 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
     """Return the nodes on which the ranks of the job run. Raises TemporaryFailure or PermanentFailure."""
     if presence is None:
         raise TemporaryFailure(f"no job named {job.job!r} is connected, so nobody knows where it runs")
+    if presence.doubt is not None and not presence.details:
+        raise TemporaryFailure(f"what job {job.job!r} says of where it runs is not believed: {presence.doubt}")
     placed = ranks_in(job.job or "", presence.details)
     nodes: dict[str, set[str]] = {rank.node: set() for rank in placed}
     for rank in placed:
@@ -156,6 +164,16 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
     if with_gpus and without_gpu:
         raise PermanentFailure(f"{_named(without_gpu)} of job {job.job!r} names no GPU")
     return {node: tuple(sorted(nodes[node])) for node in sorted(nodes)}
+
+
+def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopology) -> None:
+    """Raise TemporaryFailure where others contradict what the job says of its GPUs: that can pass, such as when a job
+    of another name has ended a moment ago."""
+    ranks = (rank for presence in jobs for rank in ranks_in(presence.name, presence.details))
+    against = contradictions.of_jobs(ranks, agents).get(job, ())
+    if against:
+        more = f"; and {len(against) - _SHOWN} more alike" if len(against) > _SHOWN else ""
+        raise TemporaryFailure(f"where job {job!r} runs is contradicted: {'; '.join(against[:_SHOWN])}{more}")
 
 
 def derived_id(command_id: str, *parts: str) -> str:

@@ -1,9 +1,9 @@
 """`ports.outside.CommandBus` on Redis Streams.
 
-A command goes to its receiver's own stream; every reply comes back on ``trainmedic:replies``. The
-parts: ``redis_outbox`` writes, ``redis_inbox`` reads, ``redis_replies`` matches the two,
-``redis_presence`` knows who is connected. Who calls it: ``wiring`` builds and starts it; actions
-use it through the port.
+A command goes to its receiver's own stream; every reply comes back on ``trainmedic:replies``. The parts:
+``redis_outbox`` writes, ``redis_inbox`` reads, ``redis_replies`` matches the two, ``redis_presence`` knows who is
+connected, and ``redis_presence_judge`` whether that is believed. Who calls it: ``wiring`` builds and starts it;
+actions use it through the port.
 
 While Redis is unreachable, commands wait until they expire. When it is back, replies that were not acknowledged are
 delivered again, and commands without a full answer are sent again, since Redis may have lost them.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import timedelta
 
 from redis.asyncio import Redis
@@ -21,11 +22,13 @@ from redis.asyncio import Redis
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import ANSWER_SECONDS
 from trainmedic.wire.envelope import Command, Reply
+from trainmedic.wire.signing import Signer, job_identity, node_identity
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, end_tasks, open_client, unavailable
 from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, LateReply, ReplyInbox
 from trainmedic_server.adapters.redis_outbox import CommandOutbox, QueuedCommand
-from trainmedic_server.adapters.redis_presence import PresenceReader, ranks_of
+from trainmedic_server.adapters.redis_presence import PresenceReader
+from trainmedic_server.adapters.redis_presence_judge import PresenceJudge
 from trainmedic_server.adapters.redis_replies import ReplyRouter, ReplyWaiter
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, Presence
@@ -40,6 +43,7 @@ than an agent takes to restart."""
 class RedisBus:
     """Sends commands and receives their replies. `start` it before use, `close` it after.
 
+    ``signer`` signs commands, and checks who wrote replies and presences; None where no signing key is set.
     ``consumer`` is this server's name in the consumer group of the replies. It must stay the same over restarts, and
     for each leader of several servers, because Redis delivers unacknowledged replies to the same name again.
     ``on_late_reply`` is called with each final reply that no request waits for. ``fence`` is called before anything is
@@ -51,17 +55,18 @@ class RedisBus:
         url: str,
         clock: Clock,
         metrics: telemetry.Metrics,
-        signing_key: bytes | None = None,
+        signer: Signer | None = None,
         consumer: str = "server",
         on_late_reply: LateReply | None = None,
         fence: Fence = no_fence,
     ) -> None:
         self._clock = clock
-        self._key = signing_key
+        self._signer = signer
         self._client: Redis = open_client(url)
         # A client of its own, because its timeout must exceed that of the blocking read.
         self._reading: Redis = open_client(url, BLOCK_SECONDS + ANSWER_SECONDS)
-        self._presences = PresenceReader(self._client, clock)
+        self._judge = PresenceJudge(signer, clock, metrics)
+        self._presences = PresenceReader(self._client, self._judge)
         self._outbox = CommandOutbox(
             self._client, clock, metrics, RedisOutage("sending", url, metrics.bus_errors), fence
         )
@@ -74,6 +79,7 @@ class RedisBus:
             clock,
             metrics,
             self._reader_outage,
+            signer,
             on_late_reply,
             fence,
         )
@@ -96,15 +102,20 @@ class RedisBus:
         await self._client.aclose()
         await self._reading.aclose()
 
+    @property
+    def is_signed(self) -> bool:
+        return self._signer is not None
+
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
         """See the port. A rank that accepted the command and did not finish is represented by its ``accepted``."""
-        waiter = self._router.register(command.id, command.expires_at)
+        address = _address_of(command)
+        waiter = self._router.register(command.id, command.expires_at, address.identity)
         try:
             remaining = command.expires_at + GRACE - self._clock.now()
             async with asyncio.timeout(remaining.total_seconds()):
-                await self._send_and_wait(command, waiter, unheard)
+                await self._send_and_wait(command, address, waiter, unheard)
         except TimeoutError:
             pass  # the replies so far are the answer
         finally:
@@ -131,21 +142,25 @@ class RedisBus:
             raise unavailable(error) from error
 
     async def _send_and_wait(
-        self, command: Command, waiter: ReplyWaiter, unheard: Callable[[], Awaitable[bool]] | None
+        self,
+        command: Command,
+        address: CommandAddress,
+        waiter: ReplyWaiter,
+        unheard: Callable[[], Awaitable[bool]] | None,
     ) -> None:
-        stream, presence = _addresses(command)
+        presence = address.presence
         if waiter.finals:  # they came before this server restarted; perhaps none is missing
-            waiter.expect(ranks_of(await self._presence(presence)))
+            waiter.expect(await self._ranks(presence))
         if waiter.is_complete:
             return
         raw = command.encode()
         queued = QueuedCommand(
-            stream=stream,
+            stream=address.stream,
             presence=presence,
             raw=raw,
-            signature=None if self._key is None else envelope.sign(raw, self._key),
+            signatures={} if self._signer is None else self._signer.fields(raw, address.identity),
             expires_at=command.expires_at,
-            on_sent=lambda value: waiter.mark_sent(ranks_of(value)),
+            on_sent=lambda value: waiter.mark_sent(self._judge.ranks_of(presence, value)),
             is_wanted=lambda: waiter.users > 0 and not waiter.is_complete,
         )
         waiter.send_again = lambda: self._outbox.send(queued)
@@ -158,12 +173,13 @@ class RedisBus:
                 return
             # The job was not connected when the command was sent; since one rank has answered it is, and its presence
             # now says which others must answer.
-            waiter.expect(ranks_of(await self._presence(presence)))
+            waiter.expect(await self._ranks(presence))
             if waiter.is_complete:
                 return
 
     async def _is_unheard(self, waiter: ReplyWaiter, presence: str) -> bool:
-        """Whether, `UNHEARD_AFTER` after the command was sent, there is neither a reply nor a presence."""
+        """Whether, `UNHEARD_AFTER` after the command was sent, there is neither a reply nor a presence that is
+        believed."""
         await waiter.sent.wait()
         try:
             async with asyncio.timeout(UNHEARD_AFTER.total_seconds()):
@@ -172,15 +188,17 @@ class RedisBus:
         except TimeoutError:
             pass
         try:
-            return await self._presences.read(presence) is None
+            present = await self._presences.read(presence)
         except errors.BusUnavailable:
             return False
+        return present is None or not (present.details or present.doubt is None)
 
-    async def _presence(self, key: str) -> bytes | None:
+    async def _ranks(self, presence: str) -> frozenset[int] | None:
+        """The ranks that must answer, by the presence under this key."""
         try:
-            return await self._presences.read(key)
+            return self._judge.ranks_of(presence, await self._presences.value(presence))
         except errors.BusUnavailable:
-            return None
+            return self._judge.ranks_of(presence, None)
 
 
 async def _completion(waiter: ReplyWaiter) -> None:
@@ -189,11 +207,22 @@ async def _completion(waiter: ReplyWaiter) -> None:
         await waiter.changed.wait()
 
 
-def _addresses(command: Command) -> tuple[str, str]:
-    """Return the stream and the presence key of the command's receiver: its job, else its node."""
+@dataclass(frozen=True, slots=True)
+class CommandAddress:
+    """Where the receiver of a command is found."""
+
+    stream: str
+    presence: str
+    """The key under which it says that it is connected."""
+    identity: str
+    """Whose identity key it may have."""
+
+
+def _address_of(command: Command) -> CommandAddress:
+    """Return the address of the command's receiver: its job, else its node."""
     job, node = command.target.get("job"), command.target.get("node")
     if isinstance(job, str) and job:
-        return envelope.job_commands(job), envelope.job_presence(job)
+        return CommandAddress(envelope.job_commands(job), envelope.job_presence(job), job_identity(job))
     if isinstance(node, str) and node:
-        return envelope.node_commands(node), envelope.agent_presence(node)
+        return CommandAddress(envelope.node_commands(node), envelope.agent_presence(node), node_identity(node))
     raise errors.PermanentFailure("a command needs a job or a node as its target")

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from trainmedic.wire import envelope
+from trainmedic.wire.signing import BadSignature, Signer, signatures_of
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage
 from trainmedic_server.adapters.redis_outbox import GROUP
@@ -37,7 +38,7 @@ LateReply = Callable[[envelope.Reply], Awaitable[None]]
 
 
 class ReplyInbox:
-    """Reads replies and hands them to the router."""
+    """Reads replies, and hands those that are genuine to the router. ``signer`` is None where no key is in use."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class ReplyInbox:
         clock: Clock,
         metrics: telemetry.Metrics,
         outage: RedisOutage,
+        signer: Signer | None,
         on_late_reply: LateReply | None,
         fence: Fence,
     ) -> None:
@@ -56,6 +58,7 @@ class ReplyInbox:
         self._clock = clock
         self._metrics = metrics
         self._outage = outage
+        self._signer = signer
         self._on_late_reply = on_late_reply
         self._fence = fence
 
@@ -110,12 +113,33 @@ class ReplyInbox:
             if sum(map(len, fields.values())) > LARGEST_REPLY:
                 raise envelope.EnvelopeError("the reply is too large")
             reply = envelope.Reply.of_entry(fields)
+            if self._signer is not None:
+                # A reply in several fields has nothing that could have been signed.
+                raw = fields.get(b"reply") or envelope.body_of(fields, b"reply")
+                self._signer.verify(raw, signatures_of(fields), reply.identity)
+        except BadSignature as error:
+            self._metrics.refused_messages.labels(reason="signature").inc()
+            log.warning(
+                "a reply is refused",
+                command_id=reply.command_id,
+                sender=reply.sender[:200],
+                status=reply.status,
+                why=str(error),
+            )
+            self._router.discard(entry)
+            return
         except envelope.EnvelopeError as error:
             self._metrics.refused_messages.labels(reason="unreadable").inc()
             log.warning("a reply cannot be read", entry=entry.decode(), why=str(error)[:200])
             self._router.discard(entry)
             return
-        self._router.take(entry, reply, self._clock.now())
+        if not self._router.take(entry, reply, self._clock.now()):
+            self._metrics.refused_messages.labels(reason="sender").inc()
+            log.warning(
+                "a reply is refused, for the command went to somebody else",
+                command_id=reply.command_id,
+                sender=reply.identity,
+            )
 
     async def _hand_on_late_replies(self) -> None:
         for entry, reply in self._router.take_unclaimed(self._clock.now()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,6 +18,7 @@ from trainmedic.wire import envelope
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, new_backoff
+from trainmedic_server.adapters.redis_presence import presence_reading
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
 
@@ -42,7 +43,8 @@ class QueuedCommand:
     """The key under which the receiver says that it is connected."""
     raw: bytes
     """The command's envelope, as it is signed and sent."""
-    signature: str | None
+    signatures: Mapping[bytes, str]
+    """The fields of the entry that carry them; none where no signing key is set."""
     expires_at: datetime
     on_sent: Callable[[bytes | None], None]
     """Is called with the receiver's presence, as it was when the command was sent."""
@@ -113,8 +115,8 @@ class CommandOutbox:
         streams = {command.stream: command for command in commands}
         presences = list({command.presence: None for command in commands})
         pipeline = self._client.pipeline(transaction=False)
-        if presences:
-            pipeline.execute_command("MGET", *presences)
+        for presence in presences:
+            pipeline.execute_command(*presence_reading(presence))
         for command in commands:
             pipeline.execute_command(*_xadd(command))
         for stream, command in streams.items():
@@ -133,13 +135,14 @@ class CommandOutbox:
             self._acks.extendleft(reversed(acks))
             raise
         self._outage.end()
-        # An error of the MGET, or of one stream, does not concern the others.
-        values = dict(zip(presences, results[0], strict=True)) if presences and isinstance(results[0], list) else {}
-        for command, result in zip(commands, results[1:], strict=False):
+        # An error of one presence, or of one stream, does not concern the others.
+        values = dict(zip(presences, results, strict=False))
+        for command, result in zip(commands, results[len(presences) :], strict=False):
             if isinstance(result, Exception):
                 self._send_later(command, result)
             else:
-                command.on_sent(values.get(command.presence))
+                value = values[command.presence]
+                command.on_sent(value if isinstance(value, bytes) else None)
 
     def _send_later(self, command: QueuedCommand, error: Exception) -> None:
         """Retry a command whose stream refuses it (wrong type, out of memory), without delaying the others."""
@@ -154,6 +157,6 @@ class CommandOutbox:
 def _xadd(command: QueuedCommand) -> list[str | bytes | int]:
     entry: list[str | bytes | int] = ["XADD", command.stream, "MAXLEN", "~", STREAM_ENTRIES, "*"]
     entry += ["command", command.raw]
-    if command.signature is not None:
-        entry += ["signature", command.signature]
+    for field, signature in command.signatures.items():
+        entry += [field, signature]
     return entry

@@ -1,37 +1,40 @@
 """Who is connected: the expiring keys by which agents and jobs say so.
 
-The receivers write their presence themselves. It says which ranks must answer, and what to show to a person;
-whether a command is sent never depends on it.
+The receivers write their presence themselves. It says which ranks must answer, where a job runs, and what to show to
+a person; whether a command is sent never depends on it. Not here: whether it is believed (``redis_presence_judge``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from datetime import datetime
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
 
-from trainmedic.wire import envelope
+from trainmedic.wire.writer import LARGEST_PRESENCE
+from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, unavailable
-from trainmedic_server.ports.outside import Clock, Presence
+from trainmedic_server.adapters.redis_presence_judge import PresenceJudge
+from trainmedic_server.ports.outside import Presence
 
+log = telemetry.logger(__name__)
+
+MOST_LISTED = 50_000
 _KEYS_PER_CALL = 1000
-LARGEST_PRESENCE = 1024 * 1024
-"""Bytes. The placement of a job with 8,192 ranks takes some 800 KB."""
+_BYTES_PER_CALL = 16 * 1024 * 1024
 
 
 class PresenceReader:
-    """Reads presences, one by its key or all under a prefix."""
+    """Reads presences, one by its key or all under a prefix, within bounds, whatever is in Redis."""
 
-    def __init__(self, client: Redis, clock: Clock) -> None:
+    def __init__(self, client: Redis, judge: PresenceJudge) -> None:
         self._client = client
-        self._clock = clock
+        self._judge = judge
         self._listings: dict[str, asyncio.Task[list[Presence]]] = {}
 
     async def all_under(self, prefix: str) -> list[Presence]:
-        """Return all connected agents, or all connected jobs, by the key prefix. Raises BusUnavailable.
+        """Return all agents, or all jobs, by the key prefix. Raises BusUnavailable.
 
         Calls that come while a listing is under way share it: when a storm of commands meets a dead cluster, all of
         them ask at the same moment.
@@ -42,55 +45,68 @@ class PresenceReader:
             task.add_done_callback(lambda _: self._listings.pop(prefix, None))
         return await asyncio.shield(task)
 
-    async def read(self, key: str) -> bytes | None:
-        """Return the text of one presence; None if the receiver is not connected. Raises BusUnavailable."""
+    async def read(self, key: str) -> Presence | None:
+        """Return one presence; None if there is none. Raises BusUnavailable."""
+        value = await self.value(key)
+        return self._judge.presence_of(key, value) if value else None
+
+    async def value(self, key: str) -> bytes | None:
+        """Return what is under a key, or its beginning where it is too large for a presence. Raises BusUnavailable."""
         try:
-            value: Any = await self._client.get(key)
+            [value] = await self._each([presence_reading(key)])
         except FAULTS as error:
             raise unavailable(error) from error
-        return value if isinstance(value, bytes) else None
+        return value or None if isinstance(value, bytes) else None
 
     async def _list(self, prefix: str) -> list[Presence]:
         presences: list[Presence] = []
         try:
-            # A scan may give a key twice.
-            keys = sorted({key async for key in self._client.scan_iter(match=f"{prefix}*", count=_KEYS_PER_CALL)})
+            keys = await self._keys(prefix)
             for start in range(0, len(keys), _KEYS_PER_CALL):
                 chunk = keys[start : start + _KEYS_PER_CALL]
-                for key, value in zip(chunk, await self._client.mget(chunk), strict=True):
-                    if isinstance(value, bytes):
-                        name = key.decode(errors="replace").removeprefix(prefix)
-                        presences.append(_presence(name, value, self._clock.now()))
+                sizes = await self._each([("STRLEN", key) for key in chunk])
+                for batch in _batches(chunk, sizes):
+                    values = await self._each([presence_reading(key) for key in batch])
+                    for key, value in zip(batch, values, strict=True):
+                        if isinstance(value, bytes) and value:
+                            presences.append(self._judge.presence_of(key.decode(errors="replace"), value))
         except FAULTS as error:
             raise unavailable(error) from error
         return presences
 
+    async def _keys(self, prefix: str) -> list[bytes]:
+        keys: set[bytes] = set()  # a scan may give a key twice
+        async for key in self._client.scan_iter(match=f"{prefix}*", count=_KEYS_PER_CALL):
+            keys.add(key)
+            if len(keys) >= MOST_LISTED:
+                log.warning("there are too many presences; the others are left out", prefix=prefix, listed=MOST_LISTED)
+                break
+        return sorted(keys)
 
-def ranks_of(value: bytes | None) -> frozenset[int] | None:
-    """Return the ranks that a presence says answer each command; None if it lists none."""
-    ranks = (_details(value) or {}).get("ranks")
-    if not isinstance(ranks, list) or not ranks:
-        return None
-    if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
-        return None
-    return frozenset(ranks)
-
-
-def _presence(name: str, value: bytes, now: datetime) -> Presence:
-    """An existing key counts as present whatever its value; a missing ``at`` is read as now."""
-    details = _details(value) or {}
-    try:
-        last_seen = envelope.read_time(str(details.get("at")))
-    except envelope.EnvelopeError:
-        last_seen = now
-    return Presence(name=name, last_seen=last_seen, details=details)
+    async def _each(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
+        """The answers to commands in one round trip; an error, such as of a key of another type, is one of them."""
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return list(await pipeline.execute(raise_on_error=False))
 
 
-def _details(value: Any) -> dict[str, Any] | None:
-    if not isinstance(value, bytes) or len(value) > LARGEST_PRESENCE:
-        return None
-    try:
-        details = json.loads(value)
-    except (ValueError, RecursionError):
-        return None
-    return details if isinstance(details, dict) else None
+def presence_reading(key: str | bytes) -> tuple[str | bytes | int, ...]:
+    """The Redis command that reads a presence, and never more than is allowed of one."""
+    return "GETRANGE", key, 0, LARGEST_PRESENCE
+
+
+def _batches(keys: Sequence[bytes], sizes: Sequence[Any]) -> Iterator[list[bytes]]:
+    """The keys in groups that are not too large to be read at once. What is no string has no size, and is left out."""
+    batch: list[bytes] = []
+    total = 0
+    for key, size in zip(keys, sizes, strict=True):
+        if not isinstance(size, int):
+            continue
+        if batch and total + size > _BYTES_PER_CALL:
+            yield batch
+            batch, total = [], 0
+        batch.append(key)
+        total += min(size, LARGEST_PRESENCE)
+    if batch:
+        yield batch

@@ -23,9 +23,11 @@ RECENT_LIMIT = 20_000
 class ReplyWaiter:
     """The state that all requests waiting for the replies to one command share."""
 
-    def __init__(self, expires_at: datetime) -> None:
+    def __init__(self, expires_at: datetime, identity: str) -> None:
         self.expires_at = expires_at
         """The command's expiry, as it was last sent."""
+        self.identity = identity
+        """Whom the command is for, and who alone may answer it."""
         self.send_again: Callable[[], None] | None = None
         """Set once the command has been handed to the outbox."""
         self.ranks: frozenset[int] | None = None
@@ -93,9 +95,9 @@ class ReplyRouter:
         """Ranks that answered a request which has returned: their repeats are discarded."""
         self._unclaimed: list[tuple[bytes, Reply]] = []
 
-    def register(self, command_id: str, expires_at: datetime) -> ReplyWaiter:
+    def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
         """Begin to wait. Replies that came before (delivered again after a restart) are handed to the new waiter."""
-        waiter = self._waiters.setdefault(command_id, ReplyWaiter(expires_at))
+        waiter = self._waiters.setdefault(command_id, ReplyWaiter(expires_at, identity))
         waiter.users += 1
         waiter.expires_at = max(waiter.expires_at, expires_at)
         self._recent.pop(command_id, None)
@@ -129,15 +131,15 @@ class ReplyRouter:
         """Acknowledge an entry that no request needs any more."""
         self._acknowledge([entry])
 
-    def take(self, entry: bytes, reply: Reply, now: datetime) -> None:
-        """Route one reply that was read from the stream."""
+    def take(self, entry: bytes, reply: Reply, now: datetime) -> bool:
+        """Route one reply that was read from the stream; return False where its sender was not asked."""
         kept = self._early.get(reply.command_id, {}), self._unacknowledged.get(reply.command_id, {})
         if any(entry in entries for entries in kept):
-            return  # read again after a reconnect
+            return True  # read again after a reconnect
         waiter = self._waiters.get(reply.command_id)
         if waiter is not None:
-            self._route(waiter, entry, reply)
-        elif not reply.is_final or reply.rank in self._recent.get(reply.command_id, ()):
+            return self._route(waiter, entry, reply)
+        if not reply.is_final or reply.rank in self._recent.get(reply.command_id, ()):
             self.discard(entry)
         elif now < self._early_until and reply.command_id not in self._recent:
             self._early.setdefault(reply.command_id, {})[entry] = reply
@@ -145,6 +147,7 @@ class ReplyRouter:
                 self._unclaimed.extend(self._early.popitem(last=False)[1].items())
         else:
             self._unclaimed.append((entry, reply))
+        return True
 
     def take_unclaimed(self, now: datetime) -> list[tuple[bytes, Reply]]:
         """Remove and return the entries whose reply no request waits for."""
@@ -155,8 +158,10 @@ class ReplyRouter:
         unclaimed, self._unclaimed = self._unclaimed, []
         return unclaimed
 
-    def _route(self, waiter: ReplyWaiter, entry: bytes, reply: Reply) -> None:
-        if waiter.offer(reply):
+    def _route(self, waiter: ReplyWaiter, entry: bytes, reply: Reply) -> bool:
+        is_asked = reply.identity in (None, waiter.identity)
+        if is_asked and waiter.offer(reply):
             self._unacknowledged.setdefault(reply.command_id, {})[entry] = None
         else:
             self.discard(entry)
+        return is_asked

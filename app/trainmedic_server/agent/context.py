@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from trainmedic.wire.signing import Signer
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.policy import Policy
@@ -21,12 +22,12 @@ class AgentContext:
 
     ``node``: the name to which commands are addressed.
     ``find_redis``: returns the URL of Redis, None while no server has left one.
-    ``signing_key``: the server's key; None where commands need no signature.
+    ``signer``: checks commands, and signs replies and presence; None where no signing key is set.
     """
 
     node: str
     find_redis: Callable[[], str | None] = field(repr=False)
-    signing_key: bytes | None = field(repr=False)
+    signer: Signer | None = field(repr=False)
     policy: Policy
     journal: Journal
     counters: AgentCounters

@@ -55,7 +55,8 @@ class AgentReplies:
             connection,
             CommandMemory(f"node:{node}", instance),  # names this process; what it remembers is in the journal
             envelope.node_commands(node),
-            PresenceKey(name, describe, self._on_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
+            PresenceKey(name, ("node", node), describe, self._on_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
+            context.signer,
             self._on_sent,
         )
 
@@ -93,7 +94,7 @@ class AgentReplies:
                 self._is_behind = True
 
     def _reply(self, entry: JournalEntry) -> envelope.Reply:
-        return envelope.Reply(entry.id, self._node, entry.status, None, entry.output, entry.at)
+        return envelope.Reply(entry.id, self._node, entry.status, None, entry.output, entry.at, node=self._node)
 
     def _on_conflict(self, presence: Mapping[str, Any]) -> None:
         """Record that another agent's presence has this node's key. Called in the writer's thread."""

@@ -105,7 +105,7 @@ class Agent:
         self._intake = CommandIntake(context, executors, self._queues, runner, self._replies)
         name = f"node {context.node}"
         addressee = Addressee("node", context.node, envelope.node_commands(context.node), "agent", name)
-        self._receiver = CommandReceiver(receiving, addressee, context.signing_key, self._intake)
+        self._receiver = CommandReceiver(receiving, addressee, context.signer, self._intake)
 
     def start(self) -> None:
         """Take up what was interrupted, then start every thread. Raises JournalUnavailable."""

@@ -121,7 +121,21 @@ class AgentTopology:
 
     @cached_property
     def gpus_by_key(self) -> Mapping[str, Gpu]:
-        return {key: gpu for gpu in chain.from_iterable(self.gpus_by_node.values()) for key in gpu.names()}
+        """By each of a GPU's keys. One that several nodes list is found by none: nobody knows where it is."""
+        gpus = chain.from_iterable(self.gpus_by_node.values())
+        return {key: gpu for gpu in gpus if gpu_names.key(gpu.uuid) not in self.contested for key in gpu.names()}
+
+    @cached_property
+    def contested(self) -> Mapping[str, frozenset[str]]:
+        """The nodes that list a GPU, by its key, where these are several."""
+        nodes: dict[str, str] = {}
+        contested: dict[str, frozenset[str]] = {}
+        for gpu in chain.from_iterable(self.gpus_by_node.values()):
+            key = gpu_names.key(gpu.uuid)
+            first = nodes.setdefault(key, gpu.node)
+            if first != gpu.node:
+                contested[key] = contested.get(key, frozenset({first})) | {gpu.node}
+        return contested
 
     @cached_property
     def gpus_by_pod(self) -> Mapping[str, Sequence[Gpu]]:

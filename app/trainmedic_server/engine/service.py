@@ -138,7 +138,7 @@ class Engine:
         def work(tx: Transaction) -> None:
             run_id = tx.run_of_command(reply.command_id)
             run = tx.run(run_id) if run_id else None
-            if run is not None and _is_unknown(run, reply.command_id):
+            if run is not None and _is_unknown(run, reply.command_id) and _may_answer(reply, run):
                 data: dict[str, Any] = {"command_id": reply.command_id, "status": reply.status, "rank": reply.rank}
                 data["output"] = dict(reply.output)
                 tx.append([Event("late_reply", self._clock.now(), run.id, reply.sender or "unknown", data)])
@@ -217,6 +217,12 @@ def _is_unknown(run: Run, command_id: str) -> bool:
     """Whether the outcome of the command is recorded as unknown; replies to other commands are repeats."""
     attempts = [attempt for step in run.steps for attempt in (*step.attempts, *step.undo_attempts)]
     return any(attempt.command_id == command_id and attempt.status == "unknown" for attempt in attempts)
+
+
+def _may_answer(reply: envelope.Reply, run: Run) -> bool:
+    """Whether the reply is of the receiver to which the run sends its commands, as far as it says whose it is."""
+    target = run.target
+    return target is not None and reply.job in (None, target.job) and reply.node in (None, target.node)
 
 
 def _accept(tx: Transaction, order: OperatorOrder) -> None:

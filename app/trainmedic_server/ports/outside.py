@@ -23,19 +23,33 @@ class Clock(Protocol):
         ...
 
 
+UNSIGNED = "no signing key is set: whoever can write to Redis can command agents and jobs, and answer in their name"
+
+
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A job or an agent that is connected."""
+    """A job or an agent that is connected, or that somebody says is."""
 
     name: str
     last_seen: datetime
     """When it last reported its presence (aware UTC)."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What it reported about itself, such as ``ranks`` and ``placement``."""
+    """What it reported about itself, such as ``ranks`` and ``placement``, as far as that is believed."""
+    doubt: str | None = None
+    """Why what stands there now is not believed; None where it is. ``details`` are then of shortly before, or empty."""
+    claims: Mapping[str, Any] = field(default_factory=dict)
+    """What stands there and is not believed: to be shown, and for nothing else."""
+    uses_previous_key: bool = False
+    """Whether it is signed with a key that is only accepted still."""
 
 
 class CommandBus(Protocol):
     """Carries commands out and replies in, each at least once."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether a signing key is in use; `UNSIGNED` says what it means if none is."""
+        ...
 
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
@@ -56,8 +70,14 @@ class CommandBus(Protocol):
         """Tell the bus that the outcome is durable, so its replies need not be delivered again after a restart."""
         ...
 
-    async def agents(self) -> list[Presence]: ...
-    async def jobs(self) -> list[Presence]: ...
+    async def agents(self) -> list[Presence]:
+        """Return everybody who says that he is an agent. Raises BusUnavailable."""
+        ...
+
+    async def jobs(self) -> list[Presence]:
+        """Return everybody who says that he is a job. Raises BusUnavailable."""
+        ...
+
     async def check(self) -> None:
         """Return if the bus answers; else raise BusUnavailable."""
         ...

@@ -6,17 +6,19 @@ put together here, at each call. Not here: finding a job for an alert (``engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from trainmedic_server.domain import gpu_names
+from trainmedic_server.domain import contradictions, gpu_names
 from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod, ranks_in
 from trainmedic_server.ports.outside import Clock, CommandBus, Presence
 from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.tokens import TokenRole
 
@@ -36,12 +38,9 @@ class PodPlace(BaseModel):
     node: str
 
 
-class JobView(BaseModel):
+class JobView(PresenceView):
     """A job, what it said of itself, and where it runs. Lists that nothing is known for are left out."""
 
-    name: str
-    last_seen: datetime
-    details: dict[str, Any] = Field(description="Such as its capabilities, its ranks, its version.")
     connected: bool | None = Field(None, description="False, and present, where only the cluster knows the job.")
     nodes: list[str] | None = None
     gpus: list[GpuPlace] | None = None
@@ -70,7 +69,10 @@ def router(
         """Each with what it said of itself, and the nodes, GPUs and pods that are known to be its."""
         agents = AgentTopology.of({agent.name: agent.details for agent in await bus.agents()})
         directory = JobDirectory(agents, cluster_topology())
-        items = [directory.connected(job) for job in await bus.jobs()]
+        present = await bus.jobs()
+        ranks = (rank for job in present for rank in ranks_in(job.name, job.details))
+        against = await asyncio.to_thread(contradictions.of_jobs, ranks, agents)
+        items = [directory.connected(job, members_of(job, against.get(job.name, ()), bus.is_signed)) for job in present]
         if cluster:
             items += directory.others(items, clock.now())
         return JobList(items=sorted(items, key=lambda job: job.name))
@@ -85,9 +87,9 @@ class JobDirectory:
         self._agents = agents
         self._cluster = cluster
 
-    def connected(self, job: Presence) -> JobView:
-        """A job that is connected. Its pods are those that an agent sees on the GPUs that its ranks name; where
-        none is seen, those whose labels have its name."""
+    def connected(self, job: Presence, members: Mapping[str, Any]) -> JobView:
+        """A job that is connected, and the `members` of its view that say so. Its pods are those that an agent sees on
+        the GPUs that its ranks name; where none is seen, those whose labels have its name."""
         ranks = ranks_in(job.name, job.details)
         gpus = {gpu_names.key(rank.gpu, rank.node): (rank.node, rank.gpu) for rank in ranks if rank.gpu}
         known_gpus = [gpu for key in gpus if (gpu := self._agents.gpus_by_key.get(key)) is not None]
@@ -96,8 +98,7 @@ class JobDirectory:
         pods = seen_pods or self._cluster.pods_by_job.get(job.name, ())
         places = set(gpus.values()) or self._gpus_of(pods)
         nodes = {rank.node for rank in ranks} or {pod.node for pod in pods}
-        presence = {"name": job.name, "last_seen": job.last_seen, "details": dict(job.details)}
-        return JobView(**presence, **_where(nodes, places, pods))
+        return JobView(**members, **_where(nodes, places, pods))
 
     def others(self, connected: Sequence[JobView], now: datetime) -> list[JobView]:
         """The jobs that only the cluster knows: those with pods in which no connected job works."""

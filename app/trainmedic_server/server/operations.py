@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, OrderKind
+from trainmedic_server.domain.topology import AgentTopology
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.ports.outside import CommandBus
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -21,6 +23,7 @@ from trainmedic_server.server.body import BodyReader, parse_json
 from trainmedic_server.server.engine import CatalogPort, EnginePort
 from trainmedic_server.server.history import RunId
 from trainmedic_server.server.limits import KIB
+from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.tokens import TokenRole
 
@@ -91,14 +94,6 @@ class PlaybookList(BaseModel):
 
     items: list[PlaybookSummary]
     errors: list[LoadProblemView]
-
-
-class PresenceView(BaseModel):
-    """Who is connected, and what it said of itself."""
-
-    name: str
-    last_seen: datetime
-    details: dict[str, Any] = Field(description="Such as its GPUs, its actions, its version.")
 
 
 class PresenceList(BaseModel):
@@ -186,15 +181,14 @@ def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Auth
         "/agents",
         summary="The node agents that are connected",
         response_model=PresenceList,
+        response_model_exclude_unset=True,
         responses=responses(401, 403, 503),
     )
     async def agents() -> PresenceList:
-        return PresenceList(
-            items=[
-                PresenceView(name=agent.name, last_seen=agent.last_seen, details=dict(agent.details))
-                for agent in sorted(await bus.agents(), key=lambda agent: agent.name)
-            ]
-        )
+        present = sorted(await bus.agents(), key=lambda agent: agent.name)
+        against = contradictions.of_agents(AgentTopology.of({agent.name: agent.details for agent in present}))
+        items = [PresenceView(**members_of(agent, against.get(agent.name, ()), bus.is_signed)) for agent in present]
+        return PresenceList(items=items)
 
     return routes
 

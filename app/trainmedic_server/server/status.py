@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.errors import TrainmedicError
-from trainmedic_server.ports.outside import Clock, CommandBus
+from trainmedic_server.ports.outside import UNSIGNED, Clock, CommandBus
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import problems
 from trainmedic_server.server.engine import CatalogPort, EnginePort
@@ -42,6 +42,11 @@ class Ready(BaseModel):
     ready: bool = Field(description="True where every dependency is ok.")
     store: Dependency
     redis: Dependency
+    signed: bool | None = Field(
+        None,
+        description="Whether a signing key is in use, so that who can write to Redis commands nothing. Null while this "
+        "server stands by.",
+    )
     playbooks: Dependency
     paused: bool
     breaker_open: bool
@@ -116,10 +121,13 @@ async def _readiness(
     )
     playbooks_state = _playbooks(catalog)
     controls = engine.controls
+    if redis_state.ok and not bus.is_signed:
+        redis_state = Dependency(ok=True, detail=f"{redis_state.detail}; {UNSIGNED}")
     return Ready(
         ready=store_state.ok and redis_state.ok and playbooks_state.ok,
         store=store_state,
         redis=redis_state,
+        signed=bus.is_signed,
         playbooks=playbooks_state,
         paused=controls.paused,
         breaker_open=controls.breaker_open,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmedic import settings as sdk
+from trainmedic.wire.signing import Signer
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings import sources
 from trainmedic_server.settings.sources import SettingSource
@@ -34,6 +35,7 @@ class AgentSettings:
     policy: Path | None
     redis: str | None = field(repr=False)
     signing_key: bytes | None = field(repr=False)
+    previous_signing_key: bytes | None = field(repr=False)
     state_dir: Path
     exporter_host: str
     exporter_port: int
@@ -42,6 +44,13 @@ class AgentSettings:
     def find_redis(self) -> str | None:
         """The Redis URL: the one that is set, else what a server has left in the state directory by now."""
         return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
+
+    @property
+    def signer(self) -> Signer | None:
+        """Checks and signs with the keys that are set."""
+        if self.signing_key is None:
+            return None
+        return Signer.of(self.signing_key, *filter(None, [self.previous_signing_key]))
 
     @property
     def has_short_key(self) -> bool:
@@ -127,6 +136,12 @@ SETTINGS: Mapping[str, AgentSetting] = {
         "The server's key. With it, a command without the right signature is refused; without it, whoever can write "
         "to Redis can command this agent within its policy. No flag, because other users can see a command line.",
     ),
+    "previous_signing_key": AgentSetting(
+        SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True, shown_default="none"),
+        _nothing,
+        lambda text: text.strip().encode(),
+        "A key that counts beside the signing key, while one takes the place of the other.",
+    ),
     "state_dir": AgentSetting(
         SettingSource("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default=_STATE),
         lambda: _path(_STATE),
@@ -180,6 +195,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
             values[name] = setting.read(str(text))
         except ValueError as error:
             mistakes.append(f"{origin}: {error}" if setting.source.secret else f"{origin}: {text!r}: {error}")
+    if values.get("previous_signing_key") and not values.get("signing_key"):
+        mistakes.append("TRAINMEDIC_PREVIOUS_SIGNING_KEY: is set, and TRAINMEDIC_SIGNING_KEY is not")
     if mistakes:
         raise ConfigurationError("\n".join(mistakes))
     return AgentSettings(**values)

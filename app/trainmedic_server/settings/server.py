@@ -21,6 +21,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from trainmedic.wire.signing import Signer
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
@@ -117,8 +118,16 @@ class ServerSettings(BaseModel):
     )
     signing_key: Annotated[SecretStr | None, SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True)] = Field(
         None,
-        description="Key with which commands are signed (HMAC-SHA256). Without one, whoever "
-        "can write to Redis can command agents and jobs. No flag, because other users can see a command line.",
+        description="Key with which commands, replies and presences are signed (HMAC-SHA256). Without one, whoever "
+        "can write to Redis can command agents and jobs, and speak for them. No flag, because other users can see a "
+        "command line.",
+    )
+    previous_signing_key: Annotated[SecretStr | None, SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True)] = (
+        Field(
+            None,
+            description="A key that counts beside the signing key, while one takes the place of the other: both sign, "
+            "and what either has signed is genuine.",
+        )
     )
     allow_anonymous: Annotated[bool, SettingSource("TRAINMEDIC_ALLOW_ANONYMOUS", value="BOOLEAN")] = Field(
         False,
@@ -229,6 +238,15 @@ class ServerSettings(BaseModel):
         return f"sqlite:///{self.state_dir.resolve() / 'trainmedic.db'}"
 
     @property
+    def signer(self) -> Signer | None:
+        """Signs and checks with the keys that are set."""
+        if self.signing_key is None:
+            return None
+        # Trimmed as the SDK trims them, because a file often ends in a newline.
+        keys = [self.signing_key, *filter(None, [self.previous_signing_key])]
+        return Signer.of(*(key.get_secret_value().strip().encode() for key in keys))
+
+    @property
     def kubeconfig(self) -> Path | None:
         """The file that names the cluster; None for the cluster that the server runs in."""
         return None if self.kubernetes == "in-cluster" else Path(self.kubernetes).expanduser()
@@ -289,6 +307,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings
     for name, source in SOURCES.items():
         if setting := sources.read(source, flags.get(name), environ):
             values[name], origins[name] = setting
+    if "previous_signing_key" in values and "signing_key" not in values:
+        raise ConfigurationError(f"{origins['previous_signing_key']}: is set, and TRAINMEDIC_SIGNING_KEY is not")
     try:
         return ServerSettings(**values)
     except ValidationError as error:

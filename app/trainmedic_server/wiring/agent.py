@@ -45,11 +45,12 @@ def run(settings: AgentSettings, wait: Callable[[], object]) -> None:
     if settings.has_short_key:
         log.warning("the signing key is short enough to be guessed; use 16 random characters or more")
     if settings.signing_key is None:
-        log.warning("no signing key is set: whoever can write to Redis can command this agent, within its policy")
-    with contextlib.closing(Journal(settings.state_dir)) as journal:
-        context = AgentContext(
-            settings.node, settings.find_redis, settings.signing_key, policy, journal, AgentCounters()
+        log.warning(
+            "no signing key is set: whoever can write to Redis can command this agent, within its policy, and answer "
+            "the server in its name"
         )
+    with contextlib.closing(Journal(settings.state_dir)) as journal:
+        context = AgentContext(settings.node, settings.find_redis, settings.signer, policy, journal, AgentCounters())
         with node_parts(settings, context) as parts:
             agent = Agent(context, parts)
             agent.start()

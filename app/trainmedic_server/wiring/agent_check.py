@@ -10,7 +10,6 @@ Who calls it: ``cli.agent``, which shows the `CheckReport`.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -22,6 +21,8 @@ import redis
 
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import open_client
+from trainmedic.wire.reading import read_object
+from trainmedic.wire.signing import Signer, unseal
 from trainmedic_server import __version__
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent import privileges
@@ -163,7 +164,7 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
     if url is not None:
         try:
             with contextlib.closing(open_client(url)) as client:
-                running = _presence(client.get(envelope.agent_presence(settings.node)))
+                running = _presence(client.get(envelope.agent_presence(settings.node)), settings.signer)
                 reason = ""
         except (redis.RedisError, OSError, ValueError, TypeError) as error:
             reason = str(error) or type(error).__name__
@@ -178,12 +179,15 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
         )
 
 
-def _presence(raw: Any) -> Mapping[str, Any] | None:
-    """What a running agent says of itself, as far as it matters here; None if none runs or it cannot be read."""
-    if raw is None:
+def _presence(value: Any, signer: Signer | None) -> Mapping[str, Any] | None:
+    """What a running agent says of itself, as far as it matters here; None if none runs, or it cannot be believed."""
+    if value is None:
         return None
     try:
-        values = json.loads(raw)
-        return {name: values.get(name) for name in ("host", "pid", "version", "policy")}
-    except (ValueError, AttributeError):
+        raw, signatures = unseal(value)
+        if signer is not None:
+            signer.verify(raw, signatures)
+        values = read_object(raw)
+    except ValueError:
         return None
+    return {name: values.get(name) for name in ("host", "pid", "version", "policy")}

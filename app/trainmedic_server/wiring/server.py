@@ -21,6 +21,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from trainmedic.wire.signing import Signer
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
@@ -45,6 +46,7 @@ from trainmedic_server.errors import BusUnavailable, StoreUnavailable
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.fence import Fence
+from trainmedic_server.ports.outside import UNSIGNED
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
@@ -150,7 +152,7 @@ class TrainmedicServer:
                 await self._redis_url(stack),
                 clock,
                 metrics,
-                _key(settings),
+                _signer(settings),
                 # The engine is made below, because it needs the bus; replies come once both have started.
                 on_late_reply=lambda reply: engine.record_late_reply(reply),
                 fence=store.fence,
@@ -294,11 +296,12 @@ def _works_on_jobs(playbook: CompiledPlaybook) -> bool:
     return (target.kind if isinstance(target, TargetParts) else target) is TargetKind.JOB
 
 
-def _key(settings: ServerSettings) -> bytes | None:
-    """The signing key, trimmed as the SDK trims it, because a file often ends in a newline."""
+def _signer(settings: ServerSettings) -> Signer | None:
+    """What signs commands and checks who answers; a warning in the log where that is nothing, or little."""
     if settings.signing_key is None:
+        log.warning(UNSIGNED)
         return None
-    key = settings.signing_key.get_secret_value().strip().encode()
-    if len(key) < _SHORT_KEY:
-        log.warning("the signing key is short enough to be guessed; use 16 random characters or more", length=len(key))
-    return key
+    length = len(settings.signing_key.get_secret_value().strip())
+    if length < _SHORT_KEY:
+        log.warning("the signing key is short enough to be guessed; use 16 random characters or more", length=length)
+    return settings.signer

@@ -222,4 +222,4 @@ class CommandQueue:
     def _reply(self, command_id: str, rank: int, outcome: RankOutcome) -> envelope.Reply:
         status, output = outcome
         host = f"@{self.hosts[rank]}" if rank in self.hosts else ""
-        return envelope.Reply(command_id, f"{self._job}/{rank}{host}", status, rank, output)
+        return envelope.Reply(command_id, f"{self._job}/{rank}{host}", status, rank, output, job=self._job)

@@ -19,6 +19,7 @@ from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.connection import OutageLog, RedisConnection
 from trainmedic.wire.receiver import Addressee, CommandReceiver
+from trainmedic.wire.signing import Signer
 from trainmedic.wire.writer import PresenceKey, ReplyWriter
 
 log = logging.getLogger("trainmedic")
@@ -48,11 +49,12 @@ class ServerConnection:
         writing, receiving = RedisConnection(settings.find_url, outage), RedisConnection(settings.find_url, outage)
         memory = CommandMemory(f"job:{job}", self._instance)
         stream = envelope.job_commands(job)
-        presence = PresenceKey(envelope.job_presence(job), self._describe, self._log_conflict)
-        self.writer = ReplyWriter(writing, memory, stream, presence)
+        presence = PresenceKey(envelope.job_presence(job), ("job", job), self._describe, self._log_conflict)
+        signer = Signer(settings.read_keys) if settings.read_keys is not None else None
+        self.writer = ReplyWriter(writing, memory, stream, presence, signer)
         self.queue = CommandQueue(job, self._host, memory, handlers, self.writer.put, on_outcome)
         addressee = Addressee("job", job, stream, "rank-0", job)
-        self.receiver = CommandReceiver(receiving, addressee, settings.signing_key, self.queue)
+        self.receiver = CommandReceiver(receiving, addressee, signer, self.queue)
 
     def _describe(self) -> Mapping[str, Any]:
         process = {"host": self._host, "pid": os.getpid(), "instance": self._instance, "sdk": __version__}

@@ -1,8 +1,8 @@
 """The wire format between Trainmedic's server and the jobs and agents that carry out its commands.
 
-A command is one entry of a Redis stream with the field ``command`` (JSON, UTF-8) and, where a
-signing key is in use, ``signature``: the HMAC-SHA256 of exactly those bytes, in hexadecimal. A
-reply is one entry of ``trainmedic:replies`` with the field ``reply`` (JSON).
+A command is one entry of a Redis stream with the field ``command`` (JSON, UTF-8), a reply one entry of
+``trainmedic:replies`` with the field ``reply`` (JSON). Where a signing key is in use, signatures are beside them
+(``signing``).
 
 These are the forms that this module writes. A message that it reads may come from a program that knows
 the members of a message and not the name of its field, so other forms are read too: see `body_of` and
@@ -14,8 +14,6 @@ standard library only.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import os
 import re
@@ -23,6 +21,10 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Mapping
+
+from trainmedic.wire.reading import read_json, read_object, without_nul
+from trainmedic.wire.signing import BadSignature, Signer, job_identity, node_identity
+from trainmedic.wire.signing import sign as sign  # programs that write commands themselves import it from here
 
 VERSION = 1
 REPLIES = "trainmedic:replies"
@@ -40,6 +42,8 @@ _IDENTIFIER = re.compile(r"^[!-~]{1,128}\Z")
 STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED})
 FINAL = STATUSES - {ACCEPTED}
 _REASONS = ("reason", "error", "message")
+_LONGEST_NAME = 253
+"""Characters of a job or node."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -65,7 +69,7 @@ def agent_presence(node: str) -> str:
 
 
 class EnvelopeError(ValueError):
-    """A message is not a well-formed envelope, or its signature is missing or wrong."""
+    """A message is not a well-formed envelope."""
 
 
 @dataclass(frozen=True)
@@ -138,12 +142,24 @@ class Reply:
     rank: int | None = None
     output: Mapping[str, Any] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: utc_now())
+    job: str | None = None
+    """The job that answers; None for an agent."""
+    node: str | None = None
+    """The node whose agent answers; None for a job."""
+
+    @property
+    def identity(self) -> str | None:
+        """Whose identity key may sign it; None where it does not say."""
+        if self.job is not None:
+            return job_identity(self.job)
+        return node_identity(self.node) if self.node is not None else None
 
     @property
     def is_final(self) -> bool:
         return self.status in FINAL
 
     def encode(self) -> bytes:
+        """The exact bytes that are sent and signed."""
         fields = {
             "command_id": self.command_id,
             "from": self.sender,
@@ -152,6 +168,7 @@ class Reply:
             "output": dict(self.output),
             "at": write_time(self.at),
         }
+        fields |= {name: value for name, value in (("job", self.job), ("node", self.node)) if value is not None}
         return _encode(fields).encode()
 
     @classmethod
@@ -161,7 +178,8 @@ class Reply:
 
     @classmethod
     def of_entry(cls, fields: Mapping[bytes, bytes]) -> Reply:
-        """The reply in a stream entry: JSON in one field (see `body_of`), or each member in a field of its own."""
+        """The reply in a stream entry: JSON in one field (see `body_of`), or each member in a field of its own, which
+        can have no signature. Raises EnvelopeError."""
         if b"command_id" in fields and b"reply" not in fields:
             return cls._of({_text(name): _flat_member(name, value) for name, value in fields.items()})
         return cls.decode(body_of(fields, b"reply"))
@@ -175,11 +193,13 @@ class Reply:
             raise EnvelopeError(f"reply: status is {status!r}; it must be one of {', '.join(sorted(STATUSES))}")
         return cls(
             command_id=_identifier(fields, "command_id"),
-            sender=str(fields.get("from") or ""),
+            sender=without_nul(str(fields.get("from") or "")),
             status=status,
             rank=_rank(fields.get("rank")),
             output=_output(fields, status),
             at=_time_or_now(fields.get("at")),
+            job=_name(fields.get("job")),
+            node=_name(fields.get("node")),
         )
 
 
@@ -194,20 +214,15 @@ def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
     return objects[0]
 
 
-def sign(raw: bytes, key: bytes) -> str:
-    """The signature of the bytes of a command: HMAC-SHA256 (RFC 2104), hexadecimal."""
-    return hmac.new(key, raw, hashlib.sha256).hexdigest()
-
-
 def verify(raw: bytes, signature: bytes | str | None, key: bytes | None) -> None:
     """Raise EnvelopeError unless `signature` is that of `raw`. Without a key everything passes."""
     if key is None:
         return
-    if not signature:
-        raise EnvelopeError("the command is not signed, and a signing key is in use here")
-    sent = signature.encode() if isinstance(signature, str) else signature
-    if not hmac.compare_digest(sign(raw, key).encode(), sent):
-        raise EnvelopeError("the command's signature is wrong")
+    text = signature.decode("ascii", "replace") if isinstance(signature, bytes) else signature
+    try:
+        Signer.of(key).verify(raw, [text] if text else [])
+    except BadSignature as error:
+        raise EnvelopeError(f"the command is not genuine: {error}") from error
 
 
 def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
@@ -251,24 +266,17 @@ def read_time(text: str) -> datetime:
 
 def _object(raw: bytes, name: str) -> dict[str, Any]:
     try:
-        fields = json.loads(raw)
-        if b"\\u" in raw:
-            # JSON can write half a surrogate pair, which is no text, and no database takes it. Honest replies
-            # hold them: Python makes them of file names that are not UTF-8 (PEP 383).
-            fields = json.loads(json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace"))
-    except (ValueError, RecursionError) as error:
-        raise EnvelopeError(f"{name}: not JSON") from error
-    if not isinstance(fields, dict):
-        raise EnvelopeError(f"{name}: not a JSON object")
-    return fields
+        return read_object(raw)
+    except ValueError as error:
+        raise EnvelopeError(f"{name}: {error if str(error) == 'not a JSON object' else 'not JSON'}") from error
 
 
 def _flat_member(name: bytes, value: bytes) -> Any:
     """A member that was written as a field of its own; only ``output`` is JSON then."""
     if name == b"output":
         try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
+            return read_json(value)
+        except ValueError:
             pass
     return _text(value)
 
@@ -293,7 +301,8 @@ def _output(fields: Mapping[str, Any], status: str) -> dict[str, Any]:
         reason = next((text for text in texts if isinstance(text, str) and text), None)
         if reason is not None:
             output["reason"] = reason
-    return output
+    cleaned: dict[str, Any] = without_nul(output)
+    return cleaned
 
 
 def _time_or_now(value: Any) -> datetime:
@@ -301,6 +310,10 @@ def _time_or_now(value: Any) -> datetime:
         return read_time(value) if isinstance(value, str) else utc_now()
     except EnvelopeError:
         return utc_now()
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME else None
 
 
 def _text(value: bytes) -> str:

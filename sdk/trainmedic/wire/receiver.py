@@ -20,6 +20,7 @@ import redis
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection
 from trainmedic.wire.envelope import CONSUMER_GROUP, Command, EnvelopeError
+from trainmedic.wire.signing import BadSignature, Signer, signatures_of
 
 log = logging.getLogger("trainmedic")
 
@@ -87,11 +88,11 @@ class CommandReceiver:
     """Receives the commands of one addressee and gives them to one consumer."""
 
     def __init__(
-        self, connection: RedisConnection, addressee: Addressee, signing_key: bytes | None, consumer: CommandConsumer
+        self, connection: RedisConnection, addressee: Addressee, signer: Signer | None, consumer: CommandConsumer
     ) -> None:
         self._connection = connection
         self._addressee = addressee
-        self._key = signing_key
+        self._signer = signer
         self._consumer = consumer
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-receiver", daemon=True)
@@ -169,12 +170,13 @@ class CommandReceiver:
             return
         received = ReceivedCommand(command, entry, client, addressee.stream)
         try:
-            envelope.verify(raw, fields.get(b"signature"), self._key)
+            if self._signer is not None:
+                self._signer.verify(raw, signatures_of(fields))
             if command.target.get(addressee.kind) != addressee.name:
-                raise EnvelopeError(f"the command is for another {addressee.kind}")
-        except EnvelopeError as error:
+                raise EnvelopeError(f"it is for another {addressee.kind}")
+        except (EnvelopeError, BadSignature) as error:
             log.warning("%s: refused a command: %s", addressee.log_name, error)
-            self._consumer.refuse(received, str(error))
+            self._consumer.refuse(received, f"the command was refused: {error}")
             return
         self._consumer.receive(received)
 

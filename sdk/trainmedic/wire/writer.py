@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Callable, Mapping, Sequence
 
 import redis
@@ -21,11 +22,15 @@ from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import SECONDS, CommandMemory, CommandRecord
 from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection
 from trainmedic.wire.output import LARGEST_REPLY, too_large
+from trainmedic.wire.reading import read_object
+from trainmedic.wire.signing import BadSignature, Signer, unseal
 
 log = logging.getLogger("trainmedic")
 
 STREAM_SECONDS = 24 * 3600
 """The command stream vanishes this long after its receiver did."""
+LARGEST_PRESENCE = 1024 * 1024
+"""Bytes. The placement of a job with 8,192 ranks takes some 800 KB."""
 REPLIES_KEPT = 100_000
 """About how many replies the stream keeps for a server that does not run."""
 _QUEUE = 1000
@@ -55,6 +60,8 @@ class PresenceKey:
     """The expiring key by which this process says that it is connected."""
 
     name: str
+    owner: tuple[str, str]
+    """The member of the presence that names its writer, and the name: ``("job", "llm-1")``."""
     describe: Callable[[], Mapping[str, Any]]
     """What the key says, asked in the writer's thread; the time is added to it."""
     on_conflict: Callable[[Mapping[str, Any]], None]
@@ -69,7 +76,7 @@ class ReplyWriter:
     """Sends the replies that are put into it, in order, until it is told to stop.
 
     ``on_written`` is called in its thread with the replies that Redis has taken; with none of them when the
-    presence alone was written.
+    presence alone was written. ``signer`` signs replies and presence; None where no key is in use.
     """
 
     def __init__(
@@ -78,19 +85,22 @@ class ReplyWriter:
         memory: CommandMemory,
         stream: str,
         presence: PresenceKey,
+        signer: Signer | None,
         on_written: Callable[[Sequence[OutgoingReplies]], None] = lambda _: None,
     ) -> None:
         self._connection = connection
         self._memory = memory
         self._stream = stream
         self._presence = presence
+        self._signer = signer
         self._on_written = on_written
-        self._has_announced = False
+        self._announced_at: datetime | None = None
         self._queue: queue.Queue[OutgoingReplies | None] = queue.Queue(_QUEUE)  # None only wakes the thread up
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-writer", daemon=True)
         self._presence_due = 0.0
         self._refusals = 0
+        self._has_seen_forgery = False
 
     def start(self) -> None:
         self._thread.start()
@@ -167,7 +177,8 @@ class ReplyWriter:
                 pipeline.set(self._presence.name, self._describe(), ex=self._presence.seconds)
                 pipeline.expire(self._stream, STREAM_SECONDS)
             pipeline.execute()
-        self._has_announced = self._has_announced or is_due
+        if is_due and self._announced_at is None:
+            self._announced_at = envelope.utc_now()
         self._refusals = 0
         self._connection.succeeded()
         self._on_written(batches)
@@ -179,7 +190,10 @@ class ReplyWriter:
             raw = reply.encode()
             if len(raw) > LARGEST_REPLY:
                 raw = replace(reply, output=too_large(len(raw))).encode()
-            pipeline.xadd(envelope.REPLIES, {"reply": raw}, maxlen=REPLIES_KEPT, approximate=True)
+            fields: dict[Any, Any] = {"reply": raw}
+            if self._signer is not None:
+                fields |= self._signer.fields(raw)
+            pipeline.xadd(envelope.REPLIES, fields, maxlen=REPLIES_KEPT, approximate=True)
         if batch.entry is not None:
             pipeline.xack(self._stream, envelope.CONSUMER_GROUP, batch.entry)
             pipeline.xdel(self._stream, batch.entry)
@@ -200,14 +214,26 @@ class ReplyWriter:
 
     def _describe(self) -> bytes:
         at = envelope.write_time(envelope.utc_now())
-        return json.dumps({**self._presence.describe(), "at": at}).encode()
+        raw = json.dumps({**self._presence.describe(), "at": at}).encode()
+        return raw if self._signer is None else self._signer.seal(raw)
 
     def _check_for_conflict(self, client: redis.Redis) -> None:
         """Check whether another process has announced itself under this name since this one did. An older presence
-        is that of an earlier process."""
+        is that of an earlier process, or somebody has put it there again."""
+        if self._announced_at is None:
+            return
         present = self._read_presence(client)
-        if self._has_announced and present and present.get("instance") != self._memory.owner:
+        if present and present.get("instance") != self._memory.owner and self._is_later(present):
             self._presence.on_conflict(present)
+
+    def _is_later(self, presence: Mapping[str, Any]) -> bool:
+        """Whether it was written after this process announced itself. Without a signature its time proves nothing."""
+        if self._signer is None or self._announced_at is None:
+            return True
+        try:
+            return envelope.read_time(str(presence.get("at"))) > self._announced_at
+        except envelope.EnvelopeError:
+            return False
 
     def _delete_presence(self) -> None:
         """Delete the presence, unless another process of the same name has written its own by now."""
@@ -216,10 +242,27 @@ class ReplyWriter:
             client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
-        """The presence in Redis; empty if there is none that can be read."""
+        """The presence in Redis; empty if there is none that can be read, or none that is genuine."""
         try:
-            raw: Any = client.get(self._presence.name)
-            present = json.loads(raw) if raw else {}
+            value: Any = client.getrange(self._presence.name, 0, LARGEST_PRESENCE)
+            if not value or len(value) > LARGEST_PRESENCE:
+                return {}
+            raw, signatures = unseal(value)
+            present = read_object(raw)
+            if self._signer is None:
+                return present
+            self._signer.verify(raw, signatures)
+            member, name = self._presence.owner
+            return present if present.get(member) == name else {}
+        except BadSignature as error:
+            self._log_forged_presence(error)
         except (ValueError, redis.ResponseError):  # another program's value, perhaps of another type
-            return {}
-        return present if isinstance(present, dict) else {}
+            pass
+        return {}
+
+    def _log_forged_presence(self, error: BadSignature) -> None:
+        """Say once that somebody without the key writes under this process's name; the presence is written anew."""
+        if not self._has_seen_forgery:
+            self._has_seen_forgery = True
+            name = self._presence.owner[1]
+            log.warning("%s: somebody without the signing key has written %s: %s", name, self._presence.name, error)

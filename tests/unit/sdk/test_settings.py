@@ -15,6 +15,11 @@ def settled(environment: dict[str, str], **given: object) -> Settings:
     return resolve(**asked, environment=environment)  # type: ignore[arg-type]
 
 
+def keys_of(settings: Settings) -> list[bytes]:
+    assert settings.read_keys is not None
+    return list(settings.read_keys())
+
+
 def test_arguments_win_over_the_environment() -> None:
     """For each of them."""
     environment = {
@@ -25,10 +30,10 @@ def test_arguments_win_over_the_environment() -> None:
         "WORLD_SIZE": "4",
     }
     found = settled(environment, redis_url="redis://mine", signing_key="mine", rank=1, world_size=2)
-    assert (found.job, found.find_url(), found.signing_key) == ("llm-1", "redis://mine", b"mine")
+    assert (found.job, found.find_url(), keys_of(found)) == ("llm-1", "redis://mine", [b"mine"])
     assert (found.rank, found.world_size) == (1, 2)
     found = settled(environment, job=None)
-    assert (found.job, found.find_url(), found.signing_key) == ("other", "redis://other", b"other")
+    assert (found.job, found.find_url(), keys_of(found)) == ("other", "redis://other", [b"other"])
     assert (found.rank, found.world_size) == (3, 4)
 
 
@@ -61,7 +66,18 @@ def test_the_key_may_be_in_a_file(tmp_path: Path) -> None:
     """Without the line end that is always there."""
     path = tmp_path / "key"
     path.write_text("secret\n")
-    assert settled({"TRAINMEDIC_SIGNING_KEY_FILE": str(path)}).signing_key == b"secret"
+    assert keys_of(settled({"TRAINMEDIC_SIGNING_KEY_FILE": str(path)})) == [b"secret"]
+
+
+def test_a_previous_key_counts_beside_the_key(tmp_path: Path) -> None:
+    """And both are read anew each time, because a file can be replaced while the job runs."""
+    path = tmp_path / "key"
+    path.write_text("first\n")
+    read_keys = settled({"TRAINMEDIC_SIGNING_KEY_FILE": str(path), "TRAINMEDIC_PREVIOUS_SIGNING_KEY": "old"}).read_keys
+    assert read_keys is not None
+    assert read_keys() == [b"first", b"old"]
+    path.write_text("second\n")
+    assert read_keys() == [b"second", b"old"]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +92,7 @@ def test_the_key_may_be_in_a_file(tmp_path: Path) -> None:
         ({"RANK": "first"}, {}, "RANK"),
         ({}, {"signing_key": " "}, "empty"),
         ({"TRAINMEDIC_SIGNING_KEY_FILE": "/nowhere/key"}, {}, "/nowhere/key"),
+        ({"TRAINMEDIC_PREVIOUS_SIGNING_KEY": "old"}, {}, "TRAINMEDIC_SIGNING_KEY is not"),
     ],
 )
 def test_what_cannot_be_is_told_before_the_training_begins(

@@ -1,0 +1,156 @@
+"""Whether a presence is believed, and what it says.
+
+Anybody who can write to Redis can write a presence. With a signing key, one is believed if it is signed by the job or
+agent whose key it has, names this job or agent, and is not older than the last that was believed. Others are shown,
+with the doubt, and nothing follows from what they say: what was believed last counts on, for as long as it could be
+there if nobody had overwritten it. Nothing here calls Redis; ``redis_presence`` reads.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from trainmedic.wire import envelope
+from trainmedic.wire.reading import read_object
+from trainmedic.wire.signing import BadSignature, Signer, job_identity, node_identity, unseal
+from trainmedic.wire.writer import LARGEST_PRESENCE
+from trainmedic_server import telemetry
+from trainmedic_server.ports.outside import Clock, Presence
+
+log = telemetry.logger(__name__)
+
+OLDEST = timedelta(minutes=2)
+"""How old a signed presence may be, and how far ahead of this server's clock: after a restart of this server, what
+somebody has recorded can be believed once more for so long at most."""
+COUNTS_FOR = timedelta(seconds=45)
+"""How long a presence that was believed counts where somebody else has overwritten it. An agent, whose presence is
+the rarer, writes every 10 s, and its presence lives for 30."""
+_LARGEST_CLAIMS = 16 * 1024
+"""Bytes of a presence that is not believed and is shown all the same."""
+_REMEMBERED = 100_000
+_KINDS = {
+    envelope.agent_presence(""): ("node", node_identity),
+    envelope.job_presence(""): ("job", job_identity),
+}
+"""By the beginning of the key: the member that names the writer, and the identity that signs."""
+
+
+class _Believed(NamedTuple):
+    """The last presence under a key that was believed."""
+
+    written_at: datetime
+    ranks: frozenset[int] | None
+    """Those that it listed."""
+    raw: bytes
+    """What it said. Not what that means: of thousands of agents it would be much more memory."""
+
+
+class PresenceJudge:
+    """Judges presences, one after the other. ``signer`` is None where no signing key is in use."""
+
+    def __init__(self, signer: Signer | None, clock: Clock, metrics: telemetry.Metrics) -> None:
+        self._signer = signer
+        self._clock = clock
+        self._metrics = metrics
+        self._believed: OrderedDict[str, _Believed] = OrderedDict()
+        self._doubted: OrderedDict[str, None] = OrderedDict()
+        """The keys whose doubt is in the log."""
+
+    def presence_of(self, key: str, value: bytes) -> Presence:
+        """The presence in the value of a key. An existing key counts as present whatever its value."""
+        now = self._clock.now()
+        prefix = next(prefix for prefix in _KINDS if key.startswith(prefix))
+        name = key.removeprefix(prefix)
+        raw, signatures = unseal(value)
+        details = _details(raw)
+        written_at = _time_of(details)
+        if self._signer is None:
+            return Presence(name, written_at or now, details)
+        member, identity_of = _KINDS[prefix]
+        try:
+            proof = self._signer.verify(raw, signatures, identity_of(name))
+            if details.get(member) != name:
+                raise BadSignature(f"it was written by another {member}: {str(details.get(member))[:100]!r}")
+            written_at = self._checked_time(key, written_at, now)
+        except BadSignature as doubt:
+            self._note(key, str(doubt))
+            return self._doubtful(key, name, str(doubt), details if len(raw) <= _LARGEST_CLAIMS else {}, now)
+        self._remember(key, _Believed(written_at, ranks_in(details), raw))
+        return Presence(name, written_at, details, uses_previous_key=proof.is_previous)
+
+    def ranks_of(self, key: str, value: bytes | None) -> frozenset[int] | None:
+        """The ranks that must answer each command; None if that is not known.
+
+        Where the presence is not believed, or gone, they are those of the last one that was: to hide a presence must
+        not hide a rank's answer.
+        """
+        presence = self.presence_of(key, value) if value else None
+        if presence is not None and presence.doubt is None:
+            return ranks_in(presence.details)
+        last = self._believed.get(key)
+        return last.ranks if last is not None else None
+
+    def _checked_time(self, key: str, written_at: datetime | None, now: datetime) -> datetime:
+        """When a signed presence was written. Raises BadSignature where that was not of late."""
+        if written_at is None:
+            raise BadSignature("it does not say when it was written")
+        if abs(now - written_at) > OLDEST:
+            ahead = "ahead of" if written_at > now else "behind"
+            seconds = round(abs(now - written_at).total_seconds())
+            raise BadSignature(f"its clock is {seconds} s {ahead} this server's, or somebody has put an old one back")
+        last = self._believed.get(key)
+        if last is not None and written_at < last.written_at:
+            raise BadSignature("somebody has put an old one back, for there was a later one")
+        return written_at
+
+    def _doubtful(self, key: str, name: str, doubt: str, claims: Mapping[str, Any], now: datetime) -> Presence:
+        last = self._believed.get(key)
+        if last is None or abs(now - last.written_at) > COUNTS_FOR:
+            return Presence(name, now, doubt=doubt, claims=claims)
+        return Presence(name, last.written_at, _details(last.raw), doubt, claims)
+
+    def _remember(self, key: str, believed: _Believed) -> None:
+        self._believed[key] = believed
+        self._believed.move_to_end(key)
+        if len(self._believed) > _REMEMBERED:
+            self._believed.popitem(last=False)
+        self._doubted.pop(key, None)
+
+    def _note(self, key: str, doubt: str) -> None:
+        """Count a presence that is not believed, and log it once, until there is one that is."""
+        self._metrics.refused_messages.labels(reason="presence").inc()
+        if key in self._doubted:
+            return
+        log.warning("a presence is not believed", key=key[:300], why=doubt)
+        self._doubted[key] = None
+        if len(self._doubted) > _REMEMBERED:
+            self._doubted.popitem(last=False)
+
+
+def ranks_in(details: Mapping[str, Any]) -> frozenset[int] | None:
+    """Return the ranks that a presence says answer each command; None if it lists none."""
+    ranks = details.get("ranks")
+    if not isinstance(ranks, list) or not ranks:
+        return None
+    if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
+        return None
+    return frozenset(ranks)
+
+
+def _details(raw: bytes) -> dict[str, Any]:
+    if len(raw) > LARGEST_PRESENCE:
+        return {}
+    try:
+        return read_object(raw)
+    except ValueError:
+        return {}
+
+
+def _time_of(details: Mapping[str, Any]) -> datetime | None:
+    try:
+        return envelope.read_time(str(details.get("at")))
+    except envelope.EnvelopeError:
+        return None

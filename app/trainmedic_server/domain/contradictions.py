@@ -1,0 +1,62 @@
+"""What speaks against what jobs and agents say of where they are.
+
+A job may say where its ranks run, an agent which GPUs its node has; each may be mistaken, or lie. Where two of them
+cannot both be right, nothing is done on the ground of either: a power cap would meet somebody else's GPU.
+
+Pure. Who calls it: ``actions.placement`` before it acts on the places of a job, ``server.presences`` to show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from trainmedic_server.domain import gpu_names
+from trainmedic_server.domain.topology import AgentTopology, Rank
+
+Contradictions = Mapping[str, tuple[str, ...]]
+"""By the job or node that is contradicted: sentences without their full stops. Those without any are not in it."""
+
+_SHOWN = 4
+
+
+def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
+    """What speaks against the GPUs that ranks name: another job names the same one, or an agent has it elsewhere."""
+    jobs_by_gpu: dict[str, set[str]] = {}
+    places: dict[str, set[tuple[str, str]]] = {}
+    for rank in ranks:
+        if rank.gpu is None:
+            continue
+        key = gpu_names.key(rank.gpu, rank.node)
+        jobs_by_gpu.setdefault(key, set()).add(rank.job)
+        places.setdefault(rank.job, set()).add((key, rank.node))
+    return _by_name(
+        (job, text)
+        for job, of_job in places.items()
+        for key, node in sorted(of_job)
+        for text in _against(job, key, node, jobs_by_gpu[key], agents)
+    )
+
+
+def of_agents(agents: AgentTopology) -> Contradictions:
+    """What speaks against the GPUs that agents list: another agent lists the same one."""
+    return _by_name(
+        (node, f"GPU {uuid} is listed by the agent of node {other} too")
+        for uuid, nodes in sorted(agents.contested.items())
+        for node in sorted(nodes)
+        for other in sorted(nodes - {node})
+    )
+
+
+def _against(job: str, key: str, node: str, jobs: set[str], agents: AgentTopology) -> Iterable[str]:
+    if others := sorted(jobs - {job}):
+        yield f"GPU {key} is named by job {', '.join(others[:_SHOWN])} too"
+    gpu = agents.gpus_by_key.get(key)
+    if gpu is not None and gpu.node != node:
+        yield f"GPU {key} is on node {gpu.node}, as its agent says, and not on {node}"
+
+
+def _by_name(sentences: Iterable[tuple[str, str]]) -> Contradictions:
+    texts: dict[str, list[str]] = {}
+    for name, text in sentences:
+        texts.setdefault(name, []).append(text)
+    return {name: tuple(of_name) for name, of_name in texts.items()}

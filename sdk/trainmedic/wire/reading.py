@@ -1,0 +1,87 @@
+"""Reading JSON that anybody may have written.
+
+What is read can be written again: it is not deep, its numbers are finite and not long, and its texts are Unicode.
+What is otherwise is made so and not refused, because with a reply that is refused the outcome of a command would be
+lost. It needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, Callable
+
+DEEPEST = 24
+"""Levels of objects and arrays within each other; what is deeper is left out."""
+_LONGEST_INT = 300
+"""Digits. Of longer ones there is no floating-point number, and Python does not write out those of thousands."""
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+_LEFT_OUT = '"nested too deeply"'
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises ValueError where it is something else."""
+    value = read_json(raw)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def read_json(raw: bytes) -> Any:
+    """The JSON value in `raw`. Raises ValueError where it is something else."""
+    text = raw.decode("utf-8", "replace")
+    if text.count("[") + text.count("{") > DEEPEST:
+        text = _without_depths(text)
+    value = json.loads(text, parse_int=_read_int, parse_float=_read_float, parse_constant=str)
+    # Only an escape can still write half a surrogate pair, which is no text, and no database takes it. Honest replies
+    # hold such halves: Python makes them of file names that are not UTF-8 (PEP 383).
+    return _each_text(value, _without_surrogates) if "\\u" in text else value
+
+
+def without_nul(value: Any) -> Any:
+    """The same JSON value with another character in the place of each NUL, which PostgreSQL takes in no text."""
+    return _each_text(value, _with_nul_replaced)
+
+
+def _without_depths(text: str) -> str:
+    """The same JSON with a text in the place of each part that is nested too deeply."""
+    kept: list[str] = []
+    depth = copied = 0
+    for token in _TOKENS.finditer(text):
+        if token[0] in "[{":
+            depth += 1
+            if depth == DEEPEST + 1:
+                kept += [text[copied : token.start()], _LEFT_OUT]
+                copied = len(text)  # unless the part ends, which sets it
+        elif token[0] in "]}":
+            if depth == DEEPEST + 1:
+                copied = token.end()
+            depth -= 1
+    return "".join([*kept, text[copied:]])
+
+
+def _read_int(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _LONGEST_INT else f"a whole number of {len(digits)} digits"
+
+
+def _read_float(digits: str) -> float | str:
+    number = float(digits)
+    return number if math.isfinite(number) else digits[:_LONGEST_INT]
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _with_nul_replaced(text: str) -> str:
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """The same JSON value with every text changed, the names of members included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(name): _each_text(member, change) for name, member in value.items()}
+    return [_each_text(member, change) for member in value] if isinstance(value, list) else value
