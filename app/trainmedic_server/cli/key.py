@@ -1,0 +1,38 @@
+"""``trainmedic key``: the signing key of one job or node, which follows from the shared one."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from trainmedic.wire.signing import identity_key
+from trainmedic_server.cli import exits
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.settings import sources
+from trainmedic_server.settings.sources import SettingSource
+
+_SHARED = SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True)
+
+
+@click.command()
+@click.argument("identity", metavar="job:NAME|node:NAME")
+def key(identity: str) -> None:
+    """Print the signing key of one job or node.
+
+    Who has it can read the commands to this job or node, and answer for it, and for nobody else: give a tenant this
+    key, and not the shared one. It follows from TRAINMEDIC_SIGNING_KEY (or _FILE), so the server knows it already.
+
+    \b
+    TRAINMEDIC_SIGNING_KEY_FILE=/etc/trainmedic/signing-key trainmedic key job:llm-1 > llm-1.key
+    """
+    kind, colon, name = identity.partition(":")
+    if kind not in ("job", "node") or not colon or not name or any(char.isspace() for char in name):
+        raise exits.InvalidInput(f"{identity!r} is neither job:NAME nor node:NAME, such as job:llm-1")
+    try:
+        shared = sources.read(_SHARED, None, os.environ)
+    except ConfigurationError as error:
+        raise exits.InvalidInput(str(error)) from error
+    if shared is None or not shared[0].strip():
+        raise exits.InvalidInput("TRAINMEDIC_SIGNING_KEY or TRAINMEDIC_SIGNING_KEY_FILE must hold the shared key")
+    click.echo(identity_key(shared[0].strip().encode(), identity).decode())
