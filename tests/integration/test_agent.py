@@ -18,6 +18,7 @@ from tests.conftest import RedisServer
 from tests.support.agent_node import KEY, Node, later
 from tests.support.programs import eventually
 from trainmedic.wire import envelope
+from trainmedic.wire.signing import Signer
 
 
 @pytest.fixture
@@ -58,9 +59,11 @@ def test_of_two_agents_with_one_name_none_is_commanded(node: Node) -> None:
     """A copied setting must not cap a GPU of the wrong node; what was taken is still given back."""
     cap = node.send(node.command("gpu.power_limit"))
     node.final(cap)
-    other = {"instance": "another", "pid": 7, "host": "other-host"}
+    now = envelope.write_time(envelope.utc_now())
+    other = {"node": "n1", "instance": "another", "pid": 7, "host": "other-host", "at": now}
     with redis.Redis.from_url(node.url) as client:
-        client.set(envelope.agent_presence("n1"), json.dumps(other), ex=30)
+        sealed = Signer.of(KEY.encode()).seal(json.dumps(other).encode())
+        client.set(envelope.agent_presence("n1"), sealed, ex=30)
     eventually(lambda: (node.presence() or {}).get("pid") != 7, 15, "the agent's next announcement")
     status, output = node.do("gpu.power_limit")
     assert status == envelope.FAILED
@@ -123,7 +126,7 @@ def test_only_genuine_timely_and_allowed_commands_are_carried_out(node: Node) ->
         envelope.REJECTED,
         "the command is not signed, and a signing key is in use here",
     )
-    assert outcome(node.command(cap), "another key") == (envelope.REJECTED, "the command's signature is wrong")
+    assert outcome(node.command(cap), "another key") == (envelope.REJECTED, "the command has a wrong signature")
     elsewhere = replace(node.command(cap), target={"kind": "node", "node": "n2"})
     assert outcome(elsewhere) == (envelope.REJECTED, "the command is for another node")
     assert outcome(node.command(cap, lasting=-1))[0] == envelope.EXPIRED

@@ -205,6 +205,7 @@ class Dependency:
 
     away: type[errors.TrainmedicError] | None = None
     present: list[Presence] = field(default_factory=list)
+    is_signed: bool = False
 
     async def check(self) -> None:
         if self.away:

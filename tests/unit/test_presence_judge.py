@@ -65,14 +65,14 @@ GENUINE = Signer.of(SHARED)
         (presence(), "not signed"),
         (b"not JSON", "not signed"),
         (b"", "not signed"),
-        (presence(Signer.of(b"made up")), "signature is wrong"),
-        (presence(OTHER), "signature is wrong"),
+        (presence(Signer.of(b"made up")), "wrong signature"),
+        (presence(OTHER), "wrong signature"),
         (presence(GENUINE, job="llm-2"), "another job: 'llm-2'"),
         (presence(GENUINE, job=None), "another job"),
         (GENUINE.seal(b'{"job":"llm-1"}'), "does not say when"),
         (presence(GENUINE, NOW - OLDEST - timedelta(seconds=5)), "125 s behind"),
         (presence(GENUINE, NOW + OLDEST + timedelta(seconds=5)), "125 s ahead of"),
-        (presence(GENUINE).replace(b"[0, 1]", b"[0]"), "signature is wrong"),
+        (presence(GENUINE).replace(b"[0, 1]", b"[0]"), "wrong signature"),
         (presence(GENUINE) + b" " * LARGEST_PRESENCE, "not signed"),
     ],
 )
@@ -91,7 +91,7 @@ def test_what_was_there_before_cannot_be_put_back(judge: PresenceJudge, clock: C
     clock.time += timedelta(seconds=10)
     judge.presence_of(KEY, presence(GENUINE, clock.time, ranks=[0]))
     replayed = judge.presence_of(KEY, presence(GENUINE, NOW))
-    assert replayed.doubt == "somebody has put an old one back, for there was a later one"
+    assert replayed.doubt == "it was put back by somebody, for there was a later one"
     assert replayed.details["ranks"] == [0]
 
 

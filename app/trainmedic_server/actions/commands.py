@@ -102,8 +102,8 @@ class CommandAction(BasicAction):
         deadline: then it knew of a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
-        if presence is None and not replies:
-            return _nobody_connected(call.target)
+        if not replies and (presence is None or not (presence.details or presence.doubt is None)):
+            return _nobody_connected(call.target, presence)
         expected = _ranks(presence)
         silent = sorted(expected - finals)
         if not silent and finals and (expected or self._clock.now() < call.deadline + WAITED_OUT):
@@ -174,7 +174,10 @@ def _receiver(target: Target) -> str:
     return f"job {target.job!r}" if target.job is not None else f"the agent on node {target.node!r}"
 
 
-def _nobody_connected(target: Target) -> str:
+def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
+    """Why nobody was heard; `presence` is one that is not believed."""
+    if presence is not None:
+        return f"{_receiver(target)} was not heard, and its presence is not believed: {presence.doubt}"
     if target.job is not None:
         return f"no job named {target.job!r} is connected"
     return f"no agent on node {target.node!r} is connected: start `trainmedic agent --node {target.node}` there"

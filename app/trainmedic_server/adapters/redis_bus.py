@@ -71,7 +71,7 @@ class RedisBus:
             self._client, clock, metrics, RedisOutage("sending", url, metrics.bus_errors), fence
         )
         self._reader_outage = RedisOutage("reading", url, metrics.bus_errors)
-        self._router = ReplyRouter(clock.now(), self._outbox.acknowledge)
+        self._router = ReplyRouter(clock.now(), self._outbox.acknowledge, signer is not None)
         self._inbox = ReplyInbox(
             self._reading,
             consumer,

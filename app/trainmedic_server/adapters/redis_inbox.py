@@ -124,7 +124,7 @@ class ReplyInbox:
                 command_id=reply.command_id,
                 sender=reply.sender[:200],
                 status=reply.status,
-                why=str(error),
+                why=f"it {error}",
             )
             self._router.discard(entry)
             return
@@ -134,11 +134,12 @@ class ReplyInbox:
             self._router.discard(entry)
             return
         if not self._router.take(entry, reply, self._clock.now()):
-            self._metrics.refused_messages.labels(reason="sender").inc()
+            self._metrics.refused_messages.labels(reason="other_command").inc()
             log.warning(
-                "a reply is refused, for the command went to somebody else",
+                "a reply is refused, for it answers another command than was sent under this id",
                 command_id=reply.command_id,
-                sender=reply.identity,
+                sender=reply.sender[:200],
+                reason=str(reply.output.get("reason"))[:200],
             )
 
     async def _hand_on_late_replies(self) -> None:

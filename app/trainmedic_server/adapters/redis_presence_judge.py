@@ -73,11 +73,12 @@ class PresenceJudge:
         try:
             proof = self._signer.verify(raw, signatures, identity_of(name))
             if details.get(member) != name:
-                raise BadSignature(f"it was written by another {member}: {str(details.get(member))[:100]!r}")
+                raise BadSignature(f"was written by another {member}: {str(details.get(member))[:100]!r}")
             written_at = self._checked_time(key, written_at, now)
-        except BadSignature as doubt:
-            self._note(key, str(doubt))
-            return self._doubtful(key, name, str(doubt), details if len(raw) <= _LARGEST_CLAIMS else {}, now)
+        except BadSignature as error:
+            doubt = f"it {error}"
+            self._note(key, doubt)
+            return self._doubtful(key, name, doubt, details if len(raw) <= _LARGEST_CLAIMS else {}, now)
         self._remember(key, _Believed(written_at, ranks_in(details), raw))
         return Presence(name, written_at, details, uses_previous_key=proof.is_previous)
 
@@ -96,14 +97,14 @@ class PresenceJudge:
     def _checked_time(self, key: str, written_at: datetime | None, now: datetime) -> datetime:
         """When a signed presence was written. Raises BadSignature where that was not of late."""
         if written_at is None:
-            raise BadSignature("it does not say when it was written")
+            raise BadSignature("does not say when it was written")
         if abs(now - written_at) > OLDEST:
             ahead = "ahead of" if written_at > now else "behind"
             seconds = round(abs(now - written_at).total_seconds())
-            raise BadSignature(f"its clock is {seconds} s {ahead} this server's, or somebody has put an old one back")
+            raise BadSignature(f"has a clock {seconds} s {ahead} this server's, or somebody has put an old one back")
         last = self._believed.get(key)
         if last is not None and written_at < last.written_at:
-            raise BadSignature("somebody has put an old one back, for there was a later one")
+            raise BadSignature("was put back by somebody, for there was a later one")
         return written_at
 
     def _doubtful(self, key: str, name: str, doubt: str, claims: Mapping[str, Any], now: datetime) -> Presence:

@@ -83,7 +83,8 @@ class ReplyWaiter:
 class ReplyRouter:
     """Hands each reply to the request that waits for it. `acknowledge` is called with entries that are done with."""
 
-    def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None], is_signed: bool = False) -> None:
+        self._is_signed = is_signed
         self._early_until = now + GRACE
         self._acknowledge = acknowledge
         self._waiters: dict[str, ReplyWaiter] = {}
@@ -132,7 +133,12 @@ class ReplyRouter:
         self._acknowledge([entry])
 
     def take(self, entry: bytes, reply: Reply, now: datetime) -> bool:
-        """Route one reply that was read from the stream; return False where its sender was not asked."""
+        """Route one reply that was read from the stream; return False where it answers something else than the
+        command that was sent."""
+        if self._is_signed and not reply.is_to_genuine:
+            # Whoever wrote what was refused can have given it the id of the command that was sent.
+            self.discard(entry)
+            return False
         kept = self._early.get(reply.command_id, {}), self._unacknowledged.get(reply.command_id, {})
         if any(entry in entries for entries in kept):
             return True  # read again after a reconnect

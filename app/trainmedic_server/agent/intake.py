@@ -66,7 +66,8 @@ class CommandIntake:
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
         """Answer a command with a wrong signature, or for another node."""
-        self._answer(received, envelope.REJECTED, reason)
+        self._replies.refuse(received.command.id, reason, received.entry)
+        self._context.counters.command("", envelope.REJECTED)
 
     def note_unreadable(self) -> None:
         """Count a message that is no command; it gets no reply."""

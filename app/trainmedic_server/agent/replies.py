@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -79,6 +80,11 @@ class AgentReplies:
     def answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
         """Send a reply that is not in the journal. With it `entry` is taken off the stream."""
         self._writer.put(OutgoingReplies((self._reply(JournalEntry(command_id, status, self._now(), output)),), entry))
+
+    def refuse(self, command_id: str, reason: str, entry: bytes) -> None:
+        """Answer a command that is not genuine, or not for this node; its id may be that of another."""
+        outcome = JournalEntry(command_id, envelope.REJECTED, self._now(), {"reason": reason})
+        self._writer.put(OutgoingReplies((replace(self._reply(outcome), is_to_genuine=False),), entry))
 
     def resend_outcome(self, outcome: JournalEntry, stream_entry: bytes) -> None:
         """Send the outcome again of a command that was received once more."""

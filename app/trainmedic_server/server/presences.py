@@ -17,7 +17,9 @@ class PresenceView(BaseModel):
     name: str
     last_seen: datetime
     details: dict[str, Any] = Field(description="Such as its ranks or GPUs, what it can do, its version.")
-    believed: bool = Field(True, description="Whether what stands in Redis under its name now is genuine.")
+    believed: bool | None = Field(
+        None, description="With a signing key: whether what stands in Redis under its name now is genuine."
+    )
     doubts: list[str] = Field(
         [], description="Why it is not believed, and what others say against it: nothing is done on the ground of that."
     )
@@ -34,12 +36,13 @@ def members_of(presence: Presence, contradictions: Sequence[str], is_signed: boo
         "name": presence.name,
         "last_seen": presence.last_seen,
         "details": dict(presence.details),
-        "believed": presence.doubt is None,
     }
     if doubts:
         members["doubts"] = doubts
     if presence.claims:
         members["claims"] = dict(presence.claims)
+    if is_signed:
+        members["believed"] = presence.doubt is None
     if is_signed and presence.doubt is None:
         members["signed_with"] = "previous key" if presence.uses_previous_key else "key"
     return members

@@ -14,6 +14,7 @@ Each rank owes the server a reply. Where the ranks never came to a command, rank
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -98,7 +99,8 @@ class CommandQueue:
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
         """Answer a command with a wrong signature or for another job. Its id may be forged, so it is not remembered."""
-        self._answer(received.command.id, envelope.REJECTED, {"reason": reason}, received.entry)
+        reply = self._reply(received.command.id, 0, (envelope.REJECTED, {"reason": reason}))
+        self._put(OutgoingReplies((replace(reply, is_to_genuine=False),), received.entry))
 
     def note_unreadable(self) -> None:
         """Do nothing: a message that is no command gets no reply, and a job does not count such messages."""

@@ -146,6 +146,9 @@ class Reply:
     """The job that answers; None for an agent."""
     node: str | None = None
     """The node whose agent answers; None for a job."""
+    is_to_genuine: bool = True
+    """False where the command was not genuine: whoever wrote it may have given it the id of a genuine command, so this
+    is no answer to that one."""
 
     @property
     def identity(self) -> str | None:
@@ -160,7 +163,7 @@ class Reply:
 
     def encode(self) -> bytes:
         """The exact bytes that are sent and signed."""
-        fields = {
+        fields: dict[str, Any] = {
             "command_id": self.command_id,
             "from": self.sender,
             "rank": self.rank,
@@ -169,6 +172,8 @@ class Reply:
             "at": write_time(self.at),
         }
         fields |= {name: value for name, value in (("job", self.job), ("node", self.node)) if value is not None}
+        if not self.is_to_genuine:
+            fields["genuine"] = False
         return _encode(fields).encode()
 
     @classmethod
@@ -200,6 +205,7 @@ class Reply:
             at=_time_or_now(fields.get("at")),
             job=_name(fields.get("job")),
             node=_name(fields.get("node")),
+            is_to_genuine=fields.get("genuine") is not False,
         )
 
 
@@ -222,7 +228,7 @@ def verify(raw: bytes, signature: bytes | str | None, key: bytes | None) -> None
     try:
         Signer.of(key).verify(raw, [text] if text else [])
     except BadSignature as error:
-        raise EnvelopeError(f"the command is not genuine: {error}") from error
+        raise EnvelopeError(f"the command {error}") from error
 
 
 def new_id(now_ms: int | None = None, counter: int | None = None) -> str:

@@ -173,10 +173,11 @@ class CommandReceiver:
             if self._signer is not None:
                 self._signer.verify(raw, signatures_of(fields))
             if command.target.get(addressee.kind) != addressee.name:
-                raise EnvelopeError(f"it is for another {addressee.kind}")
-        except (EnvelopeError, BadSignature) as error:
-            log.warning("%s: refused a command: %s", addressee.log_name, error)
-            self._consumer.refuse(received, f"the command was refused: {error}")
+                raise BadSignature(f"is for another {addressee.kind}")
+        except BadSignature as error:
+            reason = f"the command {error}"
+            log.warning("%s: refused a command: %s", addressee.log_name, reason)
+            self._consumer.refuse(received, reason)
             return
         self._consumer.receive(received)
 

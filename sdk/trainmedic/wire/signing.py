@@ -39,7 +39,8 @@ ReadKeys = Callable[[], Sequence[bytes]]
 
 
 class BadSignature(ValueError):
-    """A message has no signature, or none that was made with a key that is known here."""
+    """A message has no signature, or none that was made with a key that is known here. The text is what the message
+    does or is, without the message: ``has a wrong signature``."""
 
 
 def sign(raw: bytes, key: bytes) -> str:
@@ -120,12 +121,12 @@ class Signer:
         Raises BadSignature."""
         sent = [signature.encode("ascii", "replace") for signature in signatures][:_MOST_SIGNATURES]
         if not sent:
-            raise BadSignature("it is not signed, and a signing key is in use here")
+            raise BadSignature("is not signed, and a signing key is in use here")
         proof = self._proof(raw, sent, identity)
         if proof is None and self._clock() - self._read_at > _READ_AGAIN_AT_ONCE_AFTER and self._read_again():
             proof = self._proof(raw, sent, identity)
         if proof is None:
-            raise BadSignature("its signature is wrong")
+            raise BadSignature("has a wrong signature")
         return proof
 
     def _keys_for(self, identity: str | None) -> tuple[bytes, ...]:

@@ -265,4 +265,4 @@ class ReplyWriter:
         if not self._has_seen_forgery:
             self._has_seen_forgery = True
             name = self._presence.owner[1]
-            log.warning("%s: somebody without the signing key has written %s: %s", name, self._presence.name, error)
+            log.warning("%s: somebody without the signing key has written %s: it %s", name, self._presence.name, error)

@@ -186,6 +186,17 @@ async def test_ready_has_an_entry_for_each_dependency(broken: str) -> None:
     assert "10.0.0.1" not in answer.text
 
 
+@pytest.mark.parametrize("is_signed", [True, False])
+async def test_ready_says_what_it_means_to_have_no_signing_key(is_signed: bool) -> None:
+    """It is no reason not to be ready, and who looks is told."""
+    world = World()
+    world.bus.is_signed = is_signed
+    async with world.client() as client:
+        answer = await client.get("/ready")
+    assert (answer.status_code, answer.json()["signed"]) == (200, is_signed)
+    assert ("whoever can write to Redis can command agents and jobs" in answer.json()["redis"]["detail"]) != is_signed
+
+
 async def test_metrics_are_for_prometheus() -> None:
     """In the text format, and as OpenMetrics where that is asked for."""
     async with World().client() as client:
