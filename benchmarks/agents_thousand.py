@@ -27,8 +27,10 @@ from benchmarks.sender import Connection, Exchange, alert, get, send_all, webhoo
 from tests.support.programs import PYTHON_PATH, Program, eventually, start_server
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import CONSUMER_GROUP
+from trainmedic.wire.signing import Signer
 
 KEY = "the key of a benchmark"
+SIGNER = Signer.of(KEY.encode())
 PLAYBOOK = """\
 playbook: ask-every-node
 on: {alert: Question}
@@ -56,8 +58,9 @@ async def agent(url: str, node: str, ready: asyncio.Semaphore) -> None:
     client: Any = redis.asyncio.Redis.from_url(url, protocol=2, single_connection_client=True)
     stream = envelope.node_commands(node)
     await client.xgroup_create(stream, CONSUMER_GROUP, id="0", mkstream=True)
-    presence = json.dumps({"node": node, "actions": ["node.facts"], "instance": node})
-    await client.set(envelope.agent_presence(node), presence, ex=300)
+    now = envelope.write_time(datetime.now(UTC))
+    presence = json.dumps({"node": node, "actions": ["node.facts"], "instance": node, "at": now})
+    await client.set(envelope.agent_presence(node), SIGNER.seal(presence.encode()), ex=300)
     ready.release()
     while True:
         answer = await client.xreadgroup(CONSUMER_GROUP, "agent", {stream: ">"}, count=100, block=1000)
@@ -73,7 +76,9 @@ async def reply(client: Any, node: str, stream: str, entry: bytes, fields: Mappi
     outputs: Mapping[str, Mapping[str, Any]] = {envelope.ACCEPTED: {}, envelope.APPLIED: {"cpu": {"percent": 12.5}}}
     for status, output in outputs.items():
         one = envelope.Reply(command.id, node, status, None, output, datetime.now(UTC))
-        pipe.xadd(envelope.REPLIES, {"reply": one.encode()}, maxlen=100_000, approximate=True)
+        raw_reply = one.encode()
+        signed = {"reply": raw_reply, **SIGNER.fields(raw_reply)}
+        pipe.xadd(envelope.REPLIES, signed, maxlen=100_000, approximate=True)
     pipe.xack(stream, CONSUMER_GROUP, entry)
     pipe.xdel(stream, entry)
     await pipe.execute()

@@ -50,7 +50,9 @@ class Metrics:
             "trainmedic_loop_errors", "Unexpected errors that a background loop survived.", ["loop"]
         )
         self.refused_messages = counter(
-            "trainmedic_refused_messages", "Replies that could not be read or belonged to no run.", ["reason"]
+            "trainmedic_refused_messages",
+            "Messages in Redis that were not genuine, could not be read, or belonged to no run.",
+            ["reason"],
         )
 
     def _add_durations(self) -> None:

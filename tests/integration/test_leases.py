@@ -19,8 +19,10 @@ from tests.support.live import Server
 from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
 from trainmedic.wire import envelope
+from trainmedic.wire.signing import Signer
 
 KEY = b"a key for these tests only"
+SIGNER = Signer.of(KEY)
 
 PLAYBOOK = """
 playbook: cool-job
@@ -65,7 +67,7 @@ class Agent:
         last = b"0"
         while not self._over.is_set():
             presence = {"node": self.node, "at": envelope.write_time(datetime.now(UTC))}
-            self._redis.set(envelope.agent_presence(self.node), json.dumps(presence), ex=5)
+            self._redis.set(envelope.agent_presence(self.node), SIGNER.seal(json.dumps(presence).encode()), ex=5)
             streams: Any = self._redis.xread({envelope.node_commands(self.node): last}, block=100)
             for _, entries in streams:
                 last = entries[-1][0]
@@ -73,7 +75,8 @@ class Agent:
                     envelope.verify(fields[b"command"], fields[b"signature"], KEY)
                     command = envelope.Command.decode(fields[b"command"])
                     answer = envelope.Reply(command.id, self.node, envelope.APPLIED, output=self._do(command))
-                    self._redis.xadd(envelope.REPLIES, {"reply": answer.encode()})
+                    fields_of_reply: dict[Any, Any] = {"reply": answer.encode(), **SIGNER.fields(answer.encode())}
+                    self._redis.xadd(envelope.REPLIES, fields_of_reply)
 
     def _do(self, command: envelope.Command) -> dict[str, Any]:
         self.seen.append(command)
@@ -114,7 +117,9 @@ def test_caps_on_all_gpus_of_a_job_are_kept_up_until_their_server_is_gone(tmp_pa
     job = redis.Redis.from_url(redis_url)
     places = [("n1", "GPU-a"), ("n1", "GPU-b"), ("n2", "GPU-c")]
     placement = [{"rank": rank, "node": node, "gpu": gpu} for rank, (node, gpu) in enumerate(places)]
-    job.set(envelope.job_presence("llm"), json.dumps({"ranks": [0, 1, 2], "placement": placement}), ex=120)
+    now = envelope.write_time(datetime.now(UTC))
+    presence = {"job": "llm", "ranks": [0, 1, 2], "placement": placement, "at": now}
+    job.set(envelope.job_presence("llm"), SIGNER.seal(json.dumps(presence).encode()), ex=120)
     program = (Path(__file__).with_name("hasty_server.py"),)
     server = Server(tmp_path / "server", PLAYBOOK, "--redis", redis_url, program=program)
     with Agent("n1", redis_url, cpu=91.5) as n1, Agent("n2", redis_url, cpu=12.0) as n2:
