@@ -31,12 +31,31 @@ def _may_mount() -> bool:
 pytestmark = pytest.mark.skipif(not _may_mount(), reason="this machine lets nobody mount in a namespace of his own")
 
 SCRIPT = """
-import json, os, subprocess, sys
+import contextlib, json, os, subprocess, sys, threading, time
 from pathlib import Path
-from tests.unit.agent.disk.trees import clean, cleaner, names, put
+from tests.unit.agent.disk.trees import DAY, checkpoint, clean, cleaner, names, put
+from trainmedic_server.agent.disk.throttle import Clocks
 base = Path(sys.argv[1])
 def mount(*args):
     subprocess.run(["mount", *map(str, args)], check=True)
+@contextlib.contextmanager
+def reading(*paths):
+    stop = threading.Event()
+    def read():
+        while not stop.wait(0.05):
+            for path in paths:
+                subprocess.run(["cat", path], stdout=subprocess.DEVNULL, check=True)
+    reader = threading.Thread(target=read)
+    reader.start()
+    time.sleep(0.3)
+    try:
+        yield
+    finally:
+        stop.set()
+        reader.join()
+def in_future(seconds):
+    "Clocks that are so much ahead, and by which waiting takes a twentieth of the time."
+    return Clocks(now=lambda: time.time() + seconds, sleep=lambda rest: time.sleep(rest / 20))
 """
 
 
@@ -117,3 +136,70 @@ print(json.dumps([clean(by, dry_run=True)["rules"]["tmp"]["left"], clean(by)["ru
     )
     assert trial == run
     assert run["read_only"]["count"] == 1
+
+
+@pytest.mark.parametrize("options", ["relatime", "noatime"])
+def test_a_file_that_is_read_again_and_again_stays_however_it_is_mounted(tmp_path: Path, options: str) -> None:
+    """By relatime only the first read is written down, by noatime none; what nobody reads goes if it can be told."""
+    deleted, left, told = in_namespace(
+        tmp_path,
+        f"""
+root = base / "root"
+root.mkdir()
+mount("-t", "tmpfs", "-o", "{options}", "none", root)
+put(root / "used" / "read")
+put(root / "used" / "beside")
+put(root / "other" / "unread")
+with reading(root / "used" / "read"):
+    rules = {{"tmp": {{"roots": [root], "age_by": "used", "min_age": "1m"}}}}
+    output = clean(cleaner(rules, clocks=in_future(120)))
+rule = output["rules"]["tmp"]
+print(json.dumps([sorted({{"used/read", "used/beside", "other/unread"}} - names(root)), rule["left"],
+                  rule["access_times"][str(root)]]))
+""",
+    )
+    beside = [] if options == "noatime" else ["used/beside"]
+    assert deleted == ["other/unread", *beside]
+    assert {reason: entries["count"] for reason, entries in left.items()} == (
+        {"read_meanwhile": 2} if options == "noatime" else {"young": 1}
+    )
+    assert told == ("not kept: mounted noatime" if options == "noatime" else "a day behind at most")
+
+
+def test_a_day_after_the_last_read_that_relatime_shows_a_file_goes(tmp_path: Path) -> None:
+    """Then it is certain that nobody has read it for as long as the rule wants."""
+    counts = in_namespace(
+        tmp_path,
+        """
+root = base / "root"
+root.mkdir()
+mount("-t", "tmpfs", "-o", "relatime", "none", root)
+put(root / "read")
+time.sleep(0.1)
+(root / "read").read_bytes()
+rule = {"roots": [root], "age_by": "used", "min_age": "1h"}
+print(json.dumps([clean(cleaner({"tmp": rule}, clocks=in_future(ahead)))["files"]
+                  for ahead in (0, 2 * 3600, DAY + 3500, DAY + 3700)]))
+""",
+    )
+    assert counts == [0, 0, 0, 1]
+
+
+def test_a_checkpoint_that_is_read_stays_where_reads_leave_no_trace(tmp_path: Path) -> None:
+    """It stays whole, though only one file deep in it is read; the one beside it goes."""
+    left, kept = in_namespace(
+        tmp_path,
+        """
+root = base / "root"
+root.mkdir()
+mount("-t", "tmpfs", "-o", "noatime", "none", root)
+for step in range(1, 5):
+    checkpoint(root / f"step-{step}", days=100 - step)
+with reading(root / "step-1" / "ranks" / "0" / "optimizer.pt"):
+    rule = {"roots": [root], "globs": "*", "kind": "checkpoints", "age_by": "used", "min_age": "1m"}
+    output = clean(cleaner({"old": rule}, clocks=in_future(120)))
+print(json.dumps([output["rules"]["old"]["left"], sorted(path.name for path in root.iterdir())]))
+""",
+    )
+    assert {reason: entries["count"] for reason, entries in left.items()} == {"among_newest": 2, "read_meanwhile": 1}
+    assert kept == ["step-1", "step-3", "step-4"]

@@ -3,6 +3,7 @@
 ``rules`` says what a rule means and reads rules from the policy. The agent calls ``executor``, which checks a command
 and hands it to ``cleaner``; this goes through the rules that the command names. ``filesystems`` opens their roots and
 measures free space, ``walk`` goes through a root, ``search`` finds what matches, ``checkpoints`` knows checkpoint
-directories, ``open_files`` says whether anybody uses a file, ``removal`` deletes or truncates, ``throttle`` keeps it
-gentle, and ``report`` becomes the output.
+directories, ``open_files`` says whether anybody uses a file, ``removal`` and ``checkpoint_removal`` delete or
+truncate, after ``place`` has told that it is still where it was, ``throttle`` keeps it gentle, and ``report`` becomes
+the output.
 """

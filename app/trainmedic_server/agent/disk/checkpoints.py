@@ -13,7 +13,7 @@ that are complete, and as many of those of which it is unknown; "newest" both by
 step, which differ after a rollback. Further those with the marker of a rollback target, and the one that
 the Hugging Face trainer calls its best.
 
-Not here: finding checkpoints and the conditions of a rule (``search``), deleting them (``removal``).
+Not here: finding checkpoints and the conditions of a rule (``search``), deleting them (``checkpoint_removal``).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ COMPLETE_MARKER = ".trainmedic-complete"
 PINNED_MARKER = ".trainmedic-pinned"
 _DISTRIBUTED_INDEX = ".metadata"
 _TRAINER_STATE = "trainer_state.json"
+MARKS_OF_COMPLETENESS = (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)
+"""Files in a checkpoint, each of which is written last."""
 _LATEST = ("latest", "latest_checkpointed_iteration.txt")
 """DeepSpeed's ("global_step100") and Megatron's ("100")."""
 
@@ -111,7 +113,7 @@ def _newest(siblings: Collection[CheckpointTraits], count: int) -> set[str]:
 def _completeness(parent: int, fd: int, name: str) -> Completeness:
     if name.startswith("tmp-") or name.endswith(".tmp"):
         return Completeness.INCOMPLETE
-    if any(_has(fd, marker) for marker in (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)):
+    if any(_has(fd, marker) for marker in MARKS_OF_COMPLETENESS):
         return Completeness.COMPLETE
     step = step_of(name)
     for latest in _LATEST:

@@ -6,13 +6,17 @@ root is counted and reported, and the rest is done.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainmedic_server.agent.disk.access_times import access_times
+from trainmedic_server.agent.disk.checkpoint_removal import CheckpointRemover
 from trainmedic_server.agent.disk.filesystems import (
     Filesystems,
     Inode,
@@ -24,12 +28,15 @@ from trainmedic_server.agent.disk.filesystems import (
     opened_roots,
 )
 from trainmedic_server.agent.disk.open_files import FileUsage
-from trainmedic_server.agent.disk.removal import CheckpointRemover, FileRemover
+from trainmedic_server.agent.disk.read_watch import ReadWatch
+from trainmedic_server.agent.disk.removal import FileRemover
 from trainmedic_server.agent.disk.report import Reason, RuleCounters
-from trainmedic_server.agent.disk.rules import CleaningOperation, CleaningPolicy, CleaningRule, EntryKind
+from trainmedic_server.agent.disk.rules import AgeBy, CleaningOperation, CleaningPolicy, CleaningRule, EntryKind
 from trainmedic_server.agent.disk.search import BATCH_SIZE, CheckpointSearch, FileSearch, MatchedCheckpoint, MatchedFile
 from trainmedic_server.agent.disk.throttle import Clocks, Throttle
 from trainmedic_server.agent.disk.walk import WalkedDirectory
+
+log = logging.getLogger(__name__)
 
 _OPEN_DIRECTORIES = 32
 """Kept open between deletions, since neighbours are often of the same age."""
@@ -118,13 +125,16 @@ class _RuleRun:
     run: _CleaningRun
     rule: CleaningRule
     counters: RuleCounters
+    watch: ReadWatch = field(init=False)
     considered: int = 0
     """How many matched entries have been dealt with."""
     cutoff_ns: int = field(init=False)
     """The latest time from which the age of an entry that is old enough counts, in nanoseconds since the epoch."""
 
     def __post_init__(self) -> None:
-        self.cutoff_ns = round((self.run.cleaner.clocks.now() - self.rule.min_age.total_seconds()) * 1e9)
+        min_age = self.rule.min_age.total_seconds()
+        self.cutoff_ns = round((self.run.cleaner.clocks.now() - min_age) * 1e9)
+        self.watch = ReadWatch(min_age, self.run.throttle)
 
     def apply(self, opened: OpenedRoots) -> None:
         self.counters.refused_roots.update(opened.refused)
@@ -133,7 +143,11 @@ class _RuleRun:
         self.counters.free_enough_roots.extend(root.path for root in measured if root not in roots)
         if measured and not roots:
             self.run.ended_by = Reason.FREE_ENOUGH
-        ended_by = self._clean_files(roots) if self.rule.kind is EntryKind.FILES else self._clean_checkpoints(roots)
+        if self.rule.age_by is AgeBy.USED:
+            roots = tuple(self._with_access_times(root) for root in roots)
+        with closing(self.watch):
+            clean = self._clean_files if self.rule.kind is EntryKind.FILES else self._clean_checkpoints
+            ended_by = clean(roots)
         ended_by = ended_by or self.run.throttle.stop_reason
         if ended_by is not None:
             self.run.ended_by = ended_by
@@ -146,6 +160,18 @@ class _RuleRun:
             self.counters.refused_roots[root.path] = f"{root.path}: its free space cannot be read: {error.strerror}"
             return False
         return True
+
+    def _with_access_times(self, root: Root) -> Root:
+        """The root with what its mounts say of access times, which the output says too."""
+        sees_all = self.run.usage.sees_every_process()
+        times = access_times(root.mount, Path(self.run.cleaner.proc), sees_every_process=sees_all)
+        self.counters.access_times[root.path] = str(times)
+        if times.untraced:
+            log.warning(
+                "reads may leave no trace where a rule deletes what is unused; ages count from the last change there",
+                extra={"rule": self.rule.name, "root": root.path, "reason": ", ".join(times.untraced)},
+            )
+        return replace(root, access_times=times)
 
     def _needs_space(self, root: Root) -> bool:
         """Whether the rule is to work on a root at all."""
@@ -163,6 +189,7 @@ class _RuleRun:
         enough: set[int] = set()
         with _DirectoryCache() as parents:
             for batch in search.batches(enough):
+                self.watch.watch_files(batch)
                 for file in batch:
                     device = file.directory.root.device
                     if device in enough or run.filesystems.has_enough(device):
@@ -182,6 +209,8 @@ class _RuleRun:
         outcome: int | Reason
         if file.stored > self._bytes_left():
             outcome = Reason.LIMIT_BYTES
+        elif (obstacle := self.watch.obstacle(file.directory)) is not None:
+            outcome = obstacle
         else:
             try:
                 parent = parents.fd_of(file.directory)
@@ -190,7 +219,10 @@ class _RuleRun:
             else:
                 is_truncating = self.rule.do is CleaningOperation.TRUNCATE
                 outcome = (remover.truncate if is_truncating else remover.delete)(parent, file)
+                self.watch.ignore(file.directory, file.name)
         if isinstance(outcome, Reason):
+            if outcome is Reason.MOVED:
+                parents.forget(file.directory)
             self.counters.leave(outcome, file.directory, file.name)
             return
         self._count(file.directory, 1, outcome)
@@ -203,7 +235,9 @@ class _RuleRun:
         search = CheckpointSearch(self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone)
         remover = CheckpointRemover(run.usage, run.throttle, self.rule.age_by, self.cutoff_ns, run.request.dry_run)
         ended_by = None
-        for checkpoint in search.find():
+        matched = search.find()
+        self.watch.watch_checkpoints(matched)
+        for checkpoint in matched:
             if not run.throttle.may_continue():
                 return run.throttle.stop_reason
             self.considered += 1
@@ -222,6 +256,8 @@ class _RuleRun:
             return Reason.LIMIT_FILES
         if checkpoint.contents.bytes > self._bytes_left():
             return Reason.LIMIT_BYTES
+        if (obstacle := self.watch.obstacle(checkpoint.directory)) is not None:
+            return obstacle
         removal = remover.delete(checkpoint)
         self._count(checkpoint.directory, removal.files, removal.bytes)
         if removal.reason is None:
@@ -275,3 +311,7 @@ class _DirectoryCache:
         if len(self._fds) > _OPEN_DIRECTORIES:
             os.close(self._fds.popitem(last=False)[1])
         return fd
+
+    def forget(self, directory: WalkedDirectory) -> None:
+        """Close it: what is at its path is another one, or nothing."""
+        os.close(self._fds.pop(directory))

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainmedic_server.agent.disk.access_times import KEPT, AccessTimes
 from trainmedic_server.agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -69,6 +70,8 @@ class Root:
     """The id of the mount by which the root was reached; see `mount_of`."""
     protected: Inode | None = None
     """A directory that is never entered, though it may lie below the root."""
+    access_times: AccessTimes = KEPT
+    """How far those of its files can be trusted; for a rule whose ages count from the last use."""
 
     def contains(self, fd: int) -> bool:
         """Whether an open directory is on the root's filesystem and mount."""

@@ -1,23 +1,19 @@
-"""Deleting or emptying one file, and deleting one checkpoint, after a last check that it is still allowed.
+"""Deleting or emptying one file, after a last check that it is still allowed.
 
 **A file** is opened by its name in its open directory, following no link, and compared: device and inode, a regular
 file, one name, as old as it was, and not in use (`open_files`). Then the name is removed from that same
 directory. Linux cannot delete "what this descriptor has open", so between the check and the deletion some
 microseconds remain in which a process that may write in that directory can put another file under the name. It can
-never be a file outside the directory that was opened.
+never be a file outside the directory that was opened; and right before the deletion this is looked up again at its
+path (``place``), so that a directory that was moved away keeps what it holds.
 
 **Truncating** a log that no process has open, or whose writers all append, sets its length to 0. A writer that does not
 append would go on at its old place and leave zeros before it, and so would one that cannot be seen; in such a file a
 hole is punched instead: it keeps its length, the space of its whole blocks is given back, what is written meanwhile
 is kept, and the writer notices nothing. What the log held is lost either way.
 
-**A checkpoint** is deleted so that a partly deleted one is never taken for a whole one. It is checked once more
-(nothing young, nothing open, not pinned), then its directory is renamed to a name that no framework reads
-(`walk.DELETING` before its own), and is checked again: from here on no process opens it by the old name, and if one
-had opened it before, the second check finds that, and the old name is put back. Only then its files are deleted. If
-that is interrupted, a later cleaning by a rule that matches the old name deletes the rest.
-
-A trial run makes the same checks, and those of the permissions besides.
+A trial run makes the same checks, and those of the permissions besides. Not here: checkpoints
+(``checkpoint_removal``).
 """
 
 from __future__ import annotations
@@ -27,22 +23,19 @@ import ctypes
 import fcntl
 import os
 import stat
-from contextlib import closing
 from dataclasses import dataclass
 
-from trainmedic_server.agent.disk import checkpoints, search
-from trainmedic_server.agent.disk.filesystems import Root, freed_bytes, inode_of, open_directory, stored_bytes
+from trainmedic_server.agent.disk.filesystems import inode_of, stored_bytes
 from trainmedic_server.agent.disk.open_files import FileUsage
+from trainmedic_server.agent.disk.place import is_in_place
 from trainmedic_server.agent.disk.report import Reason
 from trainmedic_server.agent.disk.rules import AgeBy
-from trainmedic_server.agent.disk.search import MatchedCheckpoint, MatchedFile
-from trainmedic_server.agent.disk.throttle import Throttle
-from trainmedic_server.agent.disk.walk import DELETING, WalkedDirectory
+from trainmedic_server.agent.disk.search import MatchedFile
 
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
-# ioctl_iflags(2): _IOR('f', 1, long) and two of its flags.
-_FS_IOC_GETFLAGS, _IMMUTABLE, _APPEND_ONLY = 0x80086601, 0x10, 0x20
+# ioctl_iflags(2): _IOR('f', 1, long) and three of its flags.
+_FS_IOC_GETFLAGS, _IMMUTABLE, _APPEND_ONLY, _NO_ACCESS_TIME = 0x80086601, 0x10, 0x20, 0x80
 # fallocate(2), which Python has without its flags only.
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,16 +59,20 @@ class FileRemover:
             status = os.stat(file.name, dir_fd=parent, follow_symlinks=False)
             if (reason := _difference(status, file)) is not None:
                 return reason
-            if self.age_by.last_used_ns(status) != file.last_used_ns:
+            if self.age_by.last_used_ns(status, file.directory.root.access_times) != file.last_used_ns:
                 return Reason.CHANGED
-            fd = _open_for_reading(parent, file.name)
+            fd = open_for_reading(parent, file.name)
             # Another file may have come under the name since it was looked at.
             if fd is not None and not os.path.samestat(os.fstat(fd), status):
                 return Reason.CHANGED
             if (reason := self.usage.obstacle(fd, file.inode)) is not None:
                 return reason
+            if self.age_by is AgeBy.USED and fd is not None and keeps_no_access_time(fd):
+                return Reason.OPEN_UNKNOWN
+            if not is_in_place(parent, file.directory.path()):
+                return Reason.MOVED
             if self.dry_run:
-                return _refusal(parent, status, fd) or stored_bytes(status)
+                return refusal(parent, status, fd) or stored_bytes(status)
             # The lease on `fd` lasts until then, so no process opens the file between the check and the deletion.
             os.unlink(file.name, dir_fd=parent)
             return stored_bytes(status)
@@ -99,21 +96,26 @@ class FileRemover:
             status = os.fstat(fd)
             if (reason := _difference(status, file)) is not None:
                 return reason
-            if self.age_by.last_used_ns(status) > self.cutoff_ns:
+            if self.age_by.last_used_ns(status, file.directory.root.access_times) > self.cutoff_ns:
                 return Reason.YOUNG
-            return self._empty(fd, status)
+            # It may take seconds to find out, so the place is looked up afterwards.
+            may_truncate = self.usage.may_truncate(fd, file.inode)
+            if not is_in_place(parent, file.directory.path()):
+                return Reason.MOVED
+            return self._truncate(fd, status) if may_truncate else self._punch_hole(fd, status)
         except OSError as error:
             return Reason.of(error)
         finally:
             if fd is not None:
                 os.close(fd)
 
-    def _empty(self, fd: int, status: os.stat_result) -> int | Reason:
+    def _truncate(self, fd: int, status: os.stat_result) -> int:
+        if not self.dry_run:
+            os.ftruncate(fd, 0)
+        return stored_bytes(status)
+
+    def _punch_hole(self, fd: int, status: os.stat_result) -> int | Reason:
         stored = stored_bytes(status)
-        if self.usage.may_truncate(fd, inode_of(status)):
-            if not self.dry_run:
-                os.ftruncate(fd, 0)
-            return stored
         whole_blocks = status.st_size // status.st_blksize * status.st_blksize
         if not whole_blocks:
             return Reason.EMPTY
@@ -123,161 +125,6 @@ class FileRemover:
         return max(0, stored - stored_bytes(os.fstat(fd)))
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRemoval:
-    """The result for one checkpoint: files and bytes deleted, and why not all of it, if so."""
-
-    files: int = 0
-    bytes: int = 0
-    reason: Reason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRemover:
-    """Deletes checkpoints, or, in a trial run, says what would happen."""
-
-    usage: FileUsage
-    throttle: Throttle
-    age_by: AgeBy
-    cutoff_ns: int
-    """As for the search."""
-    dry_run: bool
-
-    def delete(self, checkpoint: MatchedCheckpoint) -> CheckpointRemoval:
-        directory = checkpoint.directory
-        assert directory.parent is not None, "a root is no checkpoint"
-        parent = fd = -1
-        try:
-            parent = directory.parent.reopen()
-            fd = open_directory(parent, directory.name)
-            status = os.fstat(fd)
-            if inode_of(status) != checkpoint.inode:
-                return CheckpointRemoval(reason=Reason.CHANGED)
-            if (reason := self._obstacle(directory, fd)) is not None:
-                return CheckpointRemoval(reason=reason)
-            if self.dry_run:
-                reason = _refusal(parent, status, fd) or _refusal(fd, status, None)
-                return (
-                    CheckpointRemoval(reason=reason)
-                    if reason
-                    else CheckpointRemoval(checkpoint.contents.files, checkpoint.contents.bytes)
-                )
-            return self._delete(directory, parent, fd)
-        except OSError as error:
-            return CheckpointRemoval(reason=Reason.of(error))
-        finally:
-            for descriptor in (parent, fd):
-                if descriptor >= 0:
-                    os.close(descriptor)
-
-    def _delete(self, directory: WalkedDirectory, parent: int, fd: int) -> CheckpointRemoval:
-        name = hidden_name = directory.name
-        if not name.startswith(DELETING):
-            hidden_name = f"{DELETING}{name}"
-            os.rename(name, hidden_name, src_dir_fd=parent, dst_dir_fd=parent)
-            # What was renamed may be another directory that came under the name meanwhile.
-            is_same = os.path.samestat(os.stat(hidden_name, dir_fd=parent, follow_symlinks=False), os.fstat(fd))
-            reason = self._obstacle(directory, fd) if is_same else Reason.CHANGED
-            if reason is not None:
-                os.rename(hidden_name, name, src_dir_fd=parent, dst_dir_fd=parent)
-                return CheckpointRemoval(reason=reason)
-        contents = _ContentsRemoval(self.throttle, directory.root, self.cutoff_ns)
-        reason = contents.run(fd)
-        if reason is None:
-            try:
-                os.rmdir(hidden_name, dir_fd=parent)
-            except OSError as error:
-                reason = Reason.of(error)
-        return CheckpointRemoval(contents.files, contents.bytes, reason)
-
-    def _obstacle(self, directory: WalkedDirectory, fd: int) -> Reason | None:
-        """Why the open checkpoint must not be deleted now."""
-        opened = WalkedDirectory(directory.root, directory.parent, directory.name, directory.depth, fd)
-        contents = search.survey(opened, self.age_by, self.throttle)
-        if contents.obstacle is not None:
-            return contents.obstacle
-        if checkpoints.is_pinned(fd):
-            return Reason.PINNED
-        # Last, since looking for users of each file costs most.
-        return Reason.YOUNG if contents.last_used_ns > self.cutoff_ns else self._used(opened)
-
-    def _used(self, directory: WalkedDirectory) -> Reason | None:
-        """Whether any file in it is in use."""
-        with closing(directory.walk_all(self.throttle, lambda *_: None, lambda *_: True)) as entries:
-            for inner, entry in entries:
-                if entry is not None and entry.is_file(follow_symlinks=False):
-                    reason = self._file_used(inner.fd, entry.name)
-                    if reason is not None:
-                        return reason
-        return self.throttle.stop_reason
-
-    def _file_used(self, parent: int, name: str) -> Reason | None:
-        fd = _open_for_reading(parent, name)
-        if fd is None:
-            return self.usage.obstacle(None, inode_of(os.stat(name, dir_fd=parent, follow_symlinks=False)))
-        try:
-            return self.usage.obstacle(fd, inode_of(os.fstat(fd)))
-        finally:
-            os.close(fd)
-
-
-@dataclass(slots=True)
-class _ContentsRemoval:
-    """Deletes what is in a directory, from the leaves up; the first thing that cannot be deleted ends it.
-
-    So does something that was written, or mounted, after the checkpoint was looked through.
-    """
-
-    throttle: Throttle
-    root: Root
-    cutoff_ns: int
-    files: int = 0
-    bytes: int = 0
-
-    def run(self, fd: int) -> Reason | None:
-        """Empty the open directory; why it could not be emptied, if so."""
-        inner: list[tuple[int, str]] = []
-        try:
-            while True:
-                current = inner[-1][0] if inner else fd
-                child = self._unlink_files(current)
-                if isinstance(child, Reason):
-                    return child
-                if child is not None:
-                    inner.append((open_directory(current, child), child))
-                    if not self.root.contains(inner[-1][0]):
-                        return Reason.MOUNT_POINT
-                elif inner:
-                    emptied, name = inner.pop()
-                    os.close(emptied)
-                    os.rmdir(name, dir_fd=inner[-1][0] if inner else fd)
-                else:
-                    return None
-        except OSError as error:
-            return Reason.of(error)
-        finally:
-            for descriptor, _ in inner:
-                os.close(descriptor)
-
-    def _unlink_files(self, fd: int) -> str | Reason | None:
-        """Delete the files of a directory; stops at a directory in it, whose name it returns, or for a reason."""
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    return entry.name
-                status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    return entry.name
-                if stat.S_ISREG(status.st_mode) and status.st_mtime_ns > self.cutoff_ns:
-                    return Reason.YOUNG
-                os.unlink(entry.name, dir_fd=fd)
-                self.files += 1
-                self.bytes += freed_bytes(status)
-                if not self.throttle.may_continue():
-                    return self.throttle.stop_reason
-        return None
-
-
 def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
     """Why the file is not the one that the search met, or must not be touched any more; None if it may be."""
     if inode_of(status) != file.inode or not stat.S_ISREG(status.st_mode):
@@ -285,7 +132,7 @@ def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
     return Reason.HARD_LINK if status.st_nlink > 1 else None
 
 
-def _open_for_reading(parent: int, name: str) -> int | None:
+def open_for_reading(parent: int, name: str) -> int | None:
     """The file, open for reading; None where that is not permitted. Raises OSError."""
     try:
         return os.open(name, os.O_RDONLY | _OPEN_FILE, dir_fd=parent)
@@ -293,7 +140,7 @@ def _open_for_reading(parent: int, name: str) -> int | None:
         return None
 
 
-def _refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
+def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
     """Why the system would not let this process take a name out of the directory `parent`; None where it would."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
@@ -308,14 +155,23 @@ def _refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | No
     return None
 
 
+def keeps_no_access_time(fd: int) -> bool:
+    """Whether an open file has the attribute "no access time" (``chattr +A``), so that reading it leaves no trace."""
+    return bool(_attributes(fd) & _NO_ACCESS_TIME)
+
+
 def _is_unchangeable(fd: int) -> bool:
     """Whether a file or directory has the attribute "immutable" or "append only"."""
+    return bool(_attributes(fd) & (_IMMUTABLE | _APPEND_ONLY))
+
+
+def _attributes(fd: int) -> int:
     flags = array.array("l", [0])
     try:
         fcntl.ioctl(fd, _FS_IOC_GETFLAGS, flags)
     except OSError:
-        return False  # a filesystem without attributes
-    return bool(flags[0] & (_IMMUTABLE | _APPEND_ONLY))
+        return 0  # a filesystem without attributes
+    return flags[0]
 
 
 def _punch_hole(fd: int, length: int) -> None:

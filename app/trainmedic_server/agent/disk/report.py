@@ -38,9 +38,11 @@ class Reason(StrEnum):
     TOO_MANY = "too_many_checkpoints"
     # Somebody uses it, or may use it.
     OPEN = "open"
+    READ = "read_meanwhile"
     OPEN_UNKNOWN = "use_unknown"
     CHANGED = "changed_meanwhile"
     VANISHED = "vanished_meanwhile"
+    MOVED = "moved_meanwhile"
     # The system refuses.
     NOT_PERMITTED = "not_permitted"
     BUSY = "busy"
@@ -104,6 +106,8 @@ class RuleCounters:
     """By path, the sentence that says why the root cannot be cleaned."""
     free_enough_roots: list[str] = field(default_factory=list)
     """Paths of roots that were not touched because enough is free there."""
+    access_times: dict[str, str] = field(default_factory=dict)
+    """By path of a root, how far its access times can be trusted; for a rule whose ages count from the last use."""
     is_first_pass: bool = True
     """False once all roots have been walked: a second walk meets the same entries and must not count them again."""
     _left: dict[Reason, _LeftEntries] = field(default_factory=dict)
@@ -136,6 +140,7 @@ class RuleCounters:
             "bytes": self.bytes,
             **({} if self.checkpoints is None else {"checkpoints": self.checkpoints}),
             "left": left,
+            **({"access_times": self.access_times} if self.access_times else {}),
             **({"refused_roots": self.refused_roots} if self.refused_roots else {}),
             **({"free_enough_roots": self.free_enough_roots} if self.free_enough_roots else {}),
         }

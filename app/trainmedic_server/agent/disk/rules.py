@@ -12,8 +12,9 @@ it, symbolic links, devices, sockets and pipes are neither entered nor touched.
 **Conditions**, all of which must hold:
 
 - ``min_age``: nobody used it for this long. ``age_by: used`` (the default) takes the latest of the times of
-  its last write, last change (of mode, owner, name or links) and last read; ``changed`` leaves out reading,
-  ``modified`` takes writing alone, as ``find -mtime`` does: then what was unpacked or copied with its old
+  its last write, last change (of mode, owner, name or links) and last read, which is told by the access
+  time as far as the mounts keep it (``access_times``); ``changed`` leaves out reading, ``modified`` takes writing
+  alone, as ``find -mtime`` does: then what was unpacked or copied with its old
   times is old at once. For a checkpoint it is the latest of all that is in it. At least a minute, except
   for ``do: truncate``: a log that is being written is always young, so there it may be 0.
 - ``keep_newest``: the N most recently modified of the matched entries in each directory stay, whatever
@@ -52,6 +53,7 @@ from enum import StrEnum
 from typing import Any
 
 from trainmedic_server.agent import mapping_reader
+from trainmedic_server.agent.disk.access_times import AccessTimes
 from trainmedic_server.agent.disk.globs import Glob
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_server.domain import duration, size
@@ -101,7 +103,7 @@ class AgeBy(StrEnum):
     CHANGED = "changed"
     MODIFIED = "modified"
 
-    def last_used_ns(self, facts: os.stat_result) -> int:
+    def last_used_ns(self, facts: os.stat_result, access_times: AccessTimes) -> int:
         """The time from which the age of an entry counts, in nanoseconds since the epoch.
 
         Of a directory it is its last write, whatever the rule says: looking for files reads it, and changing its
@@ -111,7 +113,7 @@ class AgeBy(StrEnum):
             return facts.st_mtime_ns
         if self is AgeBy.CHANGED:
             return max(facts.st_mtime_ns, facts.st_ctime_ns)
-        return max(facts.st_mtime_ns, facts.st_ctime_ns, facts.st_atime_ns)
+        return access_times.last_use_ns(facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ last one ended, so that a trial run, after which everything is still there, come
 **Checkpoints.** Each directory that the rule's patterns match, and that is a checkpoint, is surveyed whole; then those
 of one directory are compared (`checkpoints.kept`). A checkpoint inside another belongs to that one.
 
-Not here: touching anything (``removal``).
+Not here: touching anything (``removal``, ``checkpoint_removal``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import heapq
 import os
 import stat
 import struct
-from collections.abc import Generator, Iterator, Set
+from collections.abc import Generator, Iterable, Iterator, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -111,7 +111,7 @@ class _OldestFiles:
         """The key of the youngest file; None where there is none."""
         return self._packed[-1][: _KEY.size] if self._packed else None
 
-    def files(self) -> Iterator[MatchedFile]:
+    def __iter__(self) -> Iterator[MatchedFile]:
         directories = {number: directory for directory, number in self._numbers.items()}
         for packed in self._packed:
             time, _, inode_number = _KEY.unpack_from(packed)
@@ -127,7 +127,7 @@ class FileSearch(_Search):
 
     batch_size: int = BATCH_SIZE
 
-    def batches(self, enough: Set[int]) -> Iterator[Iterator[MatchedFile]]:
+    def batches(self, enough: Set[int]) -> Iterator[Iterable[MatchedFile]]:
         """Yield the matching files, oldest first, in batches.
 
         `enough` holds the devices whose roots need no walk any more; the caller may add to it meanwhile. Ends early,
@@ -145,7 +145,7 @@ class FileSearch(_Search):
             if last is None or self.throttle.stop_reason is not None:
                 return
             after = last
-            yield oldest.files()
+            yield oldest
             if oldest.bound is None:
                 return
 
@@ -169,7 +169,7 @@ class FileSearch(_Search):
                         heapq.heappush(newest, item)
                         continue
                     _, _, status, name = heapq.heappushpop(newest, item)
-                last_used = self.rule.age_by.last_used_ns(status)
+                last_used = self.rule.age_by.last_used_ns(status, root.access_times)
                 reason = self._obstacle(status, last_used)
                 if reason is None:
                     self.counters.matched += self.counters.is_first_pass
@@ -312,6 +312,7 @@ def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> Che
     directories.
     """
     is_begun = directory.name.startswith(DELETING)
+    times = directory.root.access_times
     files = size = links = last_used = written = 0
     obstacle: Reason | None = None
 
@@ -321,7 +322,7 @@ def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> Che
 
     def count_age(status: os.stat_result) -> None:
         nonlocal last_used, written
-        last_used, written = max(last_used, age_by.last_used_ns(status)), max(written, status.st_mtime_ns)
+        last_used, written = max(last_used, age_by.last_used_ns(status, times)), max(written, status.st_mtime_ns)
 
     def visit(inner: WalkedDirectory, is_matched: bool) -> bool:
         if not is_begun:

@@ -4,7 +4,7 @@ Directories are listed as a stream, so that one with a million files costs no mo
 opened by its name in its open parent and must be on the root's filesystem and mount. `MAX_DEPTH` levels are
 entered; what is deeper is left, with that reason.
 
-Not here: what is done with the entries (``search``, ``removal``).
+Not here: what is done with the entries (``search``, ``removal``, ``checkpoint_removal``).
 """
 
 from __future__ import annotations
