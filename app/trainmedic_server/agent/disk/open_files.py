@@ -5,22 +5,26 @@ container. It needs no view of other processes, is certain, and costs three syst
 of another user without CAP_LEASE, nor on filesystems without leases (NFS, Lustre and others).
 
 There, and where it matters *how* a file is open, the descriptors and mappings of every process are read, at most once
-in `FRESH_SECONDS`. That counts as an answer only if all processes could be seen: in the first PID namespace, with
-``/proc`` not restricted by ``hidepid``, and as root or with CAP_SYS_PTRACE. If not, what is not known to be unused
-is left (`Reason.OPEN_UNKNOWN`). On a filesystem that several machines share, neither way sees what the others have
-open: there only the age of a file speaks for it.
+in `FRESH_SECONDS` for a filesystem. Of what they have open on other ones nothing is asked that a server would have to
+answer: it may hang, and any user can mount one that does. What was read counts as an answer only if all processes
+could be seen: in the first PID namespace, with ``/proc`` not restricted by ``hidepid``, and as root or with
+CAP_SYS_PTRACE. If not, what is not known to be unused is left (`Reason.OPEN_UNKNOWN`). On a filesystem that several
+machines share, neither way sees what the others have open: there only the age of a file speaks for it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import math
 import os
 import signal
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainmedic_server.agent.disk.filesystems import Inode, inode_of
+from trainmedic_server.agent.disk.filesystems import Inode
 from trainmedic_server.agent.disk.report import Reason
 from trainmedic_server.agent.disk.throttle import Clocks, Throttle
 
@@ -32,6 +36,12 @@ _KERNEL_THREAD = 0x00200000
 
 _WITHOUT_FILES = ("/dev/", "/proc/", "/sys/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108
+_DESCRIPTORS_PER_CHECK = 128
+"""Descriptors of a process between two looks at the clock."""
+# Of statx(2): its flags, and where its result has the two numbers of the device.
+_FROM_HERE, _DO_NOT_SYNC = -100, 0x4000
+_STATX_BYTES, _STATX_DEVICE_AT, _STATX_DEVICE = 256, 136, struct.Struct("II")
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def acquire_write_lease(fd: int) -> bool:
@@ -52,13 +62,20 @@ def acquire_write_lease(fd: int) -> bool:
 
 @dataclass(slots=True)
 class OpenFileSnapshot:
-    """What all processes had open at one moment."""
+    """What all processes had open on one filesystem at one moment."""
 
+    device: int
     is_complete: bool = True
     """Whether everything that every process has open could be seen."""
-    open: set[Inode] = field(default_factory=set)
-    writers: dict[Inode, bool] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+    """By inode number."""
+    writers: dict[int, bool] = field(default_factory=dict)
     """For each file that is open for writing, whether all of its writers append."""
+    mapped: set[int] = field(default_factory=set)
+    """What is mapped, on any filesystem: the table of mappings does not name each by the device that stat(2) does."""
+
+    def has(self, inode: Inode) -> bool:
+        return inode[1] in self.open or inode[1] in self.mapped
 
 
 class FileUsage:
@@ -68,8 +85,8 @@ class FileUsage:
         self._clocks = clocks
         self._throttle = throttle
         self._proc = Path(proc)
-        self._snapshot = OpenFileSnapshot()
-        self._taken_at: float | None = None
+        self._snapshots: dict[int, tuple[float, OpenFileSnapshot]] = {}
+        """By device, the last one, and when it was taken."""
 
     def obstacle(self, fd: int | None, inode: Inode) -> Reason | None:
         """Why a file must not be deleted; None if it is not in use, and cannot be opened until `fd` is closed.
@@ -81,8 +98,8 @@ class FileUsage:
                 return None if acquire_write_lease(fd) else Reason.OPEN
         except OSError:  # no leases here
             pass
-        snapshot = self._recent_snapshot()
-        if inode in snapshot.open:
+        snapshot = self._recent_snapshot(inode)
+        if snapshot.has(inode):
             return Reason.OPEN
         return None if snapshot.is_complete else Reason.OPEN_UNKNOWN
 
@@ -97,18 +114,20 @@ class FileUsage:
 
     def all_writers_append(self, inode: Inode) -> bool:
         """Whether it is certain that every process which has the file open for writing appends to it."""
-        snapshot = self._recent_snapshot()
-        return snapshot.is_complete and snapshot.writers.get(inode, True)
+        snapshot = self._recent_snapshot(inode)
+        return snapshot.is_complete and snapshot.writers.get(inode[1], True)
 
     def sees_every_process(self) -> bool:
         """Whether ``/proc`` lists every process of the machine; whether their files can be read is another question,
         of privilege."""
         try:
-            mounts = (self._proc / "self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = (self._proc / "self/mounts").read_bytes().split(b"\n")
         except OSError:
             return False
-        options = [line.split()[3] for line in mounts if line.split()[1:3] == [str(self._proc), "proc"]]
-        is_hiding = any("hidepid=" in text and "hidepid=0" not in text for text in options)
+        # Users mount in their own directories, and so choose names in this table; the kernel escapes blanks in them.
+        mounts = [line.split(b" ") for line in lines]
+        options = [parts[3] for parts in mounts if parts[1:3] == [os.fsencode(self._proc), b"proc"] and len(parts) > 3]
+        is_hiding = any(b"hidepid=" in text and b"hidepid=0" not in text for text in options)
         return self._is_first_namespace() and not is_hiding
 
     def _is_first_namespace(self) -> bool:
@@ -117,21 +136,24 @@ class FileUsage:
         except OSError:
             return False
 
-    def _recent_snapshot(self) -> OpenFileSnapshot:
-        now = self._clocks.steady()
-        if self._taken_at is None or now - self._taken_at > FRESH_SECONDS:
-            self._snapshot = self._take_snapshot()
-            self._taken_at = self._clocks.steady()
-        return self._snapshot
+    def _recent_snapshot(self, inode: Inode) -> OpenFileSnapshot:
+        device = inode[0]
+        taken_at, snapshot = self._snapshots.get(device, (-math.inf, None))
+        if snapshot is None or self._clocks.steady() - taken_at > FRESH_SECONDS:
+            snapshot = self._take_snapshot(device)
+            self._snapshots[device] = (self._clocks.steady(), snapshot)
+        return snapshot
 
-    def _take_snapshot(self) -> OpenFileSnapshot:
-        snapshot = OpenFileSnapshot(is_complete=self.sees_every_process())
+    def _take_snapshot(self, device: int) -> OpenFileSnapshot:
+        snapshot = OpenFileSnapshot(device, is_complete=self.sees_every_process())
         own_pid = str(os.getpid())
         for process in self._processes():
             if process.name != own_pid:
                 snapshot.is_complete &= self._add_process(snapshot, process)
-            # Only rests: half a snapshot would be of no use, so it is finished even when the cleaning is to end.
-            self._throttle.may_continue()
+            # Half a snapshot would be of no use. So only the end of the cleaning ends it, and it says nothing then.
+            if not self._throttle.may_continue():
+                snapshot.is_complete = False
+                break
         return snapshot
 
     def _processes(self) -> Iterator[Path]:
@@ -143,8 +165,12 @@ class FileUsage:
     def _add_process(self, snapshot: OpenFileSnapshot, process: Path) -> bool:
         """Add what one process has open; whether all of it could be seen."""
         try:
-            for descriptor in (process / "fd").iterdir():
-                self._add_descriptor(snapshot, process, descriptor)
+            with os.scandir(process / "fd") as descriptors:
+                for count, descriptor in enumerate(descriptors):
+                    self._add_descriptor(snapshot, process, descriptor)
+                    # A process may have a million of them.
+                    if count % _DESCRIPTORS_PER_CHECK == 0 and not self._throttle.may_continue():
+                        return False
             self._add_mappings(snapshot, process)
         except (FileNotFoundError, ProcessLookupError):
             return True  # the process has ended
@@ -152,36 +178,51 @@ class FileUsage:
             return _is_kernel_thread(process)
         return True
 
-    def _add_descriptor(self, snapshot: OpenFileSnapshot, process: Path, descriptor: Path) -> None:
+    def _add_descriptor(self, snapshot: OpenFileSnapshot, process: Path, descriptor: os.DirEntry[str]) -> None:
         try:
-            target = str(descriptor.readlink())
+            target = os.readlink(descriptor.path)  # noqa: PTH115
             if not target.startswith("/") or (
                 target.startswith(_WITHOUT_FILES) and not target.startswith(_SHARED_MEMORY)
             ):
                 return
-            inode = inode_of(descriptor.stat())
+            if device_of(descriptor.path) != snapshot.device:
+                return
             flags = _flags(process / "fdinfo" / descriptor.name)
+            if flags & os.O_PATH:  # it names the file and can neither read nor write it
+                return
+            number = os.stat(descriptor.path).st_ino  # noqa: PTH116
         except (FileNotFoundError, ProcessLookupError):
             return  # closed meanwhile
-        if flags & os.O_PATH:  # it names the file and can neither read nor write it
-            return
-        snapshot.open.add(inode)
+        snapshot.open.add(number)
         if flags & os.O_ACCMODE != os.O_RDONLY:
-            snapshot.writers[inode] = snapshot.writers.get(inode, True) and bool(flags & os.O_APPEND)
+            snapshot.writers[number] = snapshot.writers.get(number, True) and bool(flags & os.O_APPEND)
 
     def _add_mappings(self, snapshot: OpenFileSnapshot, process: Path) -> None:
-        with (process / "maps").open(encoding="utf-8", errors="surrogateescape") as lines:
+        # As bytes, since a path in it may hold anything but a line feed, which the kernel escapes.
+        with (process / "maps").open("rb") as lines:
             for line in lines:
                 # address perms offset dev inode path
                 parts = line.split(None, 5)
-                if len(parts) == 6 and parts[4] != "0":
-                    major, _, minor = parts[3].partition(":")
-                    snapshot.open.add((os.makedev(int(major, 16), int(minor, 16)), int(parts[4])))
+                if len(parts) == 6 and parts[4] != b"0":
+                    snapshot.mapped.add(int(parts[4]))
+
+
+def device_of(path: str) -> int:
+    """The device of what is open, by its path in ``/proc``, without asking its filesystem for anything else.
+
+    A network filesystem or one of FUSE is not waited for, and tells it also to whom it denies everything else. Raises
+    OSError.
+    """
+    status = ctypes.create_string_buffer(_STATX_BYTES)
+    if _libc.statx(_FROM_HERE, os.fsencode(path), _DO_NOT_SYNC, 0, status) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return os.makedev(*_STATX_DEVICE.unpack_from(status, _STATX_DEVICE_AT))
 
 
 def _flags(fdinfo: Path) -> int:
-    for line in fdinfo.read_text(encoding="ascii").splitlines():
-        if line.startswith("flags:"):
+    for line in fdinfo.read_bytes().split(b"\n"):
+        if line.startswith(b"flags:"):
             return int(line.split()[1], 8)
     return os.O_RDWR
 

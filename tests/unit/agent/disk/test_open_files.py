@@ -16,9 +16,9 @@ from trainmedic_server.agent.disk.throttle import Clocks, Throttle
 FIRST = 0xEFFFFFFC
 
 
-def file_usage(proc: Path) -> FileUsage:
+def file_usage(proc: Path, *, stopping: bool = False) -> FileUsage:
     clocks = Clocks(sleep=lambda _: None)
-    return FileUsage(clocks, Throttle(clocks, NEVER, lambda: False), str(proc))
+    return FileUsage(clocks, Throttle(clocks, NEVER, lambda: stopping), str(proc))
 
 
 def process(proc: Path, pid: int, opened: dict[str, tuple[Path, int]], maps: str = "") -> None:
@@ -28,7 +28,7 @@ def process(proc: Path, pid: int, opened: dict[str, tuple[Path, int]], maps: str
     for name, (path, flags) in opened.items():
         (proc / str(pid) / "fd" / name).symlink_to(path)
         (proc / str(pid) / "fdinfo" / name).write_text(f"pos:\t0\nflags:\t0{flags:o}\nmnt_id:\t1\n")
-    (proc / str(pid) / "maps").write_text(maps)
+    (proc / str(pid) / "maps").write_bytes(os.fsencode(maps))
 
 
 @pytest.fixture
@@ -94,6 +94,27 @@ def test_a_kernel_thread_has_nothing_to_see(proc: Path, tmp_path: Path, monkeypa
     process(proc, 2, {})
     (proc / "2" / "stat").write_text("2 (kthread (odd) name) S 0 0 0 0 -1 2129984 0 0")
     assert file_usage(proc).obstacle(None, inode(put(tmp_path / "free"))) is None
+
+
+def test_names_that_a_user_chose_neither_hide_a_file_nor_end_the_cleaning(proc: Path, tmp_path: Path) -> None:
+    """He maps files whose names hold what looks like further lines, and mounts at such places."""
+    mapped, free = put(tmp_path / "mapped"), put(tmp_path / "free")
+    odd = "7f00-7f01 r--p 00000000 08:01 7 /tmp/a\rb\x0c\x1c 00000000-1 r-xp 0 zz:zz zz /x\x85 y\n"
+    process(proc, 5, {}, maps=f"{odd}7f00-7f01 r--p 00000000 08:01 {mapped.stat().st_ino} /m\udcff\n")
+    with (proc / "self" / "mounts").open("a") as mounts:
+        mounts.write(f"x /home/u/a\x0cb\xa0{proc}\xa0proc\x0cc fuse.x rw 0 0\n")
+        mounts.write(f"x /home/u/a\x0cb\xa0{proc}\xa0proc\xa0hidepid=2 fuse.x rw 0 0\n")
+    usage = file_usage(proc)
+    assert usage.obstacle(None, inode(mapped)) is Reason.OPEN
+    assert usage.obstacle(None, inode(free)) is None
+
+
+def test_what_a_process_has_open_is_looked_through_only_as_long_as_there_is_time(proc: Path, tmp_path: Path) -> None:
+    """It may have a million files open, and then what was not looked at is not taken for unused."""
+    free = put(tmp_path / "free")
+    process(proc, 5, {str(number): (free, os.O_PATH) for number in range(300)})
+    assert file_usage(proc, stopping=True).obstacle(None, inode(free)) is Reason.OPEN_UNKNOWN
+    assert file_usage(proc).obstacle(None, inode(free)) is None
 
 
 def test_where_there_are_no_leases_the_processes_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
