@@ -24,6 +24,7 @@ MOST_PROCESSES = 256
 MOST_PODS = 32
 """The most pods of one GPU that are named, so that the presence stays small; seven MIG instances have fewer."""
 _LONGEST = 16 * 1024
+_LOGIN = b"/user.slice/"
 # A static pod's uid in its group is a hash, without dashes.
 _POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:\n]|$)")
 
@@ -41,9 +42,10 @@ def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
 def pod_in(groups: bytes) -> str | None:
     """Return the uid in the text of a ``/proc/<pid>/cgroup``, of version 1 or 2.
 
-    The outermost pod is the cluster's: one inside it belongs to a cluster that runs in a pod.
+    The outermost pod is the cluster's: one inside it belongs to a cluster that runs in a pod. The groups of a login
+    name none, for the user who has logged in makes them himself and calls them as he likes.
     """
-    match = _POD.search(groups)
+    match = _POD.search(b"\n".join(line for line in groups.split(b"\n") if _LOGIN not in line))
     return match[1].decode().replace("_", "-") if match is not None else None
 
 

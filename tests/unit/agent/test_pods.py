@@ -44,6 +44,8 @@ def test_a_pod_is_found_however_its_group_is_spelt(groups: str) -> None:
         "0::/user.slice/user-1000.slice/session-2.scope",
         f"0::/../cri-containerd-{CONTAINER}.scope",
         f"0::/docker/{CONTAINER}",
+        f"0::/user.slice/user-1000.slice/user@1000.service/kubepods-pod{SLICE}.slice/crio-{CONTAINER}.scope",
+        f"0::/../../user.slice/user-1000.slice/user@1000.service/app.slice/kubepods/pod{UID}",
         "0::/system.slice/pod-manager.service",
         f"0::/machine.slice/libpod-{CONTAINER}.scope",
         f"0::/kubepods/pod{UID}x/{CONTAINER}",

@@ -153,7 +153,8 @@ def _pressure(proc: Path, resource: str) -> dict[str, float]:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="surrogateescape").splitlines()
+    # Users mount in their own directories, so a name may hold anything but a line feed, which the kernel escapes.
+    return os.fsdecode(path.read_bytes()).rstrip("\n").split("\n")
 
 
 def _share(part: float, whole: float) -> float:
