@@ -26,8 +26,10 @@ from trainmedic.wire.signing import Signer, unseal
 from trainmedic_server import __version__
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent import privileges
-from trainmedic_server.agent.disk.filesystems import inode_at, opened_roots
+from trainmedic_server.agent.disk.access_times import access_times
+from trainmedic_server.agent.disk.filesystems import Root, inode_at, opened_roots
 from trainmedic_server.agent.disk.open_files import FileUsage
+from trainmedic_server.agent.disk.rules import AgeBy
 from trainmedic_server.agent.disk.throttle import Clocks, Throttle
 from trainmedic_server.agent.facts.gpu import presence
 from trainmedic_server.agent.policy import CHANGING, READING, Policy
@@ -107,11 +109,15 @@ def _power(policy: Policy, own: Privileges, report: CheckReport) -> None:
 
 def _cleaning(policy: Policy, state_dir: Path, own: Privileges, report: CheckReport) -> None:
     cleaning = policy.cleaning
+    clocks = Clocks()
+    sees_every_process = FileUsage(clocks, Throttle(clocks, math.inf, lambda: False)).sees_every_process()
     rules: dict[str, Any] = {}
     for name, rule in cleaning.rules.items():
         with opened_roots(rule.roots, cleaning.owners, inode_at(state_dir)) as opened:
             usable = {root.path: None for root in opened.roots}
             states = {path: usable.get(path, opened.refused.get(path)) for path in rule.roots}
+            if rule.age_by is AgeBy.USED:
+                _access_times(name, opened.roots, sees_every_process, report)
         rules[name] = {"kind": rule.kind, "do": rule.do, "min_age": duration.write(rule.min_age), "roots": states}
         for path, refusal in states.items():
             if refusal is not None:
@@ -130,13 +136,22 @@ def _cleaning(policy: Policy, state_dir: Path, own: Privileges, report: CheckRep
         report.warnings.append(
             f"files of other users than {own.user} will be left where they are: that needs {', '.join(missing)}"
         )
-    clocks = Clocks()
-    usage = FileUsage(clocks, Throttle(clocks, math.inf, lambda: False))
-    if not usage.sees_every_process() or own.lacks(privileges.PROCESSES_OF_OTHERS):
+    if not sees_every_process or own.lacks(privileges.PROCESSES_OF_OTHERS):
         report.warnings.append(
             "not all processes of this machine can be seen (CAP_SYS_PTRACE, the first PID namespace, no hidepid): "
             "where the kernel does not say whether a file is open, it is left"
         )
+
+
+def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, report: CheckReport) -> None:
+    for root in roots:
+        times = access_times(root.mount, Path("/proc"), sees_every_process=sees_every_process)
+        if times.untraced:
+            report.warnings.append(
+                f"the rule {rule} counts ages from the last use, and reads of what is in {root.path} may leave no trace "
+                f"({', '.join(times.untraced)}): there ages count from the last change, and who reads is seen only "
+                "while files are open, and for a minute before they go"
+            )
 
 
 def _state(directory: Path, report: CheckReport) -> None:
