@@ -148,7 +148,7 @@ def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, 
         times = access_times(root.mount, Path("/proc"), sees_every_process=sees_every_process)
         if times.untraced:
             report.warnings.append(
-                f"the rule {rule} counts ages from the last use, and reads of what is in {root.path} may leave no trace "
+                f"the rule {rule} counts ages from the last use, and reads below {root.path} may leave no trace "
                 f"({', '.join(times.untraced)}): there ages count from the last change, and who reads is seen only "
                 "while files are open, and for a minute before they go"
             )
