@@ -30,7 +30,7 @@ from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.factory import create_app
-from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.listener import serve
 from trainmedic_server.telemetry import Metrics, configure_logging
 
@@ -252,13 +252,15 @@ class World:
             yield client
 
     @asynccontextmanager
-    async def served(self) -> AsyncIterator[Address]:
+    async def served(self, connections: ConnectionLimits = ConnectionLimits()) -> AsyncIterator[Address]:
         """Serves the application on the loopback, as in production."""
         stop = asyncio.Event()
         started: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(
-            serve(self.app, "127.0.0.1", 0, stop, lambda host, port: started.set_result(Address(host, port)))
-        )
+
+        def listening(host: str, port: int) -> None:
+            started.set_result(Address(host, port))
+
+        serving = asyncio.create_task(serve(self.app, "127.0.0.1", 0, stop, listening, connections))
         try:
             yield await started
         finally:

@@ -25,6 +25,7 @@ from starlette.requests import HTTPConnection, Request
 from trainmedic_server import telemetry
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.server import tokens
+from trainmedic_server.server.connection_table import Standing
 from trainmedic_server.server.problems import HttpProblem
 from trainmedic_server.server.tokens import Token, TokenRole
 
@@ -81,6 +82,8 @@ class Authenticator:
         if role is not TokenRole.VIEWER:
             _refuse_other_sites(request)
         principal = self._principal(request.headers.get("authorization"))
+        if principal is not ANONYMOUS:
+            _vouch(request, principal)
         if not principal.may(role):
             raise HttpProblem(
                 HTTPStatus.FORBIDDEN, f"The token {principal.name!r} does not have the role {role}.", closes=True
@@ -147,6 +150,13 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _vouch(request: HTTPConnection, principal: Principal) -> None:
+    """Tell the connection that the request came over, where there is one, whose it is."""
+    vouch = request.scope.get("state", {}).get("vouch")
+    if vouch is not None:
+        vouch(Standing.DELIVERER if principal.may(TokenRole.WEBHOOK) else Standing.CLIENT)
 
 
 def _unauthenticated(detail: str) -> HttpProblem:

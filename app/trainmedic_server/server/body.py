@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -16,52 +16,62 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from trainmedic_server.errors import PayloadError, Saturated
+from trainmedic_server.server.body_memory import BodyArrival, BodyMemory
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.problems import HttpProblem, from_error
 
 
 class BodyReader:
-    """Reads bodies, and counts the memory that all bodies in work take together."""
+    """Reads bodies into the memory set aside for all of them together."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
-        self._bytes_in_use = 0
+        self._memory = BodyMemory(limits)
 
     @asynccontextmanager
-    async def read(self, request: Request, largest: int | None = None) -> AsyncIterator[bytes]:
-        """Yield the body, whose memory counts until the block ends. Raises HttpProblem: 400, 408, 413, 415, 503."""
+    async def read(self, request: Request, largest: int | None = None) -> AsyncIterator[bytearray]:
+        """Yield the body in its turn; until the block ends, its memory counts and others wait for theirs.
+
+        Raises HttpProblem: 400, 408, 413, 415, 503.
+        """
         largest = self._limits.body_bytes if largest is None else largest
         _check_headers(request, largest)
-        chunks: list[bytes] = []
-        size = 0
+        arrival = BodyArrival(asyncio.timeout(self._limits.body_seconds))
         try:
             try:
-                async with asyncio.timeout(self._limits.body_seconds):
-                    more = True
-                    while more:
-                        message = await request.receive()
-                        if message["type"] == "http.disconnect":
-                            raise HttpProblem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
-                        chunk = message.get("body", b"")
-                        more = message.get("more_body", False)
-                        size += len(chunk)
-                        self._bytes_in_use += len(chunk)
-                        if size > largest:
-                            raise _too_large(largest)
-                        if self._bytes_in_use > self._limits.held_bytes:
-                            raise _full(closes=more)
-                        chunks.append(chunk)
+                async with arrival.deadline:
+                    body = await self._receive(request, arrival, largest)
             except TimeoutError:
+                if arrival.gave_way:
+                    raise _full(closes=True) from None
                 seconds = self._limits.body_seconds
                 raise HttpProblem(
                     HTTPStatus.REQUEST_TIMEOUT, f"The body did not arrive within {seconds:g} s.", closes=True
                 ) from None
-            yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            self._memory.arrived(arrival)
+            async with self._memory.turn(len(body)):
+                yield body
         finally:
-            self._bytes_in_use -= size
+            self._memory.release(arrival)
+
+    async def _receive(self, request: Request, arrival: BodyArrival, largest: int) -> bytearray:
+        body = bytearray()
+        more = True
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise HttpProblem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
+            chunk = message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) + len(chunk) > largest:
+                raise _too_large(largest)
+            if not self._memory.grow(arrival, len(chunk)):
+                raise _full(closes=more)
+            body += chunk
+        return body
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes | bytearray) -> Any:
     """The JSON value in `body`. Raises HttpProblem 400 for what is not JSON, PayloadError for half a surrogate pair."""
     try:
         return from_json(body, allow_inf_nan=False)
@@ -97,7 +107,7 @@ def _full(closes: bool) -> HttpProblem:
     return problem
 
 
-def _refuse_lone_surrogate(body: bytes) -> None:
+def _refuse_lone_surrogate(body: bytes | bytearray) -> None:
     """Raise PayloadError for half a surrogate pair, which is sound JSON (RFC 8259, section 8.2) but not text.
 
     No database stores it.
@@ -106,20 +116,30 @@ def _refuse_lone_surrogate(body: bytes) -> None:
         document = json.loads(body)
     except (ValueError, RecursionError):
         return
-    # A stack rather than recursion: the body may be nested deeper than Python's stack allows.
-    remaining: list[tuple[str, Any]] = [("", document)]
-    while remaining:
-        path, value = remaining.pop()
-        match value:
-            case dict():
-                remaining.extend((_join(path, name), name) for name in value)
-                remaining.extend((_join(path, name), member) for name, member in value.items())
-            case list():
-                remaining.extend((_join(path, str(index)), member) for index, member in enumerate(value))
-            case str() if any("\ud800" <= character <= "\udfff" for character in value):
-                raise PayloadError.at([(path, "holds half a surrogate pair, which is not text")])
-            case _:
-                pass
+    # A stack rather than recursion, because the body may be nested deeper than Python's stack allows; of iterators,
+    # because the list of all members would take a multiple of the body's memory.
+    being_read = [iter([("", document)])]
+    while being_read:
+        for path, value in being_read[-1]:
+            if isinstance(value, str):
+                if any("\ud800" <= character <= "\udfff" for character in value):
+                    raise PayloadError.at([(path, "holds half a surrogate pair, which is not text")])
+            elif isinstance(value, dict | list):
+                being_read.append(_members(path, value))
+                break
+        else:
+            being_read.pop()
+
+
+def _members(path: str, value: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
+    """Each member with its path; a name is a member too, at the path of its mapping."""
+    if isinstance(value, dict):
+        for name, member in value.items():
+            yield path, name
+            yield _join(path, name), member
+    else:
+        for index, member in enumerate(value):
+            yield _join(path, str(index)), member
 
 
 def _join(path: str, name: str) -> str:

@@ -32,11 +32,12 @@ from trainmedic_server.server import payload, problems, schemas
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader, parse_json
 from trainmedic_server.server.engine import EnginePort
+from trainmedic_server.server.limits import KIB
 from trainmedic_server.server.tokens import TokenRole
 
 # Bodies from this size on are parsed in a thread: that takes tens of milliseconds, most of it in Python,
 # and the event loop goes on whenever the interpreter switches threads.
-_LARGE_BYTES = 512 * 1024
+_LARGE_BYTES = 256 * KIB
 
 PATH = "/webhook"
 
@@ -154,7 +155,7 @@ def reply(admission: Admission) -> bytes:
     )
 
 
-def _read(body: bytes, received_at: datetime) -> Delivery:
+def _read(body: bytearray, received_at: datetime) -> Delivery:
     return payload.delivery(parse_json(body), new_id(), received_at)
 
 

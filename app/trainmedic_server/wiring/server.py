@@ -180,7 +180,7 @@ class TrainmedicServer:
                 metrics=metrics,
                 auth=authenticator,
                 clock=clock,
-                limits=ServerLimits(body_bytes=settings.max_body, held_bytes=max(8 * settings.max_body, 64 << 20)),
+                limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
             )
 
     async def _start_work(

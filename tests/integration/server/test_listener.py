@@ -49,22 +49,6 @@ async def test_a_stop_lets_requests_in_work_finish() -> None:
         assert (await posting).status_code == 200
 
 
-async def test_a_crowd_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """503 with Retry-After as a problem, beyond the connections that are answered."""
-    monkeypatch.setattr(listener, "_CONNECTIONS", 3)
-    async with World().served() as address:
-        held = [await asyncio.open_connection(address.host, address.port) for _ in range(3)]
-        answer = await address.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 503")
-        assert b"retry-after" in answer.lower()
-        assert b"application/problem+json" in answer
-        for _, writer in held:
-            writer.close()
-            await writer.wait_closed()
-        async with httpx.AsyncClient() as client:
-            assert (await client.get(f"{address.url}/health")).status_code == 200
-
-
 async def test_the_server_does_not_say_what_it_is_made_of() -> None:
     """No Server header."""
     async with World().served() as address, httpx.AsyncClient() as client:

@@ -101,7 +101,7 @@ async def test_secrets_are_not_logged() -> None:
 
 async def test_bodies_in_work_are_bounded_together() -> None:
     """More than the server sets aside for them is 503, and taken again once others are done."""
-    world = World(limits=ServerLimits(held_bytes=1500))
+    world = World(limits=ServerLimits(small_bytes=1500))
     deciding, release = asyncio.Event(), asyncio.Event()
     real = world.engine.admit
 
