@@ -229,6 +229,7 @@ class World:
     store: Dependency = field(default_factory=Dependency)
     bus: Dependency = field(default_factory=Dependency)
     metrics: Metrics = field(default_factory=Metrics)
+    allowed_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.engine = MemoryEngine(self.history)
@@ -242,6 +243,7 @@ class World:
             auth=self.auth,
             clock=StoppedClock(),
             limits=self.limits,
+            allowed_hosts=self.allowed_hosts,
         )
 
     @asynccontextmanager

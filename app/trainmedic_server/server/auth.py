@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection, Request
 
@@ -27,6 +26,7 @@ from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.server import tokens
 from trainmedic_server.server.connection_table import Standing
 from trainmedic_server.server.problems import HttpProblem
+from trainmedic_server.server.sites import refuse_other_sites
 from trainmedic_server.server.tokens import Token, TokenRole
 
 _REREAD_SECONDS = 5.0
@@ -80,7 +80,7 @@ class Authenticator:
     def require(self, request: HTTPConnection, role: TokenRole) -> Principal:
         """The principal that sends the request. Raises HttpProblem, 401 or 403, where it may not act as `role`."""
         if role is not TokenRole.VIEWER:
-            _refuse_other_sites(request)
+            refuse_other_sites(request)
         principal = self._principal(request.headers.get("authorization"))
         if principal is not ANONYMOUS:
             _vouch(request, principal)
@@ -178,15 +178,6 @@ def _presented(authorization: str | None) -> bytes | None:
             return decoded.partition(b":")[2] or None
         case _:
             return None
-
-
-def _refuse_other_sites(request: HTTPConnection) -> None:
-    """Refuse what another site's page sends: it must not act with the rights that an operator's browser has."""
-    origin = request.headers.get("origin")
-    if origin is None:
-        return
-    if urlsplit(origin).netloc != request.headers.get("host"):
-        raise HttpProblem(HTTPStatus.FORBIDDEN, "A page of another site may not do this.", closes=True)
 
 
 def _stamp(file: Path | None) -> tuple[int, int, int] | None:

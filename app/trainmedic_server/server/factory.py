@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Any
 
@@ -21,6 +21,7 @@ from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.engine import CatalogPort, EnginePort
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.sites import SiteCheck
 from trainmedic_server.server.streaming import ClientStalled
 
 log = telemetry.logger(__name__)
@@ -46,12 +47,16 @@ def create_app(
     clock: Clock,
     limits: ServerLimits = ServerLimits(),
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
+    allowed_hosts: Collection[str] = (),
 ) -> FastAPI:
-    """The API. Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close."""
+    """The API; `allowed_hosts` are names that it answers to without tokens.
+
+    Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close."""
     bodies = BodyReader(limits)
     handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
     app = _Api(
         _Boundary(webhook.WebhookApp(handle), metrics),
+        SiteCheck(allowed_hosts, lambda: not auth.has_tokens),
         title="Trainmedic",
         version=__version__,
         description=_DESCRIPTION,
@@ -73,13 +78,23 @@ def create_app(
 
 
 class _Api(FastAPI):
-    """Sends deliveries straight to `deliveries`, past FastAPI's middleware and routing; the rest is FastAPI's."""
+    """Sends deliveries straight to `deliveries`, past FastAPI's middleware and routing; the rest is FastAPI's.
 
-    def __init__(self, deliveries: ASGIApp, **settings: Any) -> None:
+    Before either, `sites` checks for whom the request was meant.
+    """
+
+    def __init__(self, deliveries: ASGIApp, sites: SiteCheck, **settings: Any) -> None:
         super().__init__(**settings)
         self._deliveries = deliveries
+        self._sites = sites
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._sites.check(scope)
+            except problems.HttpProblem as problem:
+                await problems.answer(scope, problem)(scope, receive, send)
+                return
         if webhook.WebhookApp.takes(scope):
             await self._deliveries(scope, receive, send)
         else:

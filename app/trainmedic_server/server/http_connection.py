@@ -106,7 +106,9 @@ class HttpConnection(HttpToolsProtocol):
             self._end_after_responses()
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._refuse(cause if isinstance(cause, _Refusal) else _Refusal(HTTPStatus.BAD_REQUEST, "This is not HTTP."))
+            self._refuse(
+                cause if isinstance(cause, _Refusal) else _Refusal(HTTPStatus.BAD_REQUEST, "This is not HTTP.")
+            )
         else:
             if self._received > self._limits.head_bytes + _FRAMING_PER_BYTE * self._body_received:
                 self._refuse(_oversized(self._limits))
@@ -125,7 +127,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= self._limits.pipelined:
-            raise _Refusal(HTTPStatus.BAD_REQUEST, f"At most {self._limits.pipelined} requests may wait on a connection.")
+            raise _Refusal(
+                HTTPStatus.BAD_REQUEST, f"At most {self._limits.pipelined} requests may wait on a connection."
+            )
         super().on_message_begin()
         self._head_deadline = self.loop.time() + self._limits.head_seconds
         self._body_received = self._head_bytes = 0

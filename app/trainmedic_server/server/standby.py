@@ -24,16 +24,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server.problems import HttpProblem, ProblemResponse
+from trainmedic_server.server.sites import SiteCheck
 from trainmedic_server.server.status import Dependency, Health, Ready
 
 RETRY_SECONDS = 1
 # Marks a forwarded request, so that two servers that both stand by do not forward it in a circle.
 _FORWARDED = b"trainmedic-handed-on"
-# Headers that concern one connection (RFC 9110, section 7.6.1), and those that the client library sets itself.
-_OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host", b"expect"}
+# Headers that concern one connection (RFC 9110, section 7.6.1), and those that the client library sets itself. The
+# Host stays, so that the leader can tell for which site the request was made.
+_OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 # Event streams send something every 15 s; a delivery is answered long before 60 s.
 _TIMEOUT = httpx.Timeout(60.0, connect=2.0, pool=5.0)
 _CONNECTIONS = 300
+# For what is malformed. Which names are its own, the leader knows.
+_SITES = SiteCheck(is_open=lambda: False)
 
 log = telemetry.logger(__name__)
 
@@ -89,6 +93,11 @@ class Standby:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            return
+        try:
+            _SITES.check(scope)
+        except HttpProblem as problem:
+            await ProblemResponse(problem, scope["path"])(scope, receive, send)
             return
         response: Response | None = None
         if scope["method"] in ("GET", "HEAD"):

@@ -35,6 +35,7 @@ from trainmedic_server.settings.values import (
     DatabaseUrl,
     ExpandedPath,
     HostAndPort,
+    HostName,
     HttpUrl,
     LogLevel,
     PositiveDuration,
@@ -132,6 +133,25 @@ class ServerSettings(BaseModel):
     allow_anonymous: Annotated[bool, SettingSource("TRAINMEDIC_ALLOW_ANONYMOUS", value="BOOLEAN")] = Field(
         False,
         description="true: listen beyond loopback although no tokens are configured. No flag, so that it is rare.",
+    )
+    allowed_hosts: Annotated[
+        tuple[HostName, ...],
+        SettingSource("TRAINMEDIC_ALLOWED_HOSTS", "--allowed-hosts", "NAME", repeatable=True, shown_default="none"),
+    ] = Field(
+        (),
+        description="Without tokens: name, such as trainmedic.example.org or *.example.org, that the server answers to "
+        "beside addresses, localhost, names without a dot and *.svc; the flag can be repeated, the variable takes "
+        "several with a colon between. None by default, because a web page can make any other name point here.",
+    )
+    connections_per_client: Annotated[
+        int, SettingSource("TRAINMEDIC_CONNECTIONS_PER_CLIENT", "--connections-per-client", "NUMBER")
+    ] = Field(
+        512,
+        ge=1,
+        le=700,
+        description="Connections that one address may hold without having shown a token; for one more, the one that "
+        "was silent longest is closed. 512 of the 700 in all, so that one address leaves room for others, and a proxy "
+        "that all clients come through has enough.",
     )
     max_age: Annotated[PositiveDuration, SettingSource("TRAINMEDIC_MAX_AGE", "--max-age", "DURATION")] = Field(
         timedelta(minutes=15),

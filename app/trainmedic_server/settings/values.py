@@ -59,6 +59,12 @@ def _host_and_port(value: str) -> str:
     return f"[{host.strip('[]')}]:{port}" if ":" in host else value
 
 
+def _host_name(value: str) -> str:
+    if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", value):
+        raise ValueError("must be a host's name without a port, such as trainmedic.example.org or *.example.org")
+    return value.lower()
+
+
 def _channels(value: Any) -> Any:
     """The URLs by channel that a text of ``name=url`` pairs gives."""
     if not isinstance(value, str):
@@ -82,4 +88,5 @@ RedisUrl = Annotated[SecretStr, AfterValidator(_url_of("redis", "rediss", "unix"
 HttpUrl = Annotated[SecretStr, AfterValidator(_url_of("http", "https"))]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database)]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
+HostName = Annotated[str, AfterValidator(_host_name)]
 Channels = Annotated[Mapping[str, tuple[SecretStr, ...]], BeforeValidator(_channels)]

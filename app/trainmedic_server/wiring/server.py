@@ -50,7 +50,7 @@ from trainmedic_server.ports.outside import UNSIGNED
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
-from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.settings.server import ServerSettings
 
@@ -89,7 +89,7 @@ class TrainmedicServer:
                     on_started(host, port)
 
             async with self._started() as api:
-                await listener.serve(api, settings.host, settings.port, stop, listening)
+                await listener.serve(api, settings.host, settings.port, stop, listening, self._connections())
         log.info("stopped")
 
     async def _run_elected(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None) -> None:
@@ -107,7 +107,8 @@ class TrainmedicServer:
             if on_started is not None:
                 on_started(host, port)
 
-        serving = asyncio.create_task(listener.serve(app, settings.host, settings.port, stop, listening))
+        limits = self._connections()
+        serving = asyncio.create_task(listener.serve(app, settings.host, settings.port, stop, listening, limits))
         working = asyncio.create_task(self._work_once_elected(election, app))
         try:
             await asyncio.wait([serving, working], return_when=asyncio.FIRST_COMPLETED)
@@ -180,6 +181,7 @@ class TrainmedicServer:
                 metrics=metrics,
                 auth=authenticator,
                 clock=clock,
+                allowed_hosts=(settings.host, *settings.allowed_hosts),
                 limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
             )
 
@@ -204,6 +206,9 @@ class TrainmedicServer:
         authenticator = auth.Authenticator.from_file(settings.tokens) if settings.tokens else auth.Authenticator()
         auth.check_exposure(settings.host, authenticator.has_tokens, settings.allow_anonymous)
         return authenticator
+
+    def _connections(self) -> ConnectionLimits:
+        return ConnectionLimits(per_client=self._settings.connections_per_client)
 
     def _store(self, session: postgresql.LockSession | None) -> SqlStore:
         on_error = self._metrics.store_errors.inc

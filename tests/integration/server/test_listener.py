@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.api_world import World, payload
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.server import listener
 from trainmedic_server.server.listener import serve
 
 

@@ -13,8 +13,7 @@ import pytest
 from tests.support.api_world import Address, World, payload
 from trainmedic_server.domain.run import Run
 from trainmedic_server.ports.store import HistoryFilter
-from trainmedic_server.server import listener
-from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 
 
 @contextlib.asynccontextmanager
@@ -161,11 +160,11 @@ async def test_an_export_stops_when_the_client_goes(accept: str) -> None:
         await asyncio.wait_for(endless.stopped.wait(), 5)
 
 
-async def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_disconnected() -> None:
     """An export or a stream is not held open for one who has gone to sleep, nor is its connection."""
-    monkeypatch.setattr(listener, "_FLUSH_SECONDS", 0.2)
     world = World(limits=ServerLimits(stall_seconds=0.3))
-    async with world.served() as address, httpx.AsyncClient(base_url=address.url) as client:
+    unflushed = ConnectionLimits(flush_seconds=0.2)
+    async with world.served(unflushed) as address, httpx.AsyncClient(base_url=address.url) as client:
         await client.post("/webhook", json=payload())
         endless = Endless(world)
         reader, writer = await asyncio.open_connection(address.host, address.port, limit=1024)
