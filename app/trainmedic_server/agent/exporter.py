@@ -10,19 +10,21 @@ Who calls it: ``wiring.agent`` starts and closes an `Exporter`.
 
 from __future__ import annotations
 
+import gzip
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from socketserver import ThreadingMixIn
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from urllib.parse import parse_qs, urlsplit
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from trainmedic_server.agent import gpu_metrics
 from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.metrics_server import MetricsRequestHandler, MetricsServer
 from trainmedic_server.agent.power.caps import GpuPowerState
 from trainmedic_server.errors import ConfigurationError, GpuError, GpuStuck
 from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
@@ -33,8 +35,6 @@ _WAIT_SECONDS = 3.0
 """Seconds for which a scrape waits for a reading that another one has begun. Prometheus gives up after 10."""
 _CONNECTED_SECONDS = 25.0
 """Seconds after the last message to Redis from which the agent counts as cut off: two presences and a little."""
-_CLIENT_SECONDS = 10.0
-"""Seconds after which a client that sends nothing is disconnected."""
 
 
 class AgentCollector(Collector):
@@ -161,17 +161,6 @@ class AgentCollector(Collector):
         yield from (caps, ends, owed)
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = _CLIENT_SECONDS  # of the socket; without it a silent client would keep its thread
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not worth a line."""
-
-
 class Exporter:
     """The endpoint. It answers any path, as Prometheus's own library does."""
 
@@ -180,11 +169,8 @@ class Exporter:
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)
-        server: type[WSGIServer] = _Server
-        if ":" in host:
-            server = type("_Server6", (_Server,), {"address_family": 10})  # AF_INET6
         try:
-            self._server = make_server(host, port, make_wsgi_app(registry), server, _Handler)
+            self._server = MetricsServer(host, port, _handler_of(registry))
         except OSError as error:
             raise ConfigurationError(
                 f"the metrics cannot be offered on {host}, port {port}: {error.strerror or error}. Is another exporter "
@@ -199,3 +185,18 @@ class Exporter:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def _handler_of(registry: CollectorRegistry) -> type[MetricsRequestHandler]:
+    class Handler(MetricsRequestHandler):
+        def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
+            shown: Collector = registry
+            if names := parse_qs(urlsplit(path).query).get("name[]"):
+                shown = registry.restricted_registry(names)
+            encode, content_type = choose_encoder(accept)
+            content: bytes = encode(shown)
+            if "gzip" not in accept_encoding:
+                return {"Content-Type": content_type}, content
+            return {"Content-Type": content_type, "Content-Encoding": "gzip"}, gzip.compress(content)
+
+    return Handler

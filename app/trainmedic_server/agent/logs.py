@@ -26,7 +26,8 @@ class JsonLines(logging.Formatter):
         line["timestamp"] = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        # In ASCII, so that no name or path from outside steers the terminal that shows the line.
+        return json.dumps(line, default=str)
 
 
 def command_fields(command: Command, **fields: str) -> dict[str, str]:

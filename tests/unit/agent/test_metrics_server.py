@@ -1,0 +1,117 @@
+"""The agent's HTTP server: what clients can take of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import eventually
+from trainmedic_server.agent import logs, metrics_server
+from trainmedic_server.agent.metrics_server import MetricsRequestHandler, MetricsServer
+
+
+class Page(MetricsRequestHandler):
+    def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
+        if path == "/broken":
+            raise RuntimeError("the driver is gone")
+        return {"Content-Type": "text/plain"}, b"up 1\n"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    server = MetricsServer("127.0.0.1", 0, Page)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@contextlib.contextmanager
+def crowd(port: int, count: int, begin: bytes = b"GET / HTTP/1.1\r\n") -> Iterator[list[socket.socket]]:
+    """Clients that send `begin` and then wait."""
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for _ in range(count):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+            with contextlib.suppress(OSError):
+                client.sendall(begin)
+            clients.append(client)
+        yield clients
+
+
+def scrape(port: int, path: str = "/metrics") -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
+        content: bytes = reply.read()
+        return content
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_crowd_of_slow_clients_takes_a_few_places_and_no_scrape(port: int) -> None:
+    """The open files and threads of the process are the work's, not the strangers'."""
+    files, threads = open_files(), threading.active_count()
+    with crowd(port, 150) as clients:
+        for _ in range(5):
+            assert scrape(port) == b"up 1\n"
+        eventually(lambda: threading.active_count() - threads <= 2 * 16, 10, "threads ended", 0.05)
+        assert open_files() - files - len(clients) <= 2 * 16
+    eventually(lambda: threading.active_count() <= threads, 10, "every thread ended", 0.05)
+
+
+def test_who_sends_little_by_little_is_cut(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is that of the whole exchange, not of one byte."""
+    monkeypatch.setattr(metrics_server, "_EXCHANGE_SECONDS", 0.5)
+    with crowd(port, 1) as (client,):
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 20:
+                client.sendall(b"A")
+                time.sleep(0.02)
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("endless", [b"GET /" + b"a" * 200_000, b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 40_000])
+def test_a_request_without_end_is_not_kept(port: int, endless: bytes) -> None:
+    """It ends where the bound is."""
+    with crowd(port, 1, endless) as (client,), contextlib.suppress(OSError):
+        while client.recv(4096):
+            pass
+    assert scrape(port) == b"up 1\n"
+
+
+def test_an_error_is_a_line_of_the_log(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """JSON as every other, and nothing is printed beside it. A client that leaves is no error."""
+    stream = io.StringIO()
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    logs.configure("info", stream)
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            scrape(port, "/broken")
+        with socket.create_connection(("127.0.0.1", port)) as rude:
+            rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            rude.sendall(b"GET / HTTP/1.1\r\n")
+        assert scrape(port) == b"up 1\n"
+        (line,) = eventually(lambda: stream.getvalue().splitlines(), 5, "logged")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    written = json.loads(line)
+    assert (written["event"], written["level"]) == ("the metrics could not be shown", "error")
+    assert "the driver is gone" in written["exception"]
+    assert capfd.readouterr() == ("", "")
