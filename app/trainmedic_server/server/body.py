@@ -17,8 +17,12 @@ from starlette.requests import Request
 
 from trainmedic_server.errors import PayloadError, Saturated
 from trainmedic_server.server.body_memory import BodyArrival, BodyMemory
-from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.limits import KIB, ServerLimits
 from trainmedic_server.server.problems import HttpProblem, from_error
+
+_DENSE_BYTES = 64 * KIB
+_BYTES_PER_CONTAINER = 16
+"""The shortest alerts have thirty bytes for each object; a brace within a text counts too."""
 
 
 class BodyReader:
@@ -73,6 +77,11 @@ class BodyReader:
 
 def parse_json(body: bytes | bytearray) -> Any:
     """The JSON value in `body`. Raises HttpProblem 400 for what is not JSON, PayloadError for half a surrogate pair."""
+    if len(body) > _DENSE_BYTES and body.count(b"{") + body.count(b"[") > len(body) // _BYTES_PER_CONTAINER:
+        # An empty list of two bytes takes sixty in memory. An alert has few objects for its size.
+        raise HttpProblem(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body holds more lists and objects than a body of alerts has."
+        )
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:

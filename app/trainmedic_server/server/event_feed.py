@@ -19,8 +19,11 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import Saturated
 from trainmedic_server.ports.store import History
 
-BATCH = 500
+BATCH = 100
 _RING = 2_000
+_REPLAYS = 2
+"""Listeners that read from the history at one time. Each batch is then written out at one go, so this many batches
+are the longest that another request waits for them."""
 _RETRY_SECONDS = 2.0
 
 log = telemetry.logger(__name__)
@@ -42,6 +45,7 @@ class EventFeed:
         # One event per publication: `_publish` sets it and puts a fresh one in its place, so that it
         # never has to be cleared and no waiter can miss it.
         self._published = asyncio.Event()
+        self._replays = asyncio.Semaphore(_REPLAYS)
         self.closed = False
 
     def join(self) -> None:
@@ -86,7 +90,8 @@ class EventFeed:
 
     async def _read(self, seq: int) -> list[Event]:
         if self._ring_begins_after is None or seq < self._ring_begins_after:
-            return await self._history.events_after(seq, BATCH)
+            async with self._replays:
+                return await self._history.events_after(seq, BATCH)
         newer: list[Event] = []
         for event in reversed(self._ring):
             if _seq(event) <= seq:

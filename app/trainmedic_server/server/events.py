@@ -13,7 +13,7 @@ from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.server import examples, views
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.event_feed import EventFeed
-from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.limits import MIB, ServerLimits
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.streaming import StreamedResponse
 from trainmedic_server.server.tokens import TokenRole
@@ -21,12 +21,14 @@ from trainmedic_server.server.tokens import TokenRole
 EVENT_STREAM = "text/event-stream"
 _LARGEST_SEQ = (1 << 63) - 1  # of SQLite's and PostgreSQL's integers
 _RETRY_MILLISECONDS = 2000
+_KEPT_BYTES = 2 * MIB
 
 _EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata: {{…}}\n\n"
 
 
 def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> APIRouter:
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    written = WrittenEvents()
 
     @routes.get(
         "/events",
@@ -58,14 +60,20 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> APIRou
         named = after if last_event_id is None else last_event_id
         begin = await feed.start_of(named)
         feed.join()
-        chunks = _lines(feed, begin, run_id, limits.heartbeat_seconds, send_begin=named is None)
+        chunks = _lines(feed, written, begin, run_id, limits.heartbeat_seconds, send_begin=named is None)
         return StreamedResponse(chunks, EVENT_STREAM, limits.stall_seconds, on_close=feed.leave)
 
     return routes
 
 
 async def _lines(
-    feed: EventFeed, begin: int, run_id: str | None, heartbeat_seconds: float, *, send_begin: bool
+    feed: EventFeed,
+    written: WrittenEvents,
+    begin: int,
+    run_id: str | None,
+    heartbeat_seconds: float,
+    *,
+    send_begin: bool,
 ) -> AsyncGenerator[bytes, None]:
     """The bytes that one client is sent: every event after `begin`, of one run where `run_id` is given.
 
@@ -84,13 +92,32 @@ async def _lines(
             return
         if events:
             position = events[-1].seq or position
-        lines = [_line(event) for event in events if run_id is None or event.run_id == run_id]
+        lines = [written.line(event) for event in events if run_id is None or event.run_id == run_id]
         if lines:
             yield b"".join(lines)
             sent_at = clock()
         elif clock() >= sent_at + heartbeat_seconds:
             yield b": still here\n\n"
             sent_at = clock()
+
+
+class WrittenEvents:
+    """Writes events as lines, and keeps the newest, so that one which all listeners are sent is written once."""
+
+    def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._kept: dict[int, bytes] = {}
+        self._bytes = 0
+
+    def line(self, event: Event) -> bytes:
+        assert event.seq is not None, "the history gives events their seq"
+        line = self._kept.get(event.seq)
+        if line is None:
+            line = self._kept[event.seq] = _line(event)
+            self._bytes += len(line)
+            while self._bytes > self._most_bytes:
+                self._bytes -= len(self._kept.pop(next(iter(self._kept))))
+        return line
 
 
 def _line(event: Event) -> bytes:

@@ -16,11 +16,13 @@ from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.outside import Clock, CommandBus
 from trainmedic_server.ports.store import History, RunStore
 from trainmedic_server.server import events, history, jobs, operations, problems, schemas, status, webhook
+from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.engine import CatalogPort, EnginePort
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.sites import SiteCheck
 from trainmedic_server.server.streaming import ClientStalled
 
@@ -61,14 +63,16 @@ def create_app(
         version=__version__,
         description=_DESCRIPTION,
         redoc_url=None,
+        default_response_class=AsciiJson,
         redirect_slashes=False,
     )
+    reads = ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
-    app.include_router(history.router(runs, auth, clock, limits))
+    app.include_router(history.router(runs, auth, clock, limits, reads))
     app.include_router(events.router(feed, auth, limits))
     app.include_router(operations.orders(engine, auth, bodies))
-    app.include_router(operations.overview(catalog, runs, bus, auth))
+    app.include_router(operations.overview(catalog, runs, bus, auth, reads))
     app.include_router(jobs.router(bus, cluster_topology, clock, auth))
     app.include_router(status.router(engine, store, bus, catalog, clock, metrics, limits))
     problems.register(app)

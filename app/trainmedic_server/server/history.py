@@ -18,16 +18,19 @@ from trainmedic_server.errors import NotFound
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.server import views
+from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.limits import KIB, ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import HttpProblem, responses
+from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.streaming import StreamedResponse
 from trainmedic_server.server.tokens import TokenRole
 
 NDJSON = "application/x-ndjson"
 CSV = "text/csv"
-_CHUNK_BYTES = 64 * KIB
+_CHUNK_BYTES = 16 * KIB  # written at one go, between which other requests have their turn
+_PIECE = 100  # runs that are read at one go for a page
 _COLUMNS = tuple(views.HistoryItem.model_fields)
 
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
@@ -51,8 +54,9 @@ TimeText = Annotated[
 ]
 
 
-def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits) -> APIRouter:
+def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> APIRouter:
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    exports = ReadTurns(limits.exports, 0, "exports")
 
     @routes.get(
         "/history",
@@ -76,14 +80,15 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind == NDJSON:
-            return await _export(history.stream(conditions), _ndjson, NDJSON, limits)
+            return await _export(history.stream(conditions), _ndjson, NDJSON, limits, exports)
         if kind == CSV:
-            return await _export(history.stream(conditions), _csv, CSV, limits)
-        try:
-            newest_first, next_cursor = await history.page(conditions, limit, cursor)
-        except ValueError:
-            raise _wrong_cursor() from None
-        return views.page(newest_first, next_cursor)
+            return await _export(history.stream(conditions), _csv, CSV, limits, exports)
+        async with reads.take():
+            try:
+                newest_first, next_cursor = await _page(history, conditions, limit, cursor, limits.page_bytes)
+            except ValueError:
+                raise _wrong_cursor() from None
+            return AsciiJson.of(views.page(newest_first, next_cursor))
 
     @routes.get(
         "/history/{run_id}",
@@ -91,12 +96,13 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         response_model=views.RunView,
         responses=responses(401, 403, 404, 422, 503),
     )
-    async def run(run_id: RunId) -> views.RunView:
+    async def run(run_id: RunId) -> Response:
         """The run with its alerts, its steps, its events in order, and what operators told it."""
-        record = await history.record(run_id)
-        if record is None:
-            raise NotFound(f"There is no run {run_id}.")
-        return views.record(record)
+        async with reads.take():
+            record = await history.record(run_id)
+            if record is None:
+                raise NotFound(f"There is no run {run_id}.")
+            return AsciiJson.of(views.record(record))
 
     return routes
 
@@ -144,19 +150,42 @@ def _wrong_cursor() -> HttpProblem:
     return HttpProblem(422, f"cursor: {message}", problems=[("cursor", message)])
 
 
+async def _page(
+    history: History, conditions: HistoryFilter, limit: int, cursor: str | None, most_bytes: int
+) -> tuple[list[Run], str | None]:
+    """Up to `limit` runs and the next cursor; fewer where they are so large that `most_bytes` are reached before.
+
+    Piece by piece, because how large a run is turns out when it has been read. Raises ValueError for a wrong cursor.
+    """
+    runs: list[Run] = []
+    size = 0
+    while True:
+        piece, cursor = await history.page(conditions, min(limit - len(runs), _PIECE), cursor)
+        runs += piece
+        size += sum(len(text) for run in piece for pair in run.alert_labels.items() for text in pair)
+        if cursor is None or len(runs) >= limit or size >= most_bytes:
+            return runs, cursor
+
+
 async def _export(
     runs: AsyncIterator[Run],
     write: Callable[[Run | None], bytes],
     media_type: str,
     limits: ServerLimits,
+    exports: ReadTurns,
 ) -> Response:
     """Stream `runs`, each as `write` makes it; `write(None)` makes the header.
 
     The first run is fetched before anything is sent, so that a store that does not answer still leads to a 503.
     """
+    await exports.acquire()
     try:
-        first = await anext(runs)
-    except StopAsyncIteration:
+        first = await anext(runs, None)
+    except BaseException:
+        exports.release()
+        raise
+    if first is None:
+        exports.release()
         return Response(write(None), media_type=media_type)
 
     async def chunks() -> AsyncGenerator[bytes, None]:
@@ -171,6 +200,7 @@ async def _export(
         yield b"".join(buffer)
 
     async def stop_query() -> None:
+        exports.release()
         if isinstance(runs, AsyncGenerator):
             await runs.aclose()
 

@@ -44,7 +44,7 @@ class ServerLimits:
     stall_seconds: float = 30.0
     streams: int = 200
     exports: int = 10
-    reads: int = 4
+    reads: int = 3
     waiting_reads: int = 100
     page_bytes: int = 4 * MIB
     check_seconds: float = 2.0

@@ -25,6 +25,7 @@ from trainmedic_server.server.history import RunId
 from trainmedic_server.server.limits import KIB
 from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
+from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.tokens import TokenRole
 
 _BODY_BYTES = 16 * KIB
@@ -44,7 +45,7 @@ class ResumeBody(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"breaker": True}]})
 
-    breaker: bool = Field(False, description="Close the breaker too.")
+    breaker: bool = Field(False, strict=True, description="Close the breaker too.")
 
 
 class ControlsView(BaseModel):
@@ -147,7 +148,9 @@ def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRo
     return routes
 
 
-def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Authenticator) -> APIRouter:
+def overview(
+    catalog: CatalogPort, history: History, bus: CommandBus, auth: Authenticator, reads: ReadTurns
+) -> APIRouter:
     """The routes ``GET /playbooks`` and ``/agents``."""
     routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
 
@@ -159,7 +162,8 @@ def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Auth
     )
     async def playbooks() -> PlaybookList:
         """Each with its source, its version and how its runs ended; and why files were not loaded."""
-        counts = await history.playbook_counts()
+        async with reads.take():
+            counts = await history.playbook_counts()
         return PlaybookList(
             items=[PlaybookSummary(**_summary(playbook, counts)) for playbook in catalog.all()],
             errors=[LoadProblemView.model_validate(problem) for problem in catalog.problems],
@@ -175,7 +179,9 @@ def overview(catalog: CatalogPort, history: History, bus: CommandBus, auth: Auth
         playbook = catalog.get(name)
         if playbook is None:
             raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
-        return PlaybookView(**_summary(playbook, await history.playbook_counts()), text=playbook.text)
+        async with reads.take():
+            counts = await history.playbook_counts()
+        return PlaybookView(**_summary(playbook, counts), text=playbook.text)
 
     @routes.get(
         "/agents",

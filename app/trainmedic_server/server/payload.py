@@ -20,6 +20,8 @@ from trainmedic_server.errors import PayloadError
 VERSION = "4"
 LABELS_PER_ALERT = 1_000
 TEXT_LENGTH = 65_536
+MAPPING_LENGTH = 131_072
+"""Characters of all names and values of an alert's labels, and of its annotations."""
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
 
@@ -114,7 +116,8 @@ def _alert(entry: Any, path: str, problems: _Problems) -> Alert | None:
     labels = _strings(entry.get("labels"), f"{path}.labels", problems, required=True)
     annotations = _strings(entry.get("annotations"), f"{path}.annotations", problems, required=False)
     starts_at = _time(entry.get("startsAt"), f"{path}.startsAt", problems, required=True)
-    ends_at = _time(entry.get("endsAt") or None, f"{path}.endsAt", problems, required=False)
+    ended = entry.get("endsAt")
+    ends_at = _time(None if ended == "" else ended, f"{path}.endsAt", problems, required=False)
     generator_url = _text(entry.get("generatorURL"), f"{path}.generatorURL", problems)
     own_fingerprint = _text(entry.get("fingerprint"), f"{path}.fingerprint", problems, FINGERPRINT_LENGTH)
     if status is None or labels is None or annotations is None or starts_at is None:
@@ -140,6 +143,10 @@ def _strings(value: Any, path: str, problems: _Problems, *, required: bool) -> d
         return None
     if len(value) > LABELS_PER_ALERT:
         problems.add(path, f"has {len(value)} members; at most {LABELS_PER_ALERT} are taken")
+        return None
+    length = sum(len(text) for pair in value.items() for text in pair if type(text) is str)
+    if length > MAPPING_LENGTH:
+        problems.add(path, f"is {length} characters long in all; at most {MAPPING_LENGTH} are taken")
         return None
     sound = True
     for name, text in value.items():

@@ -121,6 +121,16 @@ async def test_turns_are_taken_in_order_and_bounded() -> None:
         pass
 
 
+@pytest.mark.parametrize("member", [b"[],", b"{},", b'{"a":{}},', b"[[]],"])
+def test_a_body_of_nothing_but_lists_and_objects_is_not_parsed(member: bytes) -> None:
+    """It would take twenty times its size; the shortest alerts, and as many, are far from that."""
+    with pytest.raises(HttpProblem) as caught:
+        parse_json(b"[" + member * (100_000 // len(member)) + b"1]")
+    assert caught.value.status == 413
+    shortest = b'{"status":"firing","labels":{"alertname":"A"},"startsAt":"2026-01-31T11:59:00Z"},'
+    assert len(parse_json(b"[" + shortest * 5000 + b"1]")) == 5001
+
+
 def test_half_a_surrogate_is_found_without_a_list_of_all_members() -> None:
     """At its path, however deep; the search itself takes no memory for what it passes."""
     with pytest.raises(PayloadError) as caught:

@@ -23,7 +23,7 @@ from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
 T = TypeVar("T")
 
-_STREAMED = 500
+_STREAMED = 100
 """Runs that a stream reads at a time."""
 
 _EVENTS_OF = sa.select(events).where(events.c.run_id == sa.bindparam("run")).order_by(events.c.seq)

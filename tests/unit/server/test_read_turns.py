@@ -1,0 +1,95 @@
+"""How many readers are served at one time, and what they are served."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.api_world import MemoryHistory, World, alert, payload
+from trainmedic_server.errors import Saturated
+from trainmedic_server.server.events import WrittenEvents
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.read_turns import ReadTurns
+
+
+async def test_a_few_are_served_some_wait_and_the_rest_come_back_later() -> None:
+    """A turn that ends goes to the next; one who gives up waiting takes none with him."""
+    turns = ReadTurns(1, 2, "pages")
+    await turns.acquire()
+    first, second = (asyncio.create_task(turns.acquire()) for _ in range(2))
+    await asyncio.sleep(0)
+    with pytest.raises(Saturated, match="pages"):
+        await turns.acquire()
+    first.cancel()
+    await asyncio.sleep(0)
+    turns.release()
+    await asyncio.wait_for(second, 5)
+    assert first.cancelled()
+    turns.release()
+    async with asyncio.timeout(5), turns.take():
+        pass
+
+
+async def test_pages_beyond_those_that_may_wait_are_503() -> None:
+    """With Retry-After; the others are answered."""
+    world = World(limits=ServerLimits(reads=1, waiting_reads=1))
+    reading, go_on = asyncio.Event(), asyncio.Event()
+    real = world.history.page
+
+    async def slow(*arguments: object) -> object:
+        reading.set()
+        await go_on.wait()
+        return await real(*arguments)  # type: ignore[arg-type]
+
+    world.history.page = slow  # type: ignore[method-assign, assignment]
+    async with world.client() as client:
+        served = asyncio.create_task(client.get("/history"))
+        await reading.wait()
+        waiting = asyncio.create_task(client.get("/playbooks"))
+        await asyncio.sleep(0.05)
+        refused = await client.get("/history/a")
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        go_on.set()
+        assert [(await answer).status_code for answer in (served, waiting)] == [200, 200]
+
+
+async def test_exports_are_few_at_one_time_and_their_places_come_back() -> None:
+    """Also that of an export of nothing, and of one that could not begin."""
+    world = World(limits=ServerLimits(exports=1))
+    accept = {"accept": "text/csv"}
+    async with world.client() as client:
+        for away in (False, True, False):
+            world.history.away = away
+            assert (await client.get("/history", headers=accept)).status_code == (503 if away else 200)
+        await client.post("/webhook", json=payload())
+        for _ in range(3):
+            assert (await client.get("/history", headers=accept)).status_code == 200
+
+
+async def test_a_page_of_large_runs_ends_early_and_goes_on_by_its_cursor() -> None:
+    """Nothing is left out or shown twice."""
+    world = World(limits=ServerLimits(page_bytes=300_000))
+    async with world.client() as client:
+        for number in range(6):
+            alerts = [alert(labels={"alertname": "A", "node": f"n{number}-{n}", "x": "y" * 2000}) for n in range(50)]
+            await client.post("/webhook", json=payload(*alerts))
+        shown: list[str] = []
+        pages, cursor = 0, None
+        while pages == 0 or cursor:
+            query = {"limit": "1000"} | ({"cursor": cursor} if cursor else {})
+            page = (await client.get("/history", params=query)).json()
+            shown += [item["run_id"] for item in page["items"]]
+            pages, cursor = pages + 1, page["next"]
+    assert (len(shown), len(set(shown)), pages) == (300, 300, 2)
+
+
+def test_an_event_is_written_once_for_all_listeners() -> None:
+    """The newest lines are kept, up to a bound of memory."""
+    history = MemoryHistory()
+    events = [history.append("tick", text="x" * 100) for _ in range(50)]
+    written = WrittenEvents(most_bytes=3000)
+    lines = [written.line(event) for event in events]
+    assert written.line(events[-1]) is lines[-1]
+    assert written.line(events[0]) == lines[0]
+    assert written.line(events[0]) is not lines[0]
