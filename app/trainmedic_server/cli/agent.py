@@ -5,7 +5,6 @@ Here are the flags, and how results are shown; what the commands do is in ``wiri
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from trainmedic_server.agent import logs
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.setting_flags import setting_flag
 from trainmedic_server.cli.table import plain
+from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.errors import ConfigurationError, GpuError, TrainmedicError
 from trainmedic_server.settings import agent as settings
 from trainmedic_server.settings.agent import AgentSettings
@@ -84,7 +84,7 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     """
     report = agent_check.check(_settings(ctx, flags))
     if as_json:
-        click.echo(json.dumps(report.values, indent=2, ensure_ascii=False))
+        click.echo(json_text(report.values, indent=2))
     else:
         for line in _shown(report.values):
             click.echo(plain(line))
@@ -135,7 +135,7 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
     except TrainmedicError as error:
         raise exits.Unreachable(str(error)) from error
     for uuid, result in results.items():
-        click.echo(f"{uuid}: {result}")
+        click.echo(plain(f"{uuid}: {result}"))
     if not results:
         click.echo("No GPU of this node is capped.")
     failed = sum(isinstance(result, GpuError) for result in results.values())

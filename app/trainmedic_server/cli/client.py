@@ -50,6 +50,9 @@ class Client:
         except (httpx.InvalidURL, ValueError) as error:
             raise exits.InvalidInput(f"{url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
 
+    def close(self) -> None:
+        self._http.close()
+
     def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
         """The JSON that the server answers. A status in `accept` is not a failure."""
         return self._ask("GET", path, params=params, accept=accept)
@@ -121,7 +124,9 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
     def wrapped(server: str, token: str | None, **arguments: Any) -> R:
         server = _flag_of_group("server") or server
         token = _flag_of_group("token") or token or _token_from_file()
-        return command(Client(server, token), **arguments)
+        client = Client(server, token)
+        click.get_current_context().call_on_close(client.close)
+        return command(client, **arguments)
 
     return wrapped
 

@@ -21,6 +21,7 @@ import click
 
 from trainmedic_server.cli import exits, story, table
 from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.domain.plain_text import csv_cell, json_text
 from trainmedic_server.domain.run import Decision, Status
 
 _PAGE = 1000  # items; the most that the server gives at once
@@ -120,7 +121,7 @@ def show(client: Client, run_id: str, output: str) -> None:
     """Tell the whole story of one run: alerts, decision, steps, undo, and what happened when."""
     run = client.get(f"history/{run_path(run_id)}")
     if output == "json":
-        click.echo(json.dumps(run, indent=2, ensure_ascii=False))
+        click.echo(json_text(run, indent=2))
         return
     for line in story.lines(run):
         click.echo(line)
@@ -167,7 +168,7 @@ def _print_json(items: Iterator[Item]) -> None:
     """One JSON array, written as it arrives."""
     between = "[\n"
     for item in items:
-        click.echo(between + json.dumps(item, ensure_ascii=False), nl=False)
+        click.echo(between + json_text(item), nl=False)
         between = ",\n"
     click.echo("[]" if between == "[\n" else "\n]")
 
@@ -176,16 +177,7 @@ def _print_csv(items: Iterator[Item]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for item in items:
-        writer.writerow([_csv_cell(item.get(column)) for column in _COLUMNS])
-
-
-def _csv_cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False, sort_keys=True)
-    # A spreadsheet would run a label value that looks like a formula.
-    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+        writer.writerow([csv_cell(item.get(column)) for column in _COLUMNS])
 
 
 def _follow(client: Client, conditions: Mapping[str, str], limit: int, as_json: bool) -> None:
@@ -195,12 +187,12 @@ def _follow(client: Client, conditions: Mapping[str, str], limit: int, as_json: 
         click.echo(table.fit(_HEADER, _WIDTHS, _terminal_width()))
     for item in items.values():
         row = [table.plain(cell) for cell in _cells(item)]
-        click.echo(json.dumps(item, ensure_ascii=False) if as_json else table.fit(row, _WIDTHS, _terminal_width()))
+        click.echo(json_text(item) if as_json else table.fit(row, _WIDTHS, _terminal_width()))
     for event in _endless_events(client):
         about = _item_of(client, event, items)
         if conditions and (about is None or not _matches(about, conditions)):
             continue
-        click.echo(json.dumps(event, ensure_ascii=False) if as_json else _event_line(event, about))
+        click.echo(json_text(event) if as_json else _event_line(event, about))
 
 
 def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
@@ -216,7 +208,7 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
         except exits.Unreachable as error:
             if last_id is None and reconnections == 0:
                 raise
-            click.echo(f"{error.message.splitlines()[0]} Trying again.", err=True)
+            click.echo(f"{table.plain(error.message.splitlines()[0])} Trying again.", err=True)
         time.sleep(min(2.0 ** min(reconnections, 5), _LONGEST_PAUSE_SECONDS))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 
 from trainmedic_server.cli import exits, story, table
 from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import Status
 
 _COUNTED_UP_TO = 1000  # runs in each status; one page of the history
@@ -35,7 +35,7 @@ def status(client: Client, output: str) -> None:
         **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
     }
     if output == "json":
-        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+        click.echo(json_text(report, indent=2))
     else:
         for line in _status_lines(report):
             click.echo(line)

@@ -18,6 +18,7 @@ from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli import exits
+from trainmedic_server.domain.plain_text import json_text, visible
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.errors import ConfigurationError, PayloadError
@@ -50,7 +51,7 @@ def check(paths: Sequence[Path]) -> None:
     """
     checked = check_paths(_roots(paths), registry.specs_only())
     for problem in checked.problems:
-        click.echo(str(problem))
+        click.echo(visible(str(problem), keep="\n"))
     if checked.problems:
         raise exits.Failure(_count(len(checked.problems), "mistake"))
     click.echo(f"{_count(len(checked.playbooks), 'playbook')}, no mistake.")
@@ -98,7 +99,7 @@ def explain(alert: BinaryIO, paths: Sequence[Path], mode: str, inventory: Path |
     library = Library(_roots(paths), actions)
     library.reload()
     for problem in library.problems:
-        click.echo(f"Not loaded: {problem}", err=True)
+        click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
     try:
         alerts = read_alerts(alert.read(), clock.now())
         topology = Topology(file_inventory.load(inventory)) if inventory else Topology()
@@ -107,7 +108,7 @@ def explain(alert: BinaryIO, paths: Sequence[Path], mode: str, inventory: Path |
     explanations = explain_alerts(library, actions, alerts, EngineLimits(mode=Mode(mode)), clock.now(), topology)
     if output == "json":
         members = [_plain(explanation) for explanation in explanations]
-        click.echo(json.dumps(members, indent=2, ensure_ascii=False, default=str))
+        click.echo(json_text(members, indent=2, default=str))
         return
     for line in report.explanations(explanations):
         click.echo(line)

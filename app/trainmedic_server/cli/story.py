@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmedic_server.cli.table import plain
+from trainmedic_server.domain.plain_text import json_text
 
 Document = Mapping[str, Any]
 
@@ -167,4 +168,4 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         shown = plain(value)
         return json.dumps(shown, ensure_ascii=False) if " " in shown or not shown else shown
-    return plain(json.dumps(value, ensure_ascii=False, default=str))
+    return plain(json_text(value, default=str))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
+
+from trainmedic_server.domain.plain_text import visible
 
 
 def plain(value: object) -> str:
     """`value` on one line, without control characters: label values must not steer a terminal."""
     if value is None:
         return "-"
-    return "".join(_visible(character) for character in str(value))
+    return visible(str(value).replace("\n", " ⏎ "))
 
 
 def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -> list[str]:
@@ -27,10 +28,3 @@ def fit(cells: Sequence[str], widths: Sequence[int], width: int) -> str:
     room = max(width - len(left), 20)
     last = cells[-1] if len(cells[-1]) <= room else cells[-1][: room - 1] + "…"
     return (left + last).rstrip()
-
-
-def _visible(character: str) -> str:
-    if character == "\n":
-        return " ⏎ "
-    # Cc and Cf: escape sequences, and the marks that reverse the direction of text.
-    return repr(character)[1:-1] if unicodedata.category(character) in ("Cc", "Cf") else character

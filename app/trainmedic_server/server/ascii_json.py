@@ -6,11 +6,12 @@ direction of text. Who calls it: the factory makes it the response of every rout
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
+
+from trainmedic_server.domain.plain_text import json_bytes
 
 
 class AsciiJson(JSONResponse):
@@ -21,4 +22,4 @@ class AsciiJson(JSONResponse):
         return cls(model.model_dump(mode="json"))
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+        return json_bytes(content)

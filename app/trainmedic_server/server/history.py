@@ -1,11 +1,8 @@
-"""``GET /history``: runs as pages or as one long stream, and single runs in full."""
+"""``GET /history``: runs as pages or as one long stream (``exports``), and single runs in full."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -20,18 +17,14 @@ from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.server import views
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
-from trainmedic_server.server.limits import KIB, ServerLimits
+from trainmedic_server.server.exports import CSV, NDJSON, HistoryExports
+from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import HttpProblem, responses
 from trainmedic_server.server.read_turns import ReadTurns
-from trainmedic_server.server.streaming import StreamedResponse
 from trainmedic_server.server.tokens import TokenRole
 
-NDJSON = "application/x-ndjson"
-CSV = "text/csv"
-_CHUNK_BYTES = 16 * KIB  # written at one go, between which other requests have their turn
 _PIECE = 100  # runs that are read at one go for a page
-_COLUMNS = tuple(views.HistoryItem.model_fields)
 
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 RunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's id.")]
@@ -56,7 +49,7 @@ TimeText = Annotated[
 
 def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> APIRouter:
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
-    exports = ReadTurns(limits.exports, 0, "exports")
+    exports = HistoryExports(history, limits)
 
     @routes.get(
         "/history",
@@ -79,10 +72,8 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         `limit` and `cursor` have no meaning.
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
-        if kind == NDJSON:
-            return await _export(history.stream(conditions), _ndjson, NDJSON, limits, exports)
-        if kind == CSV:
-            return await _export(history.stream(conditions), _csv, CSV, limits, exports)
+        if kind != "application/json":
+            return await exports.response(conditions, kind)
         async with reads.take():
             try:
                 newest_first, next_cursor = await _page(history, conditions, limit, cursor, limits.page_bytes)
@@ -165,76 +156,3 @@ async def _page(
         size += sum(len(text) for run in piece for pair in run.alert_labels.items() for text in pair)
         if cursor is None or len(runs) >= limit or size >= most_bytes:
             return runs, cursor
-
-
-async def _export(
-    runs: AsyncIterator[Run],
-    write: Callable[[Run | None], bytes],
-    media_type: str,
-    limits: ServerLimits,
-    exports: ReadTurns,
-) -> Response:
-    """Stream `runs`, each as `write` makes it; `write(None)` makes the header.
-
-    The first run is fetched before anything is sent, so that a store that does not answer still leads to a 503.
-    """
-    await exports.acquire()
-    try:
-        first = await anext(runs, None)
-    except BaseException:
-        exports.release()
-        raise
-    if first is None:
-        exports.release()
-        return Response(write(None), media_type=media_type)
-
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        buffer = [write(None), write(first)]
-        size = 0
-        async for run in runs:
-            buffer.append(write(run))
-            size += len(buffer[-1])
-            if size >= _CHUNK_BYTES:
-                yield b"".join(buffer)
-                buffer, size = [], 0
-        yield b"".join(buffer)
-
-    async def stop_query() -> None:
-        exports.release()
-        if isinstance(runs, AsyncGenerator):
-            await runs.aclose()
-
-    return StreamedResponse(chunks(), media_type, limits.stall_seconds, stop_query)
-
-
-def _ndjson(run: Run | None) -> bytes:
-    return b"" if run is None else views.one_line(views.item(run)) + b"\n"
-
-
-def _csv(run: Run | None) -> bytes:
-    """The run as a CSV record (RFC 4180); the header where `run` is None."""
-    cells: list[str] = list(_COLUMNS)
-    if run is not None:
-        members = views.item(run).model_dump(mode="json")
-        cells = [_cell(members[column]) for column in _COLUMNS]
-    record = io.StringIO()
-    csv.writer(record, lineterminator="\r\n").writerow(cells)
-    return record.getvalue().encode()
-
-
-def _cell(value: Any) -> str:
-    """The text of a cell. An apostrophe keeps a spreadsheet from running an alert's text as a formula."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "true" if value else "false"
-        case int():
-            return str(value)
-        case list():
-            return _cell(" ".join(value))
-        case dict():
-            return json.dumps(value, ensure_ascii=False, sort_keys=True)
-        case _:
-            text = str(value)
-            return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
+from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepStatus, UndoStatus
 from trainmedic_server.ports.store import RunRecord
@@ -192,7 +192,7 @@ def record(stored: RunRecord) -> RunView:
 
 def one_line(view: View) -> bytes:
     """The view as JSON in ASCII, so that Unicode's line separators, at which some clients split lines, are escaped."""
-    return json.dumps(view.model_dump(mode="json"), separators=(",", ":")).encode()
+    return json_bytes(view.model_dump(mode="json"))
 
 
 def event(stored: Event) -> EventView:

@@ -17,7 +17,6 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,6 +25,7 @@ from trainmedic.wire.envelope import new_id
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
+from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.errors import TrainmedicError
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server import payload, problems, schemas
@@ -135,7 +135,7 @@ def declare(routes: APIRouter, handle: _Handler) -> None:
 
 def reply(admission: Admission) -> bytes:
     """The reply's body, as `schemas.WebhookReply` describes it."""
-    return to_json(
+    return json_bytes(
         {
             "delivery_id": admission.delivery_id,
             "alerts": admission.alerts,

@@ -12,9 +12,7 @@ environment, except the agent's settings and the clients' ``--server`` and ``--t
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -27,6 +25,7 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.settings import sources
+from trainmedic_server.settings.explanations import explain
 from trainmedic_server.settings.sources import PREFIX, SettingSource
 from trainmedic_server.settings.values import (
     AnyCaseLogLevel,
@@ -332,27 +331,9 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings
     try:
         return ServerSettings(**values)
     except ValidationError as error:
-        raise ConfigurationError("\n".join(_explain(error, values, origins))) from None
+        raise ConfigurationError("\n".join(explain(error, values, origins, SOURCES))) from None
 
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Variables that look like a setting but are none, each with the most similar setting's variable."""
     return sources.misspelt(environ, SOURCES.values(), _OF_OTHER_PROGRAMS)
-
-
-def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    """A line for each value that is wrong, in the words of our messages rather than pydantic's."""
-    for detail in error.errors(include_url=False, include_context=False):
-        message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
-        message = re.sub(r"^Input should be ", "must be ", message)
-        name = str(detail["loc"][0]) if detail["loc"] else ""
-        if name not in origins:
-            yield message
-        elif SOURCES[name].secret:
-            yield f"{origins[name]}: {message}"
-        else:
-            yield f"{origins[name]}: {_shown(values[name])}: {message}"
-
-
-def _shown(value: Any) -> str:
-    return repr(os.pathsep.join(map(str, value))) if isinstance(value, tuple) else repr(str(value))

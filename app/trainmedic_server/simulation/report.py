@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trainmedic_server.domain.plain_text import json_text, visible
 from trainmedic_server.simulation.explain import Explanation, StepPlan
 from trainmedic_server.simulation.suite import FileResult
-
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 def explanations(of_alerts: Sequence[Explanation]) -> Iterator[str]:
@@ -44,7 +42,7 @@ def _step(number: int, step: StepPlan) -> Iterator[str]:
     phase = "if the run fails, " if step.phase == "on_failure" else ""
     yield f"    {number:>2}. {phase}{step.id}: {step.what} — {step.verdict}{f' ({step.why})' if step.why else ''}"
     if step.params is not None:
-        yield f"        with: {json.dumps(step.params, ensure_ascii=False, sort_keys=True)}"
+        yield f"        with: {json_text(step.params, sort_keys=True)}"
     if step.undo is not None:
         yield f"        undo: {step.undo}"
 
@@ -66,7 +64,7 @@ def results(files: Iterable[FileResult], *, verbose: bool = False) -> Iterator[s
             if verbose and not result.failures:
                 yield f"  ok   {result.name}"
             for failure in result.failures:
-                yield f"  {failure}"
+                yield "  " + visible(str(failure), keep="\n")
     rate = f", {tests / seconds:.0f} a second" if seconds else ""
     unread = f", {broken} files with mistakes" if broken else ""
     yield f"{tests} tests, {failed} failed{unread}{rate}"
@@ -78,4 +76,4 @@ def _pairs(labels: Mapping[str, Any]) -> str:
 
 def _plain(line: str) -> str:
     """The text as one line, whatever a label holds."""
-    return line.translate(_CONTROL)
+    return visible(line)
