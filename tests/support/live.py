@@ -131,8 +131,9 @@ class Server:
 class Job:
     """A training job that is there while the context lasts, and what was done to it, with the command's id."""
 
-    def __init__(self, name: str, redis_url: str | None = None) -> None:
+    def __init__(self, name: str, redis_url: str | None = None, signing_key: str | None = None) -> None:
         self.name = name
+        self._signing_key = signing_key
         self.effects: list[tuple[str, str]] = []
         self._redis_url = redis_url
         self._over = threading.Event()
@@ -140,7 +141,7 @@ class Job:
         self._stepping.set()
 
     def __enter__(self) -> Self:
-        self._medic = trainmedic.connect(job=self.name, redis_url=self._redis_url)
+        self._medic = trainmedic.connect(job=self.name, redis_url=self._redis_url, signing_key=self._signing_key)
         for action in ("job.scale_lr", "job.checkpoint", "job.accumulate"):
             self._medic.on(action)(self._note)
         self._thread = threading.Thread(target=self._train)

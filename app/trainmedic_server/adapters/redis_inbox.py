@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from trainmedic.wire import envelope
+from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.signing import BadSignature, Signer, signatures_of
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage
@@ -61,6 +62,7 @@ class ReplyInbox:
         self._signer = signer
         self._on_late_reply = on_late_reply
         self._fence = fence
+        self._log_limit = LogLimit()
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -113,44 +115,42 @@ class ReplyInbox:
             if sum(map(len, fields.values())) > LARGEST_REPLY:
                 raise envelope.EnvelopeError("the reply is too large")
             reply = envelope.Reply.of_entry(fields)
-            if self._signer is not None:
-                # A reply in several fields has nothing that could have been signed.
-                raw = fields.get(b"reply") or envelope.body_of(fields, b"reply")
-                self._signer.verify(raw, signatures_of(fields), reply.identity)
+            self._verify(reply, fields)
         except BadSignature as error:
-            self._metrics.refused_messages.labels(reason="signature").inc()
-            log.warning(
-                "a reply is refused",
-                command_id=reply.command_id,
-                sender=reply.sender[:200],
-                status=reply.status,
-                why=f"it {error}",
-            )
+            self._note_refused("signature", "a reply is refused", reply, why=f"it {error}")
             self._router.discard(entry)
-            return
         except envelope.EnvelopeError as error:
-            self._metrics.refused_messages.labels(reason="unreadable").inc()
-            log.warning("a reply cannot be read", entry=entry.decode(), why=str(error)[:200])
+            self._note_refused("unreadable", "a reply cannot be read", entry=entry.decode(), why=str(error)[:200])
             self._router.discard(entry)
+        else:
+            if not self._router.take(entry, reply, self._clock.now()):
+                why = "it answers another command than was sent under this id"
+                self._note_refused("other_command", "a reply is refused", reply, why=why)
+
+    def _verify(self, reply: envelope.Reply, fields: dict[bytes, bytes]) -> None:
+        """Raise BadSignature where a key is in use and the reply is not genuine."""
+        if self._signer is None:
             return
-        if not self._router.take(entry, reply, self._clock.now()):
-            self._metrics.refused_messages.labels(reason="other_command").inc()
-            log.warning(
-                "a reply is refused, for it answers another command than was sent under this id",
-                command_id=reply.command_id,
-                sender=reply.sender[:200],
-                reason=str(reply.output.get("reason"))[:200],
-            )
+        try:
+            raw = envelope.body_of(fields, b"reply")
+        except envelope.EnvelopeError as error:
+            raise BadSignature("has its members in fields of their own, which nobody can sign") from error
+        self._signer.verify(raw, signatures_of(fields), reply.identity)
+
+    def _note_refused(self, reason: str, event: str, reply: envelope.Reply | None = None, **fields: str) -> None:
+        """Count a message that is refused, and log it if not too many were logged already."""
+        self._metrics.refused_messages.labels(reason=reason).inc()
+        if not self._log_limit.lets_through():
+            return
+        if reply is not None:
+            fields |= {"command_id": reply.command_id, "sender": reply.sender[:200], "status": reply.status}
+        if self._log_limit.is_last:
+            fields["others"] = "are only counted, for a minute"
+        log.warning(event, **fields)
 
     async def _hand_on_late_replies(self) -> None:
         for entry, reply in self._router.take_unclaimed(self._clock.now()):
-            self._metrics.refused_messages.labels(reason="unmatched").inc()
-            log.warning(
-                "a reply came that nobody waits for",
-                command_id=reply.command_id,
-                sender=reply.sender[:200],
-                status=reply.status,
-            )
+            self._note_refused("unmatched", "a reply came that nobody waits for", reply)
             if self._on_late_reply is not None:
                 try:
                     await self._on_late_reply(reply)

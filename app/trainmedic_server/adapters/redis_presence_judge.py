@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from trainmedic.wire import envelope
+from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.signing import BadSignature, Signer, job_identity, node_identity, unseal
 from trainmedic.wire.writer import LARGEST_PRESENCE
@@ -58,6 +59,7 @@ class PresenceJudge:
         self._believed: OrderedDict[str, _Believed] = OrderedDict()
         self._doubted: OrderedDict[str, None] = OrderedDict()
         """The keys whose doubt is in the log."""
+        self._log_limit = LogLimit()
 
     def presence_of(self, key: str, value: bytes) -> Presence:
         """The presence in the value of a key. An existing key counts as present whatever its value."""
@@ -123,7 +125,7 @@ class PresenceJudge:
     def _note(self, key: str, doubt: str) -> None:
         """Count a presence that is not believed, and log it once, until there is one that is."""
         self._metrics.refused_messages.labels(reason="presence").inc()
-        if key in self._doubted:
+        if key in self._doubted or not self._log_limit.lets_through():
             return
         log.warning("a presence is not believed", key=key[:300], why=doubt)
         self._doubted[key] = None

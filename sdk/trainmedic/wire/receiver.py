@@ -20,6 +20,7 @@ import redis
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection
 from trainmedic.wire.envelope import CONSUMER_GROUP, Command, EnvelopeError
+from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.signing import BadSignature, Signer, signatures_of
 
 log = logging.getLogger("trainmedic")
@@ -94,6 +95,7 @@ class CommandReceiver:
         self._addressee = addressee
         self._signer = signer
         self._consumer = consumer
+        self._log_limit = LogLimit()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-receiver", daemon=True)
 
@@ -163,8 +165,7 @@ class CommandReceiver:
                 raise EnvelopeError("the command is too large")
             command = Command.decode(raw)
         except EnvelopeError as error:
-            message = "%s: an unreadable message was found among the commands and is ignored: %s"
-            log.warning(message, addressee.log_name, str(error)[:200])
+            self._warn("an unreadable message was found among the commands and is ignored: %s", str(error)[:200])
             self._consumer.note_unreadable()
             _drop(client, addressee.stream, entry)
             return
@@ -176,10 +177,16 @@ class CommandReceiver:
                 raise BadSignature(f"is for another {addressee.kind}")
         except BadSignature as error:
             reason = f"the command {error}"
-            log.warning("%s: refused a command: %s", addressee.log_name, reason)
+            self._warn("refused a command: %s", reason)
             self._consumer.refuse(received, reason)
             return
         self._consumer.receive(received)
+
+    def _warn(self, message: str, reason: str) -> None:
+        """Log what somebody has brought about who can write to Redis, if not too much of it was logged already."""
+        if self._log_limit.lets_through():
+            more = ". Others of these are not logged for a minute" if self._log_limit.is_last else ""
+            log.warning("%s: " + message + "%s", self._addressee.log_name, reason, more)
 
 
 def _drop(client: redis.Redis, stream: str, entry: bytes) -> None:

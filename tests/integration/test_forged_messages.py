@@ -1,0 +1,229 @@
+"""Somebody who can write everything in Redis, and has not the signing key: he commands nothing, and leaves a trace.
+
+A real server, Redis, agent and job. The GPU driver is a stand-in.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.driver.driver import Driver, cards
+from tests.support.agent_node import KEY
+from tests.support.gpu_node import GpuNode
+from tests.support.live import Job, Server
+from tests.support.messages import delivery, resolved
+from tests.support.programs import eventually
+from trainmedic.wire import envelope
+from trainmedic.wire.signing import Signer, identity_key, job_identity
+
+FIRST, SECOND = (card.uuid for card in cards(2))
+PLAYBOOKS = """
+playbook: slow-down
+on: {alert: LossSpike}
+target: job
+steps: [{id: cut, action: job.scale_lr, with: {factor: 0.5}, timeout: 6s, undo: on_resolve}]
+---
+playbook: save-job-on-gpu
+on: {alert: GPUFailing}
+target: {job: "gpu:alert"}
+steps: [{id: save, action: job.checkpoint, timeout: 6s}]
+---
+playbook: cool-job
+on: {alert: TooHot}
+target: job
+steps: [{id: cap, action: gpu.power_limit, with: {percent: 80}, timeout: 6s, undo: on_resolve}]
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, redis_url: str) -> Iterator[Server]:
+    serving = Server(tmp_path / "server", PLAYBOOKS.strip(), "--redis", redis_url)
+    try:
+        serving.start(TRAINMEDIC_SIGNING_KEY=KEY)
+        yield serving
+    finally:
+        serving.__exit__()
+
+
+@pytest.fixture
+def attacker(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def refusals(server: Server, reason: str) -> float:
+    """How many messages the server has refused for that reason."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
+        name = f'trainmedic_refused_messages_total{{reason="{reason}"}} '
+        return sum(
+            float(line.removeprefix(name)) for line in answer.read().decode().splitlines() if line.startswith(name)
+        )
+
+
+def logged(server: Server) -> str:
+    assert server.program is not None
+    return server.program.log.read_text()
+
+
+def presence(job: str, signer: Signer | None = None, **members: Any) -> bytes:
+    now = envelope.write_time(datetime.now(UTC))
+    raw = json.dumps({"job": job, "rank": 0, "at": now, **members}).encode()
+    return raw if signer is None else signer.seal(raw)
+
+
+def decision(server: Server, fired: dict[str, Any]) -> str:
+    (run,) = server.ask("/webhook", fired).body["runs"]
+    return str(run["decision"])
+
+
+def test_a_gpu_added_to_a_presence_brings_no_job_a_command(
+    server: Server, redis_url: str, attacker: redis.Redis
+) -> None:
+    """Neither without a signature, nor with the key of another job."""
+    other = Signer.of(identity_key(KEY.encode(), job_identity("llm-2")))
+    with Job("llm-1", redis_url, KEY):
+        for number, signer in enumerate((None, Signer.of(b"made up"), other)):
+            placement = [{"rank": 0, "node": "n1", "gpu": FIRST}]
+            forged = presence("llm-1", signer, placement=placement)
+            # The job writes its own every five seconds; this stands for long enough to be read.
+            refused = refusals(server, "presence")
+            eventually(
+                lambda forged=forged, refused=refused: (
+                    attacker.set(envelope.job_presence("llm-1"), forged) and refusals(server, "presence") > refused
+                ),
+                20,
+                "the server has read it",
+                every=0.2,
+            )
+            fired = delivery("GPUFailing", f"any-{number}")
+            fired["alerts"][0]["labels"] = {"alertname": "GPUFailing", "UUID": FIRST}
+            assert decision(server, fired) == "target_unknown"
+        assert attacker.xlen(envelope.job_commands("llm-1")) == 0
+        (shown,) = server.ask("/jobs").body["items"]
+        assert shown["believed"] is False
+        assert shown["claims"]["placement"] == placement
+    assert "a presence is not believed" in logged(server)
+
+
+def test_a_forged_placement_caps_no_node(server: Server, attacker: redis.Redis) -> None:
+    """A job that nobody knows claims fifty nodes."""
+    placement = [{"rank": number, "node": f"gpu-{number}", "gpu": f"GPU-{number:04}"} for number in range(50)]
+    attacker.set(envelope.job_presence("llm-9"), presence("llm-9", ranks=list(range(50)), placement=placement))
+    assert decision(server, delivery("TooHot", "llm-9")) == "started"
+    run = server.closed_run()
+    assert run["status"] == "failed"
+    assert "is not believed: it is not signed" in run["message"]
+    assert [key for key in attacker.keys("trainmedic:commands:node:*") if attacker.xlen(key)] == []
+
+
+def test_a_job_that_names_the_gpu_of_another_has_it_not_capped(server: Server, attacker: redis.Redis) -> None:
+    """Though both have signed with their own keys: nobody knows which of them is right."""
+    for job in ("llm-1", "llm-2"):
+        signer = Signer.of(identity_key(KEY.encode(), job_identity(job)))
+        places = [{"rank": 0, "node": "n1", "gpu": FIRST}]
+        attacker.set(envelope.job_presence(job), presence(job, signer, ranks=[0], placement=places))
+    assert decision(server, delivery("TooHot", "llm-2")) == "started"
+    run = server.closed_run()
+    assert (run["status"], attacker.xlen(envelope.node_commands("n1"))) == ("failed", 0)
+    assert "where job 'llm-2' runs is contradicted" in run["message"]
+    items = server.ask("/jobs").body["items"]
+    assert [item["doubts"][0].rpartition(" by ")[2] for item in items] == ["job llm-2 too", "job llm-1 too"]
+
+
+def forged_replies(command_id: str, status: str) -> Iterator[dict[Any, Any]]:
+    """A reply in every way that somebody without the key could think of."""
+    plain = envelope.Reply(command_id, "llm-1/0@host", status, 0, {"reason": "forged"})
+    yield {"reply": plain.encode()}
+    yield {"command_id": command_id, "status": status, "from": "llm-1", "rank": "0", "output": "{}"}
+    yield {"reply": plain.encode(), "signature": "0" * 64}
+    yield {"reply": plain.encode(), **Signer.of(b"made up").fields(plain.encode())}
+    for job in ("llm-1", "llm-2"):
+        reply = envelope.Reply(command_id, f"{job}/0@host", status, 0, {"reason": "forged"}, job=job).encode()
+        yield {"reply": reply, **Signer.of(identity_key(KEY.encode(), job_identity("llm-2"))).fields(reply)}
+
+
+def only_command(attacker: redis.Redis, job: str) -> dict[str, Any]:
+    """The one command on the stream of a job, once it is there."""
+    ((_, fields),) = eventually(lambda: attacker.xrange(envelope.job_commands(job)), 10, "the command", every=0.005)
+    command: dict[str, Any] = json.loads(fields[b"command"])
+    return command
+
+
+@pytest.mark.parametrize("status", ["applied", "rejected", "failed"])
+def test_a_forged_reply_is_no_outcome(server: Server, attacker: redis.Redis, status: str) -> None:
+    """Nobody has answered, so the outcome is unknown, and the undo is owed."""
+    fired = delivery("LossSpike", "llm-1")
+    assert decision(server, fired) == "started"
+    command = only_command(attacker, "llm-1")
+    for fields in forged_replies(command["id"], status):
+        attacker.xadd(envelope.REPLIES, fields)
+    run = server.closed_run()
+    step = run["steps"][0]
+    assert run["status"] == "failed"
+    assert [attempt["status"] for attempt in step["attempts"]] == ["unknown"]
+    assert step["undo"]["status"] in ("armed", "running")
+    assert refusals(server, "signature") + refusals(server, "other_command") == 6
+    assert "a reply is refused" in logged(server)
+
+
+def test_a_forged_rejection_does_not_end_an_undo(server: Server, redis_url: str, attacker: redis.Redis) -> None:
+    """The undo is carried out by the job, which is away when it is forged, and comes back."""
+    fired = delivery("LossSpike", "llm-1")
+    with Job("llm-1", redis_url, KEY) as job:
+        assert decision(server, fired) == "started"
+        assert server.closed_run()["status"] == "succeeded"
+        assert job.done == ["job.scale_lr 0.5"]
+    server.ask("/webhook", resolved(fired))
+    for status in ("rejected", "applied", "unsupported"):
+        for fields in forged_replies(only_command(attacker, "llm-1")["id"], status):
+            attacker.xadd(envelope.REPLIES, fields)
+    eventually(lambda: refusals(server, "signature") >= 10, 10, "the forgeries were read")
+    assert server.only_run()["steps"][0]["undo"]["status"] == "running"
+    with Job("llm-1", redis_url, KEY) as job:
+        assert server.undone_run()["steps"][0]["undo"]["status"] == "done"
+        assert len(job.done) == 1
+
+
+def test_a_forged_command_spoils_no_genuine_one(server: Server, redis_url: str, attacker: redis.Redis) -> None:
+    """The job refuses what has the id of the genuine command and is not signed. That is no answer to the genuine."""
+    fired = delivery("LossSpike", "llm-1")
+    with Job("llm-1", redis_url, KEY) as job:
+        job.hold()
+        assert decision(server, fired) == "started"
+        command = only_command(attacker, "llm-1")
+        for params in ({"factor": 0.5}, {"factor": 0.001}):
+            raw = json.dumps({**command, "params": params}).encode()
+            attacker.xadd(envelope.job_commands("llm-1"), {"command": raw})
+            attacker.xadd(envelope.job_commands("llm-1"), {"command": raw, "signature": "0" * 64})
+        eventually(lambda: refusals(server, "other_command") == 4, 10, "the job has refused what was forged")
+        job.go_on()
+        assert server.closed_run()["status"] == "succeeded"
+        assert job.done == ["job.scale_lr 0.5"]
+
+
+def test_a_forged_rival_stops_no_agent(
+    tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver], server: Server, attacker: redis.Redis
+) -> None:
+    """The agent goes on to carry out commands, and writes its own presence again."""
+    driver = make_driver(1)
+    signer = Signer.of(identity_key(KEY.encode(), job_identity("llm-1")))
+    with GpuNode(tmp_path / "node", redis_url, driver) as node:
+        place = [{"rank": 0, "node": "n1", "gpu": FIRST}]
+        attacker.set(envelope.job_presence("llm-1"), presence("llm-1", signer, ranks=[0], placement=place))
+        now = envelope.write_time(datetime.now(UTC))
+        rival = {"node": "n1", "instance": "a rival", "pid": 7, "host": "elsewhere", "at": now}
+        for value in (json.dumps(rival).encode(), signer.seal(json.dumps(rival).encode())):
+            attacker.set(envelope.agent_presence("n1"), value)
+            eventually(lambda: (node.presence() or {}).get("pid") != 7, 15, "the agent's next announcement")
+        assert decision(server, delivery("TooHot", "llm-1")) == "started"
+        assert server.closed_run()["status"] == "succeeded"
+        assert driver.watts(0) == 560
+        assert "somebody without the signing key has written" in node.agent.log.read_text()
