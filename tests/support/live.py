@@ -42,7 +42,10 @@ class Server:
         playbook: str,
         *options: str,
         program: tuple[str | Path, ...] = ("-m", "trainmedic_server"),
+        environment: Mapping[str, str] | None = None,
+        token: str | None = None,
     ) -> None:
+        """``environment`` is there at every start; ``token`` is presented with every request."""
         playbooks = directory / "playbooks"
         playbooks.mkdir(parents=True)
         for number, text in enumerate(playbook.split("\n---\n")):
@@ -51,6 +54,8 @@ class Server:
         self.state = directory / "state"
         self.port = free_port()
         self.starts = 0
+        self._environment = dict(environment or {})
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self.argv = [
             *(sys.executable, *program, "serve", "--port", str(self.port), "--mode", "enforce"),
             *("--state-dir", self.state, "--playbooks", playbooks, *options),
@@ -70,7 +75,7 @@ class Server:
         self.program = Program(
             self.argv,
             self.directory / f"server-{self.starts}.log",
-            {"PYTHONPATH": PYTHON_PATH, **environment},
+            {"PYTHONPATH": PYTHON_PATH, **self._environment, **environment},
         )
         if wait:
             self.program.wait_for(f"http://127.0.0.1:{self.port}/health")
@@ -92,7 +97,7 @@ class Server:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             data=json.dumps(body).encode() if body is not None else None,
-            headers={"Content-Type": "application/json"},
+            headers=self._headers,
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout) as reply:
