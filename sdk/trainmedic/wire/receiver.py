@@ -153,6 +153,8 @@ class CommandReceiver:
             raise
         # Every error is caught, because one message that cannot be dealt with must not stop those behind it.
         except Exception:
+            if self._stopping.is_set():
+                raise  # the connection was cut beneath it; the command is left for the next process
             name = self._addressee.log_name
             log.exception("%s: a message among the commands could not be dealt with and is left out", name)
             _drop(client, self._addressee.stream, entry)
