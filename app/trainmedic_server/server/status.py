@@ -69,6 +69,7 @@ def router(
     clock: Clock,
     metrics: telemetry.Metrics,
     limits: ServerLimits,
+    redis_caveat: str,
 ) -> APIRouter:
     routes = APIRouter(tags=["status"])
 
@@ -94,6 +95,8 @@ def router(
         where deliveries go should rather ask `/health`.
         """
         readiness = await _readiness(engine, store, bus, catalog, limits.check_seconds)
+        if redis_caveat and readiness.redis.ok:
+            readiness.redis.detail += f"; {redis_caveat}"
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness

@@ -149,8 +149,9 @@ class TrainmedicServer:
         async with contextlib.AsyncExitStack() as stack:
             store = await asyncio.to_thread(self._store, session)
             stack.push_async_callback(store.close)
+            redis_url, redis_caveat = await self._redis(stack)
             bus = RedisBus(
-                await self._redis_url(stack),
+                redis_url,
                 clock,
                 metrics,
                 _signer(settings),
@@ -177,6 +178,7 @@ class TrainmedicServer:
                 store=store,
                 catalog=catalog,
                 bus=bus,
+                redis_caveat=redis_caveat,
                 cluster_topology=cluster_topology,
                 metrics=metrics,
                 auth=authenticator,
@@ -216,14 +218,16 @@ class TrainmedicServer:
             return SqlStore.of_session(session, on_error=on_error)
         return SqlStore.open(self._settings.database_url, on_error=on_error)
 
-    async def _redis_url(self, stack: contextlib.AsyncExitStack) -> str:
-        """The URL of the Redis that is set, else of the embedded one, which this starts."""
+    async def _redis(self, stack: contextlib.AsyncExitStack) -> tuple[str, str]:
+        """The URL of the Redis that is set, else of the embedded one, which this starts; and what to say against it."""
         if self._settings.redis is not None:
-            return self._settings.redis.get_secret_value()
+            return self._settings.redis.get_secret_value(), ""
         embedded = EmbeddedRedis(self._settings.state_dir)
         url = await embedded.start()
         stack.push_async_callback(embedded.stop)
-        return url
+        if embedded.caveat:
+            log.warning("the embedded Redis is old", reason=embedded.caveat)
+        return url, embedded.caveat
 
     async def _services(
         self,
