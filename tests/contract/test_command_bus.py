@@ -18,7 +18,7 @@ from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic.wire.signing import Signer
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters import redis_bus
+from trainmedic_server.adapters import redis_bus, redis_replies
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
 
@@ -31,11 +31,14 @@ class Bench:
     def __init__(self, url: str, signer: Signer | None = None) -> None:
         self.metrics = telemetry.Metrics()
         self.late: list[Reply] = []
+        self.store_is_away = False
         self.bus = RedisBus(url, SystemClock(), self.metrics, signer, on_late_reply=self._note)
         self.redis: Redis = Redis.from_url(url, protocol=2)
 
     async def _note(self, reply: Reply) -> None:
         self.late.append(reply)
+        if self.store_is_away:
+            raise errors.StoreUnavailable("the run store could not commit")
 
     def refused(self, reason: str) -> float:
         return self.metrics.registry.get_sample_value("trainmedic_refused_messages_total", {"reason": reason}) or 0.0
@@ -236,6 +239,26 @@ async def test_a_reply_after_the_caller_gave_up_is_handed_on_and_counted(bench: 
     await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
     assert [reply.command_id for reply in bench.late] == [sent.id]
     assert bench.refused("unmatched") == 1
+
+
+async def test_a_late_reply_that_the_store_cannot_take_is_handed_on_at_the_next_start(
+    bench: Bench, redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage of the store is no reason to forget it, and nothing unexpected."""
+    monkeypatch.setattr(redis_replies, "GRACE", timedelta(seconds=0.1))
+    bench.store_is_away = True
+    sent = make_command(seconds=0.05)
+    assert await bench.bus.request(sent) == ()
+    bench.bus.acknowledge(sent.id)
+    await bench.answer(sent.id)
+    await until(lambda: _true(_have(bench.late)))
+    await bench.bus.close()
+    assert await bench.pending() == 1
+    assert "Traceback" not in "".join(capsys.readouterr())
+    async with another(redis_url) as restarted:
+        await until(lambda: _true(_have(restarted.late)), 20)
+        assert [reply.command_id for reply in restarted.late] == [sent.id]
+        await until(lambda: _is(restarted.redis.xlen(envelope.REPLIES), 0))
 
 
 @pytest.mark.parametrize(
@@ -540,3 +563,7 @@ async def test_a_reply_that_comes_before_the_command_went_out_again_is_the_answe
     async with asyncio.timeout(5):
         assert [reply.status for reply in await asked] == [envelope.APPLIED]
     assert await bench.commands("llm-1") == []
+
+
+async def _have(replies: list[Reply]) -> bool:
+    return bool(replies)

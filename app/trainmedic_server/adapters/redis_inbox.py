@@ -20,6 +20,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage
 from trainmedic_server.adapters.redis_outbox import GROUP
 from trainmedic_server.adapters.redis_replies import ReplyRouter
+from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
 
@@ -154,6 +155,10 @@ class ReplyInbox:
             if self._on_late_reply is not None:
                 try:
                     await self._on_late_reply(reply)
+                except StoreUnavailable as error:
+                    message = "a late reply could not be noted; it stays in Redis until the next start"
+                    log.warning(message, command_id=reply.command_id, error=str(error))
+                    continue
                 except Exception:  # a callback: a late reply that cannot be recorded must not stop the others
                     self._metrics.loop_errors.labels(loop="late replies").inc()
                     log.exception("a late reply could not be noted")
