@@ -94,9 +94,7 @@ def router(
         While only Redis is away webhooks are taken and recorded all the same, so a probe that decides
         where deliveries go should rather ask `/health`.
         """
-        readiness = await _readiness(engine, store, bus, catalog, limits.check_seconds)
-        if redis_caveat and readiness.redis.ok:
-            readiness.redis.detail += f"; {redis_caveat}"
+        readiness = await _readiness(engine, store, bus, catalog, limits.check_seconds, redis_caveat)
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness
@@ -116,12 +114,14 @@ def router(
 
 
 async def _readiness(
-    engine: EnginePort, store: RunStore, bus: CommandBus, catalog: CatalogPort, seconds: float
+    engine: EnginePort, store: RunStore, bus: CommandBus, catalog: CatalogPort, seconds: float, redis_caveat: str
 ) -> Ready:
     """Ask every dependency at once; one that has not answered after `seconds` is not ok."""
     store_state, redis_state = await asyncio.gather(
         _check(store.check, "the run store", seconds), _check(bus.check, "Redis", seconds)
     )
+    if redis_state.ok and redis_caveat:
+        redis_state.detail += f"; {redis_caveat}"
     playbooks_state = _playbooks(catalog)
     controls = engine.controls
     if redis_state.ok and not bus.is_signed:
