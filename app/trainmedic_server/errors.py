@@ -19,6 +19,7 @@ The tree::
     │   ├── DriverAbsent            no driver is loaded, or it is being loaded anew
     │   ├── NotSupported            this GPU, or this way of dividing it, does not offer that
     │   ├── NoPermission            the agent's user may not do that
+    │   ├── GpuTaken                another agent of the machine has the GPU
     │   └── GpuFailure              the driver reports anything else; another attempt may succeed
     │       └── GpuStuck            a call has not come back; it may still take its effect
     ├── CommandNotExecuted          an executor of the agent raises it to answer its command
@@ -131,6 +132,10 @@ class NotSupported(GpuError):
 
 class NoPermission(GpuError):
     """The agent's user may not do that."""
+
+
+class GpuTaken(GpuError):
+    """Another agent of this machine has the GPU."""
 
 
 class GpuFailure(GpuError):

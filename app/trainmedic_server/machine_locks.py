@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 _SET_LOCK = getattr(fcntl, "F_OFD_SETLK", None)
@@ -101,6 +101,14 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a name: ``pid`` and ``user`` of the process; both None where the kernel does not say."""
+
+    pid: int | None
+    user: int | None
+
+
 class NameLock:
     """A name that this process holds among those of its network namespace. Made by `take`.
 
@@ -114,30 +122,47 @@ class NameLock:
             threading.Thread(target=_hang_up, args=(held,), name="name-lock", daemon=True).start()
 
     @classmethod
-    def take(cls, name: str, users: Collection[int]) -> NameLock | int:
-        """Return the lock on `name`, or the process id of its holder.
+    def take(cls, name: str) -> NameLock | Holder:
+        """Return the lock on `name`, or who holds it.
 
-        Any user can bind any such address. So only a holder that is one of `users`, this process's user or root
-        counts; another one is passed over, or it could keep this process from ever starting. Where the operating
-        system has no such addresses, nothing is locked.
+        Any user can bind any such address, so the caller decides whether the holder counts: else a stranger could keep
+        it from ever starting. Where the operating system has no such addresses, nothing is locked.
         """
-        if sys.platform != "linux":
-            return cls(None)
-        address = f"\0trainmedic:{name}"
-        for _ in range(_TRIES):
-            held = _bound(address)
+        for _ in range(_TRIES if sys.platform == "linux" else 0):
+            held = _bound(_address(name))
             if held is not None:
                 return cls(held)
-            with contextlib.suppress(ConnectionRefusedError):  # its holder has just ended, or does not listen yet
-                pid, user = _holder(address)
-                return pid if user in {0, os.geteuid(), *users} else cls(None)
-            time.sleep(_TRY_SECONDS)
+            if (holder := holder_of(name)) is not None:
+                return holder
+            time.sleep(_TRY_SECONDS)  # its holder has just ended, or does not listen yet
         return cls(None)
 
     def release(self) -> None:
-        if self._held is not None:
-            self._held.shutdown(socket.SHUT_RDWR)  # ends the thread's wait, which would keep the address
-            self._held.close()
+        held, self._held = self._held, None
+        if held is not None:
+            held.shutdown(socket.SHUT_RDWR)  # ends the thread's wait, which would keep the address
+            held.close()
+
+
+def holder_of(name: str) -> Holder | None:
+    """Return who holds a name; None where nobody does."""
+    if sys.platform != "linux":
+        return None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(_address(name))
+        except ConnectionRefusedError:
+            return None
+        except BlockingIOError:  # more have asked than were answered
+            return Holder(None, None)
+        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, user, _ = struct.unpack("3i", credentials)
+    return Holder(pid, user)
+
+
+def _address(name: str) -> str:
+    return f"\0trainmedic:{name}"
 
 
 def _bound(address: str) -> socket.socket | None:
@@ -159,19 +184,3 @@ def _hang_up(held: socket.socket) -> None:
     with contextlib.suppress(OSError):  # released
         while True:
             held.accept()[0].close()
-
-
-def _holder(address: str) -> tuple[int, int | None]:
-    """The process id and user of who listens at `address`; (0, None) where it has no room for one who asks.
-
-    Raises ConnectionRefusedError where nobody listens.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.setblocking(False)
-        try:
-            asking.connect(address)
-        except BlockingIOError:
-            return 0, None
-        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, user, _ = struct.unpack("3i", credentials)
-    return pid, user

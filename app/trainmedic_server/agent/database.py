@@ -21,11 +21,17 @@ from typing import IO, Any, TypeVar
 
 from trainmedic_server.agent.reserved_space import ReservedSpace
 from trainmedic_server.errors import ConfigurationError, JournalUnavailable
+from trainmedic_server.machine_locks import FileLock, NameLock
 
 T = TypeVar("T")
 
 _LOG_PAGES = 64
 """Pages of 4 KiB at which the write-ahead log is written back: a quarter of the reserved space."""
+
+_IDENTITY = (
+    "CREATE TABLE identity (id TEXT PRIMARY KEY)",
+    "INSERT INTO identity VALUES (lower(hex(randomblob(16))))",
+)
 
 _NO_SPACE = (
     sqlite3.SQLITE_FULL,
@@ -44,11 +50,17 @@ class AgentDatabase:
 
         Raises ConfigurationError where another agent uses it, JournalUnavailable where it cannot be written.
         """
-        self._path = directory / "agent.db"
         self._lock = threading.RLock()  # a transaction may look up what it is about to change
+        self._name: NameLock | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._path = (directory / "agent.db").resolve()
             self._lock_file = _locked_file(directory)
+            try:
+                self._file = _locked_database(self._path)
+            except BaseException:
+                self._lock_file.close()
+                raise
         except OSError as error:
             raise JournalUnavailable(
                 f"the state directory {directory} cannot be used: {error.strerror}; make it writable for the agent's "
@@ -58,14 +70,19 @@ class AgentDatabase:
         try:
             self._connection = self._with_reserved_space(self._connect)
         except BaseException:
-            self._lock_file.close()
+            self._unlock()
+            raise
+        try:
+            self._take_identity()
+        except BaseException:
+            self.close()
             raise
 
     def close(self) -> None:
         with self._lock:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
-            self._lock_file.close()
+            self._unlock()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -127,6 +144,26 @@ class AgentDatabase:
             connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?)", (part, len(versions)))
 
         self.write(bring_up_to_date)
+
+    def _take_identity(self) -> None:
+        """Keep out agents with copies of the file. Raises ConfigurationError where one is running."""
+        self.install("identity", [_IDENTITY])
+        ((identity,),) = self.rows("SELECT id FROM identity")
+        lock = NameLock.take(f"agent:{identity}")
+        if isinstance(lock, NameLock):
+            self._name = lock
+        elif lock.user in {0, os.geteuid(), self._file.owner}:  # others could not read the file
+            raise ConfigurationError(
+                f"{self._path} is a copy: the agent with process id {lock.pid} works from the same journal, and both "
+                "would answer for the same commands and caps. Stop that agent, or give this one an empty state "
+                "directory"
+            )
+
+    def _unlock(self) -> None:
+        if self._name is not None:
+            self._name.release()
+        self._file.release()
+        self._lock_file.close()
 
     def _installed_version(self, part: str) -> int:
         """0 where the part has no tables yet."""
@@ -198,3 +235,20 @@ def _locked_file(directory: Path) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+def _locked_database(path: Path) -> FileLock:
+    """Lock the database itself, by whatever name another agent comes to it."""
+    lock = FileLock.take(path)
+    if lock is None:
+        raise ConfigurationError(
+            f"another agent is running with {path} under another name; stop it, or give this one a directory of its "
+            "own with --state-dir"
+        )
+    if lock.names > 1:
+        lock.release()
+        raise ConfigurationError(
+            f"{path} has {lock.names} names (hard links), and under each of them SQLite would keep a journal of its "
+            f"own, which damages the database: find the others (find / -xdev -samefile {path}) and remove them"
+        )
+    return lock

@@ -1,6 +1,7 @@
 """What this process may do on its node, as far as the kernel says so before anything is tried.
 
-Who calls it: ``wiring.agent_check``, for a person who installs an agent.
+Who calls it: ``wiring.agent_check``, for a person who installs an agent, ``exclusive_gpus`` and
+``disk.exclusive_roots``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from trainmedic_server.machine_locks import Holder
 
 # capabilities(7), by number in the mask that /proc shows.
 _CAPABILITIES = {
@@ -48,11 +51,26 @@ def current_privileges(proc: Path = Path("/proc")) -> Privileges:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         user = str(uid)
+    return Privileges(user, capabilities_of("self", proc))
+
+
+def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str]:
+    """Return the capabilities of a process that matter here; none where the kernel does not say."""
     mask = 0
     try:
-        for line in (proc / "self" / "status").read_text().splitlines():
+        for line in (proc / str(pid) / "status").read_text().splitlines():
             if line.startswith("CapEff:"):
                 mask = int(line.split()[1], 16)
     except OSError:
         pass
-    return Privileges(user, frozenset(name for name, number in _CAPABILITIES.items() if mask >> number & 1))
+    return frozenset(name for name, number in _CAPABILITIES.items() if mask >> number & 1)
+
+
+def is_agent(holder: Holder, needed: Sequence[str]) -> bool:
+    """Return whether who holds a name could be an agent, with the privileges `needed` for what the name stands for.
+
+    Any other process may hold the name merely to be in the way.
+    """
+    if holder.user in {0, os.geteuid()}:
+        return True
+    return holder.pid is not None and not set(needed) - capabilities_of(holder.pid)

@@ -18,6 +18,7 @@ from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.disk.cleaner import Cleaner
+from trainmedic_server.agent.disk.exclusive_roots import exclusive_roots
 from trainmedic_server.agent.disk.executor import DiskCleanExecutor
 from trainmedic_server.agent.exporter import AgentCollector, Exporter
 from trainmedic_server.agent.facts.executor import NodeFactsExecutor
@@ -31,7 +32,7 @@ from trainmedic_server.agent.power.lease_expiry import LeaseExpiry
 from trainmedic_server.agent.power.ledger import PowerLedger
 from trainmedic_server.agent.service import Agent, AgentParts
 from trainmedic_server.settings.agent import AgentSettings
-from trainmedic_server.wiring.node_gpus import node_gpus
+from trainmedic_server.wiring.node_gpus import own_gpus
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +70,13 @@ def load_policy(settings: AgentSettings) -> Policy:
 def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[AgentParts]:
     """What acts on this node, and its metrics, for as long as the block lasts.
 
-    Raises ConfigurationError where the exporter cannot listen, JournalUnavailable.
+    Raises ConfigurationError where another agent has a GPU or root, or the exporter cannot listen, JournalUnavailable.
     """
     policy = context.policy
-    with contextlib.closing(node_gpus()) as gpus:
+    cleaning_roots = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})
+    with exclusive_roots(cleaning_roots), contextlib.closing(own_gpus()) as gpus:
         ledger = PowerLedger(context.journal)
         control = PowerControl(gpus, ledger, policy.power)
-        cleaning_roots = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})
         agent_labels = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
         collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels)
         with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:

@@ -31,6 +31,7 @@ from trainmedic_server.agent.disk.filesystems import Root, inode_at, opened_root
 from trainmedic_server.agent.disk.open_files import FileUsage
 from trainmedic_server.agent.disk.rules import AgeBy
 from trainmedic_server.agent.disk.throttle import Clocks, Throttle
+from trainmedic_server.agent.exclusive_gpus import agents_of, taken_by
 from trainmedic_server.agent.facts.gpu import presence
 from trainmedic_server.agent.policy import CHANGING, READING, Policy
 from trainmedic_server.agent.privileges import Privileges
@@ -50,12 +51,14 @@ class CheckReport:
     ``errors``: sentences about what keeps the agent from something that its policy allows.
     ``warnings``: sentences about what may be meant so.
     ``is_cut_off``: whether Redis cannot be reached.
+    ``agents``: the process ids of the agents that have this node's GPUs, by UUID.
     """
 
     values: dict[str, Any]
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     is_cut_off: bool = False
+    agents: Mapping[str, int] = field(default_factory=dict)
 
 
 def check(settings: AgentSettings) -> CheckReport:
@@ -69,6 +72,7 @@ def check(settings: AgentSettings) -> CheckReport:
     _cleaning(policy, settings.state_dir, own, report)
     _state(settings.state_dir, report)
     _redis(settings, policy, report)
+    _other_agents(report)
     report.values |= {"errors": report.errors, "warnings": report.warnings}
     return report
 
@@ -90,6 +94,7 @@ def _policy(settings: AgentSettings, report: CheckReport) -> Policy:
 def _power(policy: Policy, own: Privileges, report: CheckReport) -> None:
     with contextlib.closing(node_gpus()) as gpus:
         inventory = presence(gpus)
+        report.agents = agents_of([gpu["uuid"] for gpu in inventory["gpus"]])
     problems = inventory.pop("gpu_problems", [])
     report.values |= {"driver": None, **inventory}
     report.values["power"] = {
@@ -192,6 +197,14 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
             f"the agent of {settings.node} that is running (process {running.get('pid')} on {running.get('host')}) was "
             "started with another policy: restart it"
         )
+
+
+def _other_agents(report: CheckReport) -> None:
+    """Whether GPUs belong to another agent than the one that Redis knows by this node's name."""
+    if report.is_cut_off:
+        return
+    running = (report.values["redis"]["agent"] or {}).get("pid")
+    report.warnings.extend(taken_by(uuid, pid) for uuid, pid in report.agents.items() if pid != running)
 
 
 def _presence(value: Any, signer: Signer | None) -> Mapping[str, Any] | None:

@@ -15,15 +15,15 @@ from trainmedic_server.agent.power.ledger import PowerLedger
 from trainmedic_server.errors import GpuError
 from trainmedic_server.ports.gpus import in_watts
 from trainmedic_server.settings.agent import AgentSettings
-from trainmedic_server.wiring.node_gpus import node_gpus
+from trainmedic_server.wiring.node_gpus import own_gpus
 
 
 def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
     """End the caps; return by UUID what became of each GPU that was capped, or was still owed its power.
 
-    Raises ConfigurationError where the agent is running, JournalUnavailable.
+    Raises ConfigurationError where the agent is running, or another one has the GPUs, and JournalUnavailable.
     """
-    with contextlib.closing(Journal(settings.state_dir)) as journal, contextlib.closing(node_gpus()) as gpus:
+    with contextlib.closing(Journal(settings.state_dir)) as journal, contextlib.closing(own_gpus()) as gpus:
         ledger = PowerLedger(journal)
         control = PowerControl(gpus, ledger, PowerBounds())
         owed = [uuid for uuid, state in ledger.all().items() if state.baseline is not None]

@@ -116,13 +116,14 @@ class OwnerLock:
 
     def take_identity(self, identity: str) -> None:
         """Keep out servers with copies of the file. Raises ConfigurationError where one is working."""
-        lock = NameLock.take(f"server:{identity}", users={self._file.owner})
-        if isinstance(lock, int):
+        lock = NameLock.take(f"server:{identity}")
+        if isinstance(lock, NameLock):
+            self._name = lock
+        elif lock.user in {0, os.geteuid(), self._file.owner}:  # others could not read the file
             raise errors.ConfigurationError(
-                f"{self._path} is a copy: the server with process id {lock} works from the same run store, and both "
-                "would carry out what is open in it. Stop that server, or give this one an empty state directory"
+                f"{self._path} is a copy: the server with process id {lock.pid} works from the same run store, and "
+                "both would carry out what is open in it. Stop that server, or give this one an empty state directory"
             )
-        self._name = lock
 
     def require(self) -> None:
         """Return if the file is where it was. Raises StoreUnavailable, because what is written to a file that has no
