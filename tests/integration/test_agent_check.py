@@ -54,6 +54,25 @@ def told(driver: Driver, *options: str | Path, status: int = 0, **more: Any) -> 
     return report
 
 
+def test_it_warns_where_reads_leave_no_trace(tmp_path: Path, policy: Path, driver: Driver) -> None:
+    """A root on a filesystem that is mounted with noatime, which the rule's ages would rest on."""
+    launcher = (
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o noatime none "$0"; "$@"',
+    )
+    if subprocess.run([*launcher, str(tmp_path / "scratch"), "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount in a namespace of his own")
+    options = ("--json", "--policy", policy, "--state-dir", tmp_path / "state", "--redis", NO_REDIS, "--node", "n1")
+    done = agent(driver, "check", *options, launcher=(*launcher, str(tmp_path / "scratch")))
+    warnings = [text for text in json.loads(done.stdout)["warnings"] if "leave no trace" in text]
+    assert [text.partition(" (")[2].partition(")")[0] for text in warnings] == ["mounted noatime"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="who may not set power limits is told so, and ends with 1")
 def test_it_shows_what_the_node_offers(tmp_path: Path, policy: Path, driver: Driver, redis_url: str) -> None:
     """GPUs with limits, actions, rules with their roots; a root that is not there yet is only warned of."""
