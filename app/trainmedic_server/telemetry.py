@@ -68,6 +68,9 @@ class Metrics:
         self.queue_depth = gauge("trainmedic_queue_depth", "Deliveries that wait for admission.")
         self.open_runs = gauge("trainmedic_open_runs", "Runs that are open.")
         self.undos_owed = gauge("trainmedic_undos_owed", "Runs that still owe an undo.")
+        self.undos_delayed = gauge(
+            "trainmedic_undos_delayed", "Runs with an undo that was tried, did not succeed and is still owed."
+        )
         self.leases = gauge("trainmedic_leases", "Effects that last only while they are renewed.")
         self.working = gauge("trainmedic_working", "1 while this server works, 0 while it stands by for another.")
         self.paused = gauge("trainmedic_paused", "1 while an operator has paused the server.")

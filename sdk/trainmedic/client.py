@@ -22,7 +22,7 @@ from trainmedic.errors import ConfigurationError
 from trainmedic.job import devices
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Group, SingleRankGroup
-from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED, HandlerRegistry
+from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED, HandlerRegistry, InForce
 from trainmedic.job.metrics import MetricsEndpoint
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window, whole
 from trainmedic.job.queue import CommandQueue
@@ -218,19 +218,21 @@ class Medic:
         waiting = self._queue.waiting if self._queue is not None else self._handlers.in_progress
         return list(waiting.values())
 
-    def on(self, action: str, how: str = LIVE) -> Callable[[Handler], Handler]:
+    def on(self, action: str, how: str = LIVE, in_force: InForce | None = None) -> Callable[[Handler], Handler]:
         """Register a handler: ``@medic.on("job.rollback")``.
 
-        It is called by `commands` with the `JobCommand`. Returning means applied, with the dict that it returns
-        as output; raising `Rejected` or `Unsupported` answers that, any other exception ``failed`` (it is logged
-        and does not leave `commands`). The server learns ``how``: ``"live"``, or ``"restart"`` if the loop
-        has to start again.
+        It is called by `commands` with the `JobCommand`. Returning means applied, with the dict that it returns as
+        output; raising `Rejected` or `Unsupported` answers that, any other exception ``failed`` (it is logged and does
+        not leave `commands`). The server learns ``how``: ``"live"``, or ``"restart"`` if the loop has to start again.
+
+        ``in_force``, asked in any thread, says of a command's id whether its change is in force now; None where that is
+        not known. Without it, the undo of a command that the job has forgotten stays owed until a person closes it.
         """
         if how not in (LIVE, RESTART):
             raise ConfigurationError(f"{action}: how is {how!r}; it can be live or restart")
 
         def register(handler: Handler) -> Handler:
-            self._handlers.register(action, handler, how)
+            self._handlers.register(action, handler, how, in_force)
             self._announce()
             return handler
 
@@ -242,10 +244,8 @@ class Medic:
         self._announce()
 
     def group(self, name: str) -> Group:
-        """The group of all ranks, for use outside of a command. Every rank calls this with the same name.
-
-        Without `trainmedic.distributed.share` the group has this rank only.
-        """
+        """The group of all ranks, for use outside of a command; without `trainmedic.distributed.share`, of this one.
+        Every rank calls this with the same name."""
         return self.share.group(name) if self.share is not None else SingleRankGroup()
 
     def join_ranks(

@@ -174,12 +174,30 @@ def test_failures_are_answered_with_what_is_known(node: Node) -> None:
 def test_an_undo_of_what_was_never_applied_bars_it(node: Node) -> None:
     """The undo succeeds with nothing to do, and the command that comes too late is refused, also after a restart."""
     late = node.command("gpu.power_limit")
-    assert node.do("gpu.power_limit", undo_of=late.id, restore=True) == (envelope.APPLIED, {"nothing_to_undo": True})
+    assert node.do("gpu.power_limit", undo_of=late.id, restore=True) == (
+        envelope.APPLIED,
+        {"nothing_to_undo": True, "known": "never_applied"},
+    )
     node.kill()
     node.start()
     node.send(late)
     assert node.final(late).status == envelope.REJECTED
     assert node.notes() == []
+
+
+def test_an_agent_whose_journal_was_lost_does_not_say_that_there_is_nothing_to_undo(node: Node) -> None:
+    """The card may be capped still. It knows of what is sent from then on, also of what it never got."""
+    cap = node.send(node.command("gpu.power_limit"))
+    assert node.final(cap).status == envelope.APPLIED
+    node.kill()
+    shutil.rmtree(node.state)
+    node.start()
+    status, output = node.do("gpu.power_limit", undo_of=cap.id, restore=True)
+    assert status == envelope.FAILED
+    assert "the agent on node 'n1' does not know the command" in output["reason"]
+    unsent = node.command("gpu.power_limit")
+    assert node.do("gpu.power_limit", undo_of=unsent.id, restore=True)[1]["known"] == "never_applied"
+    assert node.do("gpu.power_limit", undo_of="no-id-of-a-server", restore=True)[0] == envelope.FAILED
 
 
 def test_an_undo_waits_for_what_it_takes_back(node: Node) -> None:

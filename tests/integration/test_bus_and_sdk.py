@@ -167,8 +167,10 @@ async def test_nothing_is_left_in_redis_but_the_memory(
     await eventually(lambda: _empty(client, envelope.REPLIES))
     job.end()
     keys = {key.decode() for key in await client.keys("*")}
-    assert keys == {stream, envelope.REPLIES, f"trainmedic:memory:job:llm-1:{sent.id}"}
+    memory = f"trainmedic:memory:job:llm-1:{sent.id}"
+    assert keys == {stream, envelope.REPLIES, memory, "trainmedic:memory-since:job:llm-1"}
     assert await client.ttl(stream) > 0
+    assert await client.ttl("trainmedic:memory-since:job:llm-1") > 0
     assert await client.ttl(f"trainmedic:memory:job:llm-1:{sent.id}") > 0
 
 
@@ -500,7 +502,7 @@ async def test_an_undo_of_what_was_not_applied_changes_nothing(
     await eventually(lambda: _empty(client, envelope.job_commands("llm-1")))
     for original in (refused, unseen, expired):
         reply = await ask(bus, make_command(undo_of=original.id))
-        assert (reply.status, reply.output) == (envelope.APPLIED, {"nothing_to_undo": True})
+        assert (reply.status, reply.output) == (envelope.APPLIED, {"nothing_to_undo": True, "known": "never_applied"})
     assert (await ask(bus, unseen)).status == envelope.REJECTED
     assert job.done == [refused.id]
 

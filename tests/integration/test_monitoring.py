@@ -37,6 +37,7 @@ ALERTS = {
     "NodeDown": "critical",
     "GPUXidError": "critical",
     "GPUMemoryBroken": "critical",
+    "UndoOverdue": "warning",
 }
 
 

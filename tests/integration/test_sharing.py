@@ -231,7 +231,7 @@ def test_an_undo_waits_until_every_rank_has_answered() -> None:
         ranks.train(lambda: all(is_answered(ranks, one) for one in (sent, undo, idle)))
     assert ranks.members[0].done == ranks.members[1].done
     assert [identifier for _, identifier in ranks.members[0].done] == [sent.id, undo.id]
-    assert ranks.finals(idle)[1].output == {"nothing_to_undo": True}
+    assert ranks.finals(idle)[1].output == {"nothing_to_undo": True, "known": "never_applied"}
 
 
 # --- never in the way ---------------------------------------------------------------------------------------

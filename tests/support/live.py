@@ -128,7 +128,7 @@ class Server:
 
     def undone_run(self, within: float = 30) -> dict[str, Any]:
         """The one run, once the undo of its first step has ended."""
-        ended = ("done", "failed", "dropped")
+        ended = ("done", "failed", "dropped", "closed")
         eventually(lambda: self.only_run()["steps"][0]["undo"]["status"] in ended, within, "undo ended", 0.05)
         return self.only_run()
 

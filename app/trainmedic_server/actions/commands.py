@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from trainmedic.wire import envelope
+from trainmedic_server.actions import undone
 from trainmedic_server.actions.base import ActionParams, BasicAction
 from trainmedic_server.domain.target import Target
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
@@ -35,7 +36,8 @@ class CommandAction(BasicAction):
     It succeeds if all have applied it; the output is that of the first rank, with ``ranks`` (how many) and,
     for more than one, ``by_rank``. If all refuse, it raises `PermanentFailure`; if all fail or it expires,
     `TemporaryFailure`. If a rank is silent, or only some applied it, the outcome is unknown: its undo stays
-    owed, and a retry uses the same command id, so that no rank carries it out twice.
+    owed, and a retry uses the same command id, so that no rank carries it out twice. An undo of which a receiver
+    says that there is nothing to take back succeeds only where that is certain (``undone``).
     """
 
     Params: ClassVar[type[BaseModel]] = NoParams
@@ -63,7 +65,11 @@ class CommandAction(BasicAction):
             except BusUnavailable:
                 missing = missing or "nobody knows whether every rank answered"
                 raise OutcomeUnknown(f"{missing}, and Redis is away", _outputs(replies)) from None
-        return judge(_receiver(call.target), replies, missing)
+        receiver = _receiver(call.target)
+        output = judge(receiver, replies, missing)
+        if call.undo_of is not None:
+            _check_undone(receiver, replies, output, call.undoes_applied)
+        return output
 
     def outcome_saved(self, command_id: str) -> None:
         self._bus.acknowledge(command_id)
@@ -140,6 +146,16 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
     return outputs
 
 
+def _check_undone(
+    receiver: str, replies: Sequence[envelope.Reply], output: Mapping[str, Any], was_applied: bool
+) -> None:
+    """Raises TemporaryFailure where it is not certain that nothing is left to take back. The next attempt has a new id,
+    because by the same one receivers would only repeat themselves."""
+    for reply in replies:
+        if reply.is_final and (reason := undone.doubt(reply.output, was_applied)) is not None:
+            raise TemporaryFailure(f"{_sender(receiver, reply)} {reason}", output)
+
+
 def _outputs(replies: Sequence[envelope.Reply]) -> dict[str, Any]:
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     if not finals:
@@ -154,7 +170,7 @@ def _outputs(replies: Sequence[envelope.Reply]) -> dict[str, Any]:
 
 
 def _refusal(receiver: str, reply: envelope.Reply) -> str:
-    sender = receiver if reply.rank is None else f"rank {reply.rank} of {receiver}"
+    sender = _sender(receiver, reply)
     verb = {
         envelope.REJECTED: "rejected the command",
         envelope.UNSUPPORTED: "does not support the command",
@@ -163,6 +179,10 @@ def _refusal(receiver: str, reply: envelope.Reply) -> str:
     }[reply.status]
     reason = reply.output.get("reason")
     return f"{sender} {verb}: {reason}" if isinstance(reason, str) and reason else f"{sender} {verb}"
+
+
+def _sender(receiver: str, reply: envelope.Reply) -> str:
+    return receiver if reply.rank is None else f"rank {reply.rank} of {receiver}"
 
 
 def _ranks(presence: Presence | None) -> set[int]:

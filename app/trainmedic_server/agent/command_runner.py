@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from trainmedic.wire import envelope
+from trainmedic.wire import envelope, undoing
 from trainmedic.wire.output import plain
 from trainmedic_server.agent.context import AgentContext
-from trainmedic_server.agent.executors import NOTHING_TO_UNDO, AcceptedCommand, Executor, SupportsAbandon
+from trainmedic_server.agent.executors import AcceptedCommand, Executor, RemembersEffects, SupportsAbandon
 from trainmedic_server.agent.journal import JournalEntry
 from trainmedic_server.agent.logs import command_fields
 from trainmedic_server.agent.replies import AgentReplies
@@ -88,8 +88,8 @@ class CommandRunner:
             self._abandon(executor, accepted)
             return envelope.REJECTED, {"reason": refusal}
         try:
-            if command.undo_of is not None and not self._is_undoable(command.undo_of):
-                return envelope.APPLIED, NOTHING_TO_UNDO
+            if command.undo_of is not None and not self._is_undoable(executor, command.undo_of):
+                return envelope.APPLIED, undoing.nothing_to_undo(undoing.NEVER_APPLIED)
             return envelope.APPLIED, executor.perform(accepted)
         except CommandInterrupted:
             raise
@@ -113,18 +113,24 @@ class CommandRunner:
             log.exception("what was begun of a command could not be taken back", extra=command_fields(accepted.command))
             self._context.counters.loop_error(executor.queue)
 
-    def _is_undoable(self, command_id: str) -> bool:
+    def _is_undoable(self, executor: Executor, command_id: str) -> bool:
         """Whether the command that is to be taken back may have had an effect.
 
         Where it never came, it is barred from now on: it may still be on its way, and must not act after its undo.
-        Raises CommandFailed while it is being carried out, JournalUnavailable.
+        Raises CommandFailed while it is being carried out, and where the journal may have been lost since it came;
+        JournalUnavailable.
         """
         entry = self._context.journal.look_up(command_id)
+        if entry is None and isinstance(executor, RemembersEffects) and executor.remembers(command_id):
+            return True
         if entry is not None and entry.is_open:
             with self._lock:
                 entry = self._unwritten.get(command_id)
             if entry is None:
                 raise CommandFailed("the command that it takes back is still being carried out; try again")
+        since = self._context.journal.whole_since()
+        if entry is None and not undoing.is_covered(command_id, since):
+            raise CommandFailed(undoing.unknown_command(f"the agent on node {self._context.node!r}", since))
         if entry is None or entry.status == envelope.EXPIRED:
             self._context.journal.revoke(command_id, self._context.now())
             return False

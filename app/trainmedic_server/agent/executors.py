@@ -19,9 +19,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from trainmedic.wire.envelope import Command
 
-NOTHING_TO_UNDO: Mapping[str, Any] = {"nothing_to_undo": True}
-"""The output of an undo of a command that never took effect here."""
-
 
 def _never() -> bool:
     return False
@@ -59,7 +56,8 @@ class Executor(Protocol):
         """Carry the command out; return the output, plain values that JSON can carry.
 
         A command with ``undo_of`` takes an earlier one back. It comes here only where the earlier one may have had an
-        effect, because it was applied or failed; otherwise the agent answers `NOTHING_TO_UNDO` by itself.
+        effect, because it was applied or failed, or the executor remembers it (`RemembersEffects`); otherwise the
+        agent answers by itself.
 
         Raises CommandRejected (it makes no sense or is not allowed here), CommandUnsupported (this node cannot do it),
         CommandFailed (tried, not done; another attempt may succeed), CommandInterrupted (see `AcceptedCommand`).
@@ -86,6 +84,15 @@ class PeriodicTask(Protocol):
 
     def run(self) -> None:
         """Do what is due. An exception that leaves it is logged, and it is run again a second later."""
+        ...
+
+
+@runtime_checkable
+class RemembersEffects(Protocol):
+    """An executor with a record of its own of what commands have brought about."""
+
+    def remembers(self, command_id: str) -> bool:
+        """Whether it knows what has become of that command's effect, so that its undo needs no other memory."""
         ...
 
 

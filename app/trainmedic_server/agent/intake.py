@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+import redis
+
 from trainmedic.wire import envelope
 from trainmedic.wire.receiver import ReceivedCommand
 from trainmedic_server.agent.command_runner import CommandRunner
@@ -72,6 +74,9 @@ class CommandIntake:
     def note_unreadable(self) -> None:
         """Count a message that is no command; it gets no reply."""
         self._context.counters.command("", "unreadable")
+
+    def connected(self, client: redis.Redis) -> None:
+        """Do nothing: the agent's memory is its journal, and not in Redis."""
 
     def _receive(self, received: ReceivedCommand) -> None:
         command = received.command

@@ -3,6 +3,9 @@
 A command is written before it is carried out, and its outcome after. A recorded command is never begun twice under one
 id, an interrupted one is resumed from here, and a reply that could not be sent is kept here.
 
+An undo of a command that is not in the journal is certain only if the journal is whole since before that command was
+issued (`Journal.whole_since`): a lost state directory begins with a new journal.
+
 Not here: what a command means, and the file (``database``). A caller that gets `JournalUnavailable` does not act,
 because an agent without its journal could carry out a command twice.
 """
@@ -40,6 +43,16 @@ _TABLES = (
 )
 
 
+# A part of its own, so that an agent of an earlier release works with the same file. A journal from before this part
+# is whole since the oldest command that it has.
+_MEMORY_TABLES = (
+    "CREATE TABLE memory (id INTEGER PRIMARY KEY CHECK (id = 1), whole_since REAL NOT NULL)",
+    """INSERT INTO memory SELECT 1, COALESCE(
+        (SELECT MIN(at) FROM commands), (julianday('now') - 2440587.5) * 86400.0
+    )""",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
     """What the journal knows of one command.
@@ -66,9 +79,15 @@ class Journal(AgentDatabase):
         super().__init__(directory)
         try:
             self.install("commands", [_TABLES])
+            self.install("memory", [_MEMORY_TABLES])
         except BaseException:
             self.close()
             raise
+
+    def whole_since(self) -> datetime:
+        """Since when every command that has come is in here."""
+        ((since,),) = self.rows("SELECT whole_since FROM memory")
+        return datetime.fromtimestamp(since, UTC)
 
     def look_up(self, command_id: str) -> JournalEntry | None:
         rows = self.rows("SELECT id, status, at, output FROM commands WHERE id = ?", (command_id,))
@@ -123,18 +142,18 @@ class Journal(AgentDatabase):
 
         Open commands and unsent replies stay.
         """
-        is_done = "status != 'accepted' AND is_sent = 1"
+        beyond = "SELECT at FROM commands ORDER BY at DESC LIMIT 1 OFFSET ?"
         with self.transaction() as connection:
-            old = connection.execute(
-                f"DELETE FROM commands WHERE at < ? AND {is_done}",  # noqa: S608 - a constant of this function
-                (now.timestamp() - KEPT_SECONDS,),
+            ((latest,),) = connection.execute(
+                f"SELECT MAX(?, COALESCE(({beyond}), 0))",
+                (now.timestamp() - KEPT_SECONDS, KEPT_ENTRIES),
+            )
+            forgotten = connection.execute(
+                "DELETE FROM commands WHERE at <= ? AND status != 'accepted' AND is_sent = 1", (latest,)
             ).rowcount
-            beyond = connection.execute(
-                f"DELETE FROM commands WHERE {is_done} AND id IN "  # noqa: S608
-                "(SELECT id FROM commands ORDER BY at DESC LIMIT -1 OFFSET ?)",
-                (KEPT_ENTRIES,),
-            ).rowcount
-        return old + beyond
+            if forgotten:
+                connection.execute("UPDATE memory SET whole_since = MAX(whole_since, ?)", (latest,))
+        return forgotten
 
     def _put(self, entry: JournalEntry, is_sent: bool) -> None:
         values = (entry.id, entry.status, entry.at.timestamp(), json.dumps(dict(entry.output)), None, int(is_sent))

@@ -30,7 +30,7 @@ _DURATION = re.compile(r"(\d+(ms|[ywdhms]))+")
 # (`server.views.HistoryItem`), and importing it would load pydantic.
 _COLUMNS = (
     "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
-    "decision", "action_taken", "success", "message", "duration_ms", "touched",
+    "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
 )  # fmt: skip
 _HEADER = ("RUN", "TIME", "ALERT", "PLAYBOOK", "TARGET", "STATUS", "WHAT")
 # Fixed while following, where the rows to come are not known; the last column takes what is left.
@@ -70,6 +70,7 @@ _FILTERS = (
     click.option("--job", metavar="NAME"),
     click.option("--since", type=_TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d)."),
     click.option("--until", type=_TimeParam(), metavar="TIME", help="Before then."),
+    click.option("--owes-undo", flag_value="true", default=None, help="Closed runs that still owe an undo."),
 )
 
 
@@ -228,7 +229,7 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
 def _matches(item: Item, conditions: Mapping[str, str]) -> bool:
     """Whether a run meets the conditions; those on what changes while it runs (its status) are not looked at."""
     members = {"alertname": "alert_name"}
-    steady = (name for name in conditions if name not in ("status", "since", "until"))
+    steady = (name for name in conditions if name not in ("status", "since", "until", "owes_undo"))
     return all(item.get(members.get(name, name)) == conditions[name] for name in steady)
 
 

@@ -14,6 +14,7 @@ from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import Status
 
 _COUNTED_UP_TO = 1000  # runs in each status; one page of the history
+_SHOWN = 10  # undos that could not be carried out
 
 
 @click.command()
@@ -32,6 +33,7 @@ def status(client: Client, output: str) -> None:
         "version": client.get("health").get("version"),
         "ready": ready,
         "open_runs": _or_reason(lambda: _open_runs(client)),
+        "undos": _or_reason(lambda: _owed_undos(client)),
         **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
     }
     if output == "json":
@@ -78,6 +80,13 @@ def _open_runs(client: Client) -> dict[str, int]:
     }
 
 
+def _owed_undos(client: Client) -> dict[str, Any]:
+    """How many closed runs still owe an undo, and those of them whose undo was tried and did not succeed."""
+    items = client.get("history", {"owes_undo": "true", "limit": _COUNTED_UP_TO})["items"]
+    delayed = [{name: item.get(name) for name in ("run_id", "undo_error")} for item in items if item.get("undo_error")]
+    return {"owed": len(items), "delayed": delayed}
+
+
 def _or_reason(ask: Callable[[], Any]) -> Any:
     """Return the server's answer, or why there is none: one failing part does not hide the others."""
     try:
@@ -94,7 +103,13 @@ def _status_lines(report: Mapping[str, Any]) -> Iterator[str]:
         state = ready.get(part, {})
         yield f"  {part:<11}{'ok' if state.get('ok') else 'NOT OK'}: {table.plain(state.get('detail'))}"
     yield f"{'switches':<11}{_controls(ready)}"
-    described_by = {"open_runs": _counts, "playbooks": _playbooks, "agents": _connected, "jobs": _connected}
+    described_by = {
+        "open_runs": _counts,
+        "undos": _undos,
+        "playbooks": _playbooks,
+        "agents": _connected,
+        "jobs": _connected,
+    }
     for part, describe in described_by.items():
         reply = report[part]
         text = f"unknown: {table.plain(reply)}" if isinstance(reply, str) else describe(reply)
@@ -105,6 +120,18 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(
         f"{count}{'+' if count == _COUNTED_UP_TO else ''} {name.replace('_', ' ')}" for name, count in counts.items()
     )
+
+
+def _undos(undos: Mapping[str, Any]) -> str:
+    owed, delayed = undos["owed"], undos["delayed"]
+    text = f"{owed}{'+' if owed == _COUNTED_UP_TO else ''} owed by closed runs"
+    if not delayed:
+        return text
+    shown = "".join(
+        f"\n{'':<13}{table.plain(undo['run_id'])}: {table.plain(undo['undo_error'])}" for undo in delayed[:_SHOWN]
+    )
+    more = f"\n{'':<13}and {len(delayed) - _SHOWN} more" if len(delayed) > _SHOWN else ""
+    return f"{text}, {len(delayed)} of them NOT DONE when tried:{shown}{more}"
 
 
 def _playbooks(reply: Mapping[str, Any]) -> str:

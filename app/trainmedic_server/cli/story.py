@@ -88,7 +88,7 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
     if run.get("touched"):
         yield "touched", _nodes(run["touched"])
     if run.get("owes_undo"):
-        yield "owes", "an undo"
+        yield "owes", "an undo" + (f", not done yet: {plain(run['undo_error'])}" if run.get("undo_error") else "")
     if run.get("message"):
         yield "message", plain(run["message"])
 
@@ -130,6 +130,8 @@ def _steps(run: Document) -> Iterator[str]:
             call = f"{plain(undo.get('action'))} {data(undo.get('params', {}))}".rstrip()
             yield f"    undo     {call}  {plain(undo.get('status'))}{because} ({plain(undo.get('trigger'))})"
             yield from _results(undo, "      ")
+            if undo.get("retry_at"):
+                yield f"      again    {moment(undo['retry_at'])}"
 
 
 def _results(performed: Document, indent: str) -> Iterator[str]:

@@ -85,7 +85,9 @@ class UndoStatus(StrEnum):
     """The status of an undo.
 
     ``armed`` and ``running`` are duties that are still owed. ``available`` is none: an operator can order it.
-    ``dropped`` means that there is nothing to take back, because the action was certainly not applied.
+    ``dropped`` means that there is nothing to take back, because the action was certainly not applied. ``closed``
+    means that a person has ended the duty, with a note why. ``failed`` was given up by an earlier release; this one
+    gives none up.
     """
 
     AVAILABLE = "available"
@@ -94,6 +96,7 @@ class UndoStatus(StrEnum):
     DONE = "done"
     FAILED = "failed"
     DROPPED = "dropped"
+    CLOSED = "closed"
 
     @property
     def is_owed(self) -> bool:
@@ -140,15 +143,20 @@ class Undo:
     status: UndoStatus = UndoStatus.ARMED
     """Its current status."""
     because: str | None = None
-    """For a person: why it was begun; None before."""
+    """For a person: why it was begun, dropped or closed; None before."""
     attempts: tuple[Attempt, ...] = ()
-    """Every try so far, oldest first."""
+    """The tries so far, oldest first: all of them, or the first and the last where there were very many."""
     output: Mapping[str, Any] = field(default_factory=dict)
     """What the last attempt returned."""
     error: str | None = None
     """For a person: why the last attempt failed; None where none has."""
     retry_at: datetime | None = None
     """When the next attempt is due, an aware UTC datetime; None where none waits."""
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it was tried, did not succeed, and is still owed."""
+        return self.status is UndoStatus.RUNNING and self.error is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +269,11 @@ class Run:
         return any(step.undo and step.undo.status.is_owed for step in self.steps)
 
     @property
+    def delayed_undo(self) -> Undo | None:
+        """An undo that was tried and is still owed; None where there is none."""
+        return next((step.undo for step in self.steps if step.undo and step.undo.is_delayed), None)
+
+    @property
     def action_taken(self) -> str | None:
         """The actions that were applied, in order, or would have been in mode observe; None for none."""
         applied = StepStatus.OBSERVED if self.status is Status.OBSERVED else StepStatus.SUCCEEDED
@@ -282,6 +295,7 @@ class OrderKind(StrEnum):
     REJECT = "reject"
     CANCEL = "cancel"
     UNDO = "undo"
+    CLOSE_UNDO = "close_undo"
 
 
 @dataclass(frozen=True, slots=True)

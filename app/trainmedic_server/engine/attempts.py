@@ -13,7 +13,7 @@ from typing import Any
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.run import Attempt, Decision, Run
+from trainmedic_server.domain.run import Attempt, Decision, Run, StepState
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt
 from trainmedic_server.ports.actions import Actions, Call, Clearance, MultiNodeAction, NodeTouchingAction
@@ -62,9 +62,14 @@ def call_of(
         alert=alert,
         resumed=act.resumed or repeated,
         undo_of=undo.undo_of if undo else None,
+        undoes_applied=undo is not None and _was_applied(state, undo.undo_of),
         report_wait=report_wait,
         clearance=clearance if undo is None else None,  # neither pause nor cancelling stops an undo
     )
+
+
+def _was_applied(state: StepState, command_id: str) -> bool:
+    return any(attempt.command_id == command_id and attempt.status == "applied" for attempt in state.attempts)
 
 
 def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
@@ -145,8 +150,9 @@ def ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
         for action, attempts_before, attempts_after in pairs:
             if not action or not attempts_before or attempts_before[-1].status != "running":
                 continue
-            if attempts_after[len(attempts_before) - 1].status != "running":
-                yield action, attempts_before[-1].command_id
+            last = attempts_before[-1]
+            if all(attempt.status != "running" for attempt in attempts_after if attempt.number == last.number):
+                yield action, last.command_id
 
 
 async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:

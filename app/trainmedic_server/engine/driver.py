@@ -66,6 +66,12 @@ class DriverServices:
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
         return PlanningContext(playbook, self.actions, self.new_id, self.limits.max_age)
 
+    def count_undos(self, before: Run | None, after: Run) -> None:
+        """Bring the gauges of owed and delayed undos up to date with a run that has changed."""
+        owed, delayed = (before.owes_undo, before.delayed_undo is not None) if before is not None else (False, False)
+        self.metrics.undos_owed.inc(after.owes_undo - owed)
+        self.metrics.undos_delayed.inc((after.delayed_undo is not None) - delayed)
+
     def count_closed(self, run: Run) -> None:
         """Count and log that a run has closed."""
         self.metrics.open_runs.dec()
@@ -291,13 +297,13 @@ class Driver:
         for action, command_id in attempts.ended_between(before, after):
             if self._services.actions.action_class(action) is not None:
                 self._services.actions.get(action).outcome_saved(command_id)
-        self._services.metrics.undos_owed.inc(after.owes_undo - before.owes_undo)
+        self._services.count_undos(before, after)
         if closes:
             self._services.count_closed(after)
             if after.decision is not before.decision:
                 self._services.metrics.decisions.labels(after.playbook, str(after.decision)).inc()
         for event in planned.events:
-            if event.kind in ("undo_done", "undo_failed"):
+            if event.kind in ("undo_done", "undo_closed"):
                 self._services.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()
         if not self._touched.is_set():
             await self._notify_planned()

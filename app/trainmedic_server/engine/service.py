@@ -244,7 +244,21 @@ def _accept(tx: Transaction, order: OperatorOrder) -> None:
         case OrderKind.UNDO:
             if not undoing.can_be_undone(run):
                 raise errors.Conflict(f"run {run.id} has applied nothing that can be undone")
+        case OrderKind.CLOSE_UNDO:
+            if run.is_open:
+                raise errors.Conflict(f"run {run.id} is open; cancel it first, then close what it still owes")
+            if not undoing.can_be_closed(run):
+                raise errors.Conflict(f"run {run.id} owes no undo that could be closed")
     tx.add_order(order)
-    kinds = {OrderKind.APPROVE: "approved", OrderKind.REJECT: "rejected", OrderKind.CANCEL: "cancel_ordered"}
     data = {"note": order.note, "step": order.step}
-    tx.append([Event(kinds.get(order.kind, "undo_ordered"), order.at, run.id, order.actor, data)])
+    tx.append([Event(_ORDERED[order.kind], order.at, run.id, order.actor, data)])
+
+
+_ORDERED = {
+    OrderKind.APPROVE: "approved",
+    OrderKind.REJECT: "rejected",
+    OrderKind.CANCEL: "cancel_ordered",
+    OrderKind.UNDO: "undo_ordered",
+    OrderKind.CLOSE_UNDO: "undo_close_ordered",
+}
+"""The event by which the history tells of an order."""

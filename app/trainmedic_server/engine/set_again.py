@@ -15,7 +15,7 @@ from trainmedic_server.ports.store import Transaction
 
 LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held", "set_again_done"
 
-_ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO)
+_ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
 
 def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode) -> str | None:

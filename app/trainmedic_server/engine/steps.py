@@ -107,8 +107,8 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         return
     if any(earlier.status == "unknown" for earlier in state.attempts):
         # Also where the last attempt certainly failed: an earlier one may have been applied, so that the undo
-        # stays owed.
-        draft.end(state, StepStatus.UNKNOWN)
+        # stays owed, and is about that one.
+        draft.end(_with_undo_of_unknown(state), StepStatus.UNKNOWN)
         draft.add_event("step_unknown", step=state.id, action=state.action, error=outcome.error)
         return
     _fail(draft, without_needless_undo(state), outcome.error or outcome.status)
@@ -135,6 +135,14 @@ def without_needless_undo(state: StepState) -> StepState:
     return replace(state, undo=replace(state.undo, status=UndoStatus.DROPPED, because="the action was not applied"))
 
 
+def _with_undo_of_unknown(state: StepState) -> StepState:
+    """The step with an undo of the last attempt whose outcome is unknown: a later one may have had another id."""
+    if state.undo is None:
+        return state
+    unknown = [attempt.command_id for attempt in state.attempts if attempt.status == "unknown"]
+    return replace(state, undo=replace(state.undo, undo_of=unknown[-1]))
+
+
 def _may_be_applied(state: StepState) -> bool:
     return any(attempt.status in ("unknown", "running") or attempt.in_part for attempt in state.attempts)
 
@@ -145,7 +153,8 @@ def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timed
     outcome by the id and would only repeat the failure."""
     is_unknown = bool(attempts) and attempts[-1].status == "unknown"
     command_id = attempts[-1].command_id if is_unknown else draft.context.new_id()
-    return Attempt(len(attempts) + 1, command_id, draft.now, draft.now + timeout)
+    number = attempts[-1].number + 1 if attempts else 1
+    return Attempt(number, command_id, draft.now, draft.now + timeout)
 
 
 def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAttempt | Wait | None:

@@ -1,36 +1,43 @@
 """When an undo is due, and how it is carried out. Pure.
 
 An undo is a duty. It is planned once its run is closed, or while pause holds the run back; and neither pause, mode,
-guards, breaker nor the target's lock hold it back. It is tried again, ever more slowly, for a day; then it is
-recorded as failed for a person to see, who can order it again. Who calls it: ``plan``.
+guards, breaker nor the target's lock hold it back. It stays owed until it is certain that nothing is left to take
+back, and is tried again, ever more slowly: a receiver that refuses it today, or has forgotten the command, can be set
+right. Only a person can end the duty otherwise, by closing it with a note. Who calls it: ``plan``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import pairwise
 
 from trainmedic_server.domain.playbook import UndoTrigger
-from trainmedic_server.domain.run import Attempt, OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus
+from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from trainmedic_server.engine.plan_values import AttemptOutcome, Idle, PerformAttempt, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import failed_step
 from trainmedic_server.engine.steps import attempt_again
 
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
-GIVE_UP_AFTER = timedelta(days=1)
-_LONGEST_GAP = 3 * LONGEST_RETRY
-"""What counts at most of the time between two attempts: more than a slow attempt and the longest wait take
-together, so a longer gap means that no server was up."""
+FREQUENT_ATTEMPTS = 300
+"""How many attempts are made at the intervals above: about a day's, which a downtime does not use up."""
+LATER_RETRY = timedelta(hours=1)
+KEPT_ATTEMPTS = 50
+"""Of an undo that is tried for weeks the run keeps the first attempt and the last ones."""
+_WAITS_FOR_PERSON = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
+"""An undo that has not begun, or has ended without success, begins when an operator orders it."""
 
 
 def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
     """The next undo to perform, newest step first, or when one is due. A step that has not ended is not undone yet."""
-    by_hand = draft.outside.last(OrderKind.UNDO)
+    order = draft.outside.last(OrderKind.UNDO, OrderKind.CLOSE_UNDO)
+    by_hand = order if order is not None and order.kind is OrderKind.UNDO else None
     later: list[datetime] = []
     for state in reversed(draft.run.steps):
         if state.undo is None or not state.status.is_final:
+            continue
+        if order is not None and order.kind is OrderKind.CLOSE_UNDO and _can_be_closed(state.undo):
+            _close(draft, state, state.undo, order)
             continue
         if state.undo.status is UndoStatus.RUNNING:
             then = _continue(draft, state, state.undo, by_hand)
@@ -65,15 +72,17 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.put(replace(state, undo=replace(undo, status=UndoStatus.DONE)))
         draft.add_event("undo_done", step=state.id, action=undo.action, output=dict(outcome.output))
         return
-    if outcome.status == "rejected" or _tried_for(undo.attempts, draft.now) > GIVE_UP_AFTER:
-        draft.put(replace(state, undo=replace(undo, status=UndoStatus.FAILED)))
-        draft.add_event("undo_failed", step=state.id, action=undo.action, error=outcome.error)
-        return
-    # After 16 attempts the wait is past the longest one by far; without the bound it would overflow in the end.
-    wait = min(FIRST_RETRY * 2 ** min(attempt.number - 1, 16), LONGEST_RETRY)
+    wait = _wait_after(attempt.number)
     draft.put(replace(state, undo=replace(undo, retry_at=draft.now + wait)))
-    if attempt.number == 1:
-        draft.add_event("undo_delayed", step=state.id, action=undo.action, error=outcome.error)
+    if all(earlier.error != outcome.error for earlier in undo.attempts[:-1]):
+        draft.add_event(
+            "undo_delayed",
+            step=state.id,
+            action=undo.action,
+            error=outcome.error,
+            attempt=attempt.number,
+            retry_in=wait.total_seconds(),
+        )
 
 
 def drop_on_failure_undos(run: Run) -> Run:
@@ -88,8 +97,37 @@ def drop_on_failure_undos(run: Run) -> Run:
 
 def can_be_undone(run: Run) -> bool:
     """Whether there is anything that an operator could order undone."""
-    possible = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.RUNNING)
+    possible = (*_WAITS_FOR_PERSON, UndoStatus.RUNNING)
     return any(step.undo and step.undo.status in possible for step in run.steps)
+
+
+def can_be_closed(run: Run) -> bool:
+    """Whether a person could end a duty of the run that is not carried out."""
+    possible = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
+    return any(step.undo and step.undo.status in possible for step in run.steps)
+
+
+def _can_be_closed(undo: Undo) -> bool:
+    """Whether the duty can end now. An attempt that is in flight, or was when the server was killed, ends first,
+    because it may be the one that carries the undo out."""
+    if undo.status is UndoStatus.RUNNING:
+        return undo.attempts[-1].status != "running"
+    return undo.status in (UndoStatus.ARMED, UndoStatus.FAILED)
+
+
+def _close(draft: RunDraft, state: StepState, undo: Undo, order: OperatorOrder) -> None:
+    because = f"closed by {order.actor}: {order.note}"
+    draft.put(replace(state, undo=replace(undo, status=UndoStatus.CLOSED, because=because, retry_at=None)))
+    draft.add_event("undo_closed", order.actor, step=state.id, action=undo.action, note=order.note, error=undo.error)
+
+
+def _wait_after(number: int) -> timedelta:
+    """How long after the failed attempt of this number the next one is made."""
+    if number > FREQUENT_ATTEMPTS:
+        return LATER_RETRY
+    # After 16 attempts the wait is past the longest one by far.
+    doublings = min(number - 1, 16)
+    return min(FIRST_RETRY * (1 << doublings), LONGEST_RETRY)
 
 
 def _because(draft: RunDraft, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
@@ -99,13 +137,14 @@ def _because(draft: RunDraft, undo: Undo, by_hand: OperatorOrder | None) -> str 
             return f"resolved ({draft.outside.resolved_because})"
         if undo.trigger is UndoTrigger.ON_FAILURE and _has_failed(draft):
             return "the run failed"
-    if by_hand is None or undo.status not in (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED):
+    if by_hand is None or undo.status not in _WAITS_FOR_PERSON:
         return None
     return f"ordered by {by_hand.actor}" if _is_unanswered(by_hand, undo) else None
 
 
 def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
-    """Whether no attempt has answered the order yet. Ids say so and not times, because a clock can be set back."""
+    """Whether no attempt has answered the order yet. Ids say so and not times, because a clock can be set back. Every
+    attempt after an order bears its id, so those that are kept suffice."""
     return all(attempt.order != order.id for attempt in undo.attempts)
 
 
@@ -135,18 +174,13 @@ def _attempt(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrd
     attempt = attempt_again(draft, undo.attempts, _timeout(draft, undo))
     if by_hand is not None:
         attempt = replace(attempt, order=by_hand.id)
-    draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts, attempt), retry_at=None)))
+    kept = undo.attempts
+    if len(kept) >= KEPT_ATTEMPTS:
+        kept = (kept[0], *kept[2 - KEPT_ATTEMPTS :])
+    draft.put(replace(state, undo=replace(undo, attempts=(*kept, attempt), retry_at=None)))
     return PerformAttempt(state.key, undo=True)
 
 
 def _timeout(draft: RunDraft, undo: Undo) -> timedelta:
     action = draft.context.actions.action_class(undo.action)
     return action.default_timeout if action else timedelta(seconds=30)
-
-
-def _tried_for(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
-    """How long the undo has been tried. A gap in which no server was up counts as one wait, so that a downtime does not
-    use up the day in which it is tried; a clock that was set back counts as none."""
-    moments = [*(attempt.started_at for attempt in attempts), now]
-    gaps = (max(later - earlier, timedelta()) for earlier, later in pairwise(moments))
-    return sum((min(gap, _LONGEST_GAP) for gap in gaps), timedelta())

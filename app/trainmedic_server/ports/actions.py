@@ -50,6 +50,8 @@ class Call:
     attempt before this one whose outcome is unknown."""
     undo_of: str | None = None
     """For an undo, the command id of what it takes back."""
+    undoes_applied: bool = False
+    """For an undo, whether it is on record that what it takes back was applied. Where it is not, that is not known."""
     report_wait: Callable[[str], Awaitable[None]] | None = None
     """Puts into the history what the attempt waits for, where that takes long."""
     clearance: Callable[[], Awaitable[Clearance]] | None = None
@@ -101,6 +103,8 @@ class Action(Protocol):
 
         Raises PermanentFailure, TemporaryFailure (worth another attempt under a new id), or
         OutcomeUnknown (another attempt uses the same id). Must end by ``call.deadline`` or soon after.
+        An undo (``call.undo_of``) returns only where it is certain that nothing is left to take back; after any
+        failure it stays owed and is tried again.
         """
         ...
 

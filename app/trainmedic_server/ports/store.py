@@ -191,7 +191,10 @@ class RunStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HistoryFilter:
-    """Which items of the history are meant; None means any. ``since`` is inclusive, ``until`` exclusive."""
+    """Which items of the history are meant; None means any. ``since`` is inclusive, ``until`` exclusive.
+
+    ``owes_undo`` set to True asks for the closed runs that still owe an undo, False for all others.
+    """
 
     alertname: str | None = None
     playbook: str | None = None
@@ -202,6 +205,7 @@ class HistoryFilter:
     job: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    owes_undo: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

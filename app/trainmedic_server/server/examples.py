@@ -33,9 +33,12 @@ ITEM: dict[str, Any] = {
     "message": "",
     "duration_ms": 184210,
     "touched": ["node-1"],
+    "owes_undo": False,
+    "undo_error": None,
+    "undone_at": "2026-01-31T12:05:04.335000Z",
 }
 
-STATE: dict[str, Any] = {**ITEM, "waiting_on": None, "owes_undo": False}
+STATE: dict[str, Any] = {**ITEM, "waiting_on": None}
 
 EVENT: dict[str, Any] = {
     "seq": 4711,
@@ -103,6 +106,7 @@ RUN: dict[str, Any] = {
                 "attempts": [],
                 "output": {"watts": 700},
                 "error": None,
+                "retry_at": None,
             },
         }
     ],

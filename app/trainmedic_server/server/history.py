@@ -111,11 +111,12 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
         job: Name | None = None,
         since: TimeText | None = None,
         until: TimeText | None = None,
+        owes_undo: Annotated[bool | None, Query(description="Closed runs that still owe an undo.")] = None,
     ) -> HistoryFilter:
         now = clock.now()
         begin = _time(since, now) if since else None
         end = _time(until, now) if until else None
-        return HistoryFilter(alertname, playbook, status, decision, node, gpu, job, since=begin, until=end)
+        return HistoryFilter(alertname, playbook, status, decision, node, gpu, job, begin, end, owes_undo)
 
     return conditions  # type: ignore[return-value]
 

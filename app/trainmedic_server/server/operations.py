@@ -40,6 +40,14 @@ class OrderBody(BaseModel):
     note: str = Field("", max_length=2000, pattern=r"^[^\x00]*$")
 
 
+class CloseBody(BaseModel):
+    """Why nothing has to be taken back any more; recorded with the order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the node is gone, and the card with it"}]})
+
+    note: str = Field(min_length=1, max_length=1000, pattern=r"^[^\x00]*\S[^\x00]*$")
+
+
 class ResumeBody(BaseModel):
     """What else to set right."""
 
@@ -106,21 +114,22 @@ def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRo
     operator = requires(auth, TokenRole.OPERATOR)
     routes = APIRouter(tags=["operations"])
 
-    def order_route(kind: OrderKind, summary: str) -> None:
+    def order_route(kind: OrderKind, summary: str, model: type[OrderBody | CloseBody]) -> None:
         @routes.post(
             f"/runs/{{run_id}}/{kind}",
             name=kind.value,
             summary=summary,
             response_model=views.RunState,
             responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-            openapi_extra=_body_schema(OrderBody),
+            openapi_extra=_body_schema(model),
         )
         async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.RunState:
-            body = await _body(bodies, request, OrderBody)
+            body = await _body(bodies, request, model)
             return views.state(await engine.order(run_id, kind, actor.name, body.note))
 
     for kind, summary in _ORDERS.items():
-        order_route(kind, summary)
+        order_route(kind, summary, OrderBody)
+    order_route(OrderKind.CLOSE_UNDO, "End the duty to take back what a run did", CloseBody)
 
     @routes.post(
         "/pause",
@@ -222,7 +231,8 @@ async def _body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Bo
 
 def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}
+    is_required = any(field.is_required() for field in model.model_fields.values())
+    return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}
 
 
 def _summary(playbook: CompiledPlaybook, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:

@@ -46,6 +46,11 @@ class HistoryItem(View):
     touched: list[str] = Field(
         description="The nodes on which it has changed something, or was about to: the target's, and those of a job."
     )
+    owes_undo: bool = Field(description="Whether something that it did must still be taken back.")
+    undo_error: str | None = Field(
+        description="Why what it owes could not be taken back yet; null where it was not tried."
+    )
+    undone_at: datetime | None = Field(description="When all that it owed had been taken back.")
 
 
 class RunState(HistoryItem):
@@ -54,7 +59,6 @@ class RunState(HistoryItem):
     model_config = ConfigDict(json_schema_extra={"examples": [examples.STATE]})
 
     waiting_on: str | None = Field(description="target, resolved, retry, approval or resume; null while it works.")
-    owes_undo: bool
 
 
 class HistoryPage(View):
@@ -105,6 +109,7 @@ class UndoView(View):
     attempts: list[AttemptView]
     output: dict[str, Any]
     error: str | None
+    retry_at: datetime | None = Field(description="When it is tried again.")
 
 
 class StepView(View):
@@ -167,7 +172,7 @@ def item(run: Run) -> HistoryItem:
 
 
 def state(run: Run) -> RunState:
-    return RunState(**_line(run), waiting_on=run.waiting_on, owes_undo=run.owes_undo)
+    return RunState(**_line(run), waiting_on=run.waiting_on)
 
 
 def page(runs: list[Run], cursor: str | None) -> HistoryPage:
@@ -182,7 +187,6 @@ def record(stored: RunRecord) -> RunView:
         ended_at=run.ended_at,
         acted_at=run.acted_at,
         waiting_on=run.waiting_on,
-        owes_undo=run.owes_undo,
         alerts=[_alert(alert) for alert in stored.alerts],
         steps=[StepView.model_validate(step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
@@ -225,4 +229,15 @@ def _line(run: Run) -> dict[str, Any]:
         "message": run.message,
         "duration_ms": round((run.ended_at - run.created_at).total_seconds() * 1000) if run.ended_at else None,
         "touched": list(run.touched),
+        "owes_undo": run.owes_undo,
+        "undo_error": run.delayed_undo.error if run.delayed_undo else None,
+        "undone_at": _undone_at(run),
     }
+
+
+def _undone_at(run: Run) -> datetime | None:
+    """When the last of the run's undos was carried out; None where none was, or one is still owed."""
+    if run.owes_undo:
+        return None
+    last = [step.undo.attempts[-1] for step in run.steps if step.undo and step.undo.status is UndoStatus.DONE]
+    return max((attempt.ended_at for attempt in last if attempt.ended_at is not None), default=None)

@@ -20,7 +20,8 @@ from trainmedic.errors import Rejected
 from trainmedic.huggingface import checkpoints
 from trainmedic.huggingface.loop import HuggingFaceLoop
 from trainmedic.huggingface.step_reports import StepReports
-from trainmedic.job.command import NOTHING_TO_UNDO, JobCommand
+from trainmedic.job.command import JobCommand
+from trainmedic.job.handlers import as_it_was
 from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
 
 _RESTARTER = "trainmedic.huggingface.train and trainmedic.huggingface.protect"
@@ -57,7 +58,8 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
             "job.scale_batch": self._scale_batch,
             "job.dataloader_workers": self._set_workers,
         }
-        super().__init__(medic if medic is not None else connect(**options), _RESTARTER, handlers)
+        in_force = {"job.scale_batch": self._scales_batch, "job.dataloader_workers": as_it_was}
+        super().__init__(medic if medic is not None else connect(**options), _RESTARTER, handlers, in_force)
         self.reports = StepReports(self.medic)
         self._step_end: _StepEnd | None = None
         self._saving: list[JobCommand] = []
@@ -168,11 +170,11 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
             control.should_save = control.should_evaluate = False  # what the loop holds is to be thrown away
         self._live.pause.end()
 
-    def _scale_batch(self, command: JobCommand) -> Mapping[str, Any] | None:
-        if self._required_loop.has_own_batches(command):
-            return NOTHING_TO_UNDO
+    def _scale_batch(self, command: JobCommand) -> None:
         self._restart_from_here(command, self._required_loop.scale_batch)
-        return None
+
+    def _scales_batch(self, command_id: str) -> bool | None:
+        return self.loop.scales_batch(command_id) if self.loop is not None else None
 
     def _set_workers(self, command: JobCommand) -> None:
         self._restart_from_here(command, self._required_loop.set_workers)

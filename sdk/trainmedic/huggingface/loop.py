@@ -114,10 +114,10 @@ class HuggingFaceLoop(TrainerLoop):
         """The number of batches that were left out since training began."""
         return self._skipper.skipped
 
-    def has_own_batches(self, command: JobCommand) -> bool:
-        """Whether `command` takes back a change that ended with an earlier process: this one has begun with the
-        script's own batches."""
-        return command.undo_of is not None and command.undo_of not in self._scaled_by
+    def scales_batch(self, command_id: str) -> bool:
+        """Whether a command's change of the batch is in force. One of an earlier process has ended with it: this one
+        has begun with the script's own batches."""
+        return command_id in self._scaled_by
 
     def scale_batch(self, command: JobCommand, here: Path) -> None:
         """``here`` is the checkpoint that is about to be written. Raises Rejected."""

@@ -17,9 +17,6 @@ from trainmedic.wire.output import plain
 
 log = logging.getLogger("trainmedic")
 
-NOTHING_TO_UNDO: Mapping[str, Any] = {"nothing_to_undo": True}
-"""The output of an undo that is applied although the command was not."""
-
 OutcomeCallback = Callable[["JobCommand", str, Mapping[str, Any]], None]
 
 

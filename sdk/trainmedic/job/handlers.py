@@ -21,6 +21,8 @@ RESTART = "restart"
 UNSUPPORTED = "unsupported"
 
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
+InForce = Callable[[str], "bool | None"]
+"""Whether what a command of this id has changed is in force; None where that is not known."""
 
 
 class HandlerRegistry:
@@ -37,12 +39,14 @@ class HandlerRegistry:
         self.capabilities = capabilities
         """How each action is carried out: live, by a restart, or not at all."""
         self.handlers: dict[str, CommandHandler] = {}
+        self._in_force: dict[str, InForce] = {}
         self._refusals: dict[str, str] = {}
         self.in_progress: dict[str, JobCommand] = {}
         """The commands that a handler or the training loop has, and did not answer yet, by id."""
 
-    def register(self, action: str, handler: CommandHandler, capability: str) -> None:
+    def register(self, action: str, handler: CommandHandler, capability: str, in_force: InForce | None = None) -> None:
         self.handlers[action] = handler
+        self._in_force[action] = in_force or _not_known
         self.capabilities[action] = capability
 
     def refuse(self, action: str, reason: str) -> None:
@@ -81,6 +85,16 @@ class HandlerRegistry:
             return f"there is no handler of {action}"
         return None
 
+    def is_in_force(self, action: str, command_id: str) -> bool | None:
+        """Whether the handler of `action` would have something to take back of that command; None where only the
+        memory of commands can tell. Any thread may call it."""
+        try:
+            return self._in_force.get(action, _not_known)(command_id)
+        # Every error is caught, because the user's function must not end the thread that asks.
+        except Exception:
+            log.exception("%s: whether a %s is in force cannot be told", self._job, action)
+            return None
+
     def _call(self, handler: CommandHandler, command: JobCommand) -> None:
         try:
             with self._window():
@@ -97,6 +111,15 @@ class HandlerRegistry:
         else:
             if not command.is_answered and not command.is_deferred:
                 command.applied(output if isinstance(output, dict) else None)
+
+
+def as_it_was(command_id: str) -> bool:
+    """`InForce` for an action whose undo sets a value as it was, which does no harm where it is so already."""
+    return True
+
+
+def _not_known(command_id: str) -> bool | None:
+    return None
 
 
 def _text(error: BaseException) -> str:

@@ -6,7 +6,8 @@ its outcome, which becomes the replies that go to the writer (``trainmedic.wire.
 
 The queue itself answers each command that does not need the training loop: one for another job or with bad
 parameters (``rejected``), one that comes or waits too long (``expired``), one that an earlier process was busy with
-when it died (``failed``), a repeat, and the undo of a command that was never applied.
+when it died (``failed``), a repeat, and the undo of a command that was certainly never applied or is no longer in
+force. The undo of a command that may have been forgotten is answered ``failed``, so that it stays owed.
 
 Each rank owes the server a reply. Where the ranks never came to a command, rank 0 replies the same for all of them.
 """
@@ -20,10 +21,10 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import redis
 
-from trainmedic.job.command import NOTHING_TO_UNDO, JobCommand, OutcomeCallback
+from trainmedic.job.command import JobCommand, OutcomeCallback
 from trainmedic.job.handlers import UNSUPPORTED, HandlerRegistry
 from trainmedic.job.parameters import Parameters, parse
-from trainmedic.wire import envelope
+from trainmedic.wire import envelope, undoing
 from trainmedic.wire.command_memory import CommandMemory, CommandRecord, RankOutcome
 from trainmedic.wire.output import fitting
 from trainmedic.wire.receiver import ReceivedCommand
@@ -87,8 +88,8 @@ class CommandQueue:
         except ValueError as error:
             self._remember(command.id, envelope.REJECTED, {"reason": str(error)}, entry)
             return
-        if command.undo_of is not None and not self._may_undo(received.client, command.undo_of):
-            self._remember(command.id, envelope.APPLIED, NOTHING_TO_UNDO, entry)
+        if command.undo_of is not None and self._was_never_applied(received.client, command.undo_of):
+            self._remember(command.id, envelope.APPLIED, undoing.nothing_to_undo(undoing.NEVER_APPLIED), entry)
             return
         record = self._memory.claim(received.client, command.id)
         if record is not None:
@@ -104,6 +105,10 @@ class CommandQueue:
 
     def note_unreadable(self) -> None:
         """Do nothing: a message that is no command gets no reply, and a job does not count such messages."""
+
+    def connected(self, client: redis.Redis) -> None:
+        """Note since when the memory in Redis is whole."""
+        self._memory.mark_whole(client)
 
     def enter(self, sent: envelope.Command, parameters: Parameters | None, entry: bytes) -> None:
         """Let a command wait for the training loop, unless it is known already that it will not be carried out."""
@@ -132,15 +137,13 @@ class CommandQueue:
             if waiting is None or waiting.entry != received.entry:
                 received.drop()
 
-    def _may_undo(self, client: redis.Redis, command_id: str) -> bool:
-        """Whether the command was applied, or may yet be; if it still waits, `take_due` decides about its undo."""
+    def _was_never_applied(self, client: redis.Redis, command_id: str) -> bool:
+        """Whether the command was certainly not applied, nor will be. `take_due` decides about all others."""
         record = self._memory.look_up(client, command_id)
-        if record is None:
+        if record is None and self._memory.covers(client, command_id):
             self._memory.revoke(client, command_id)
-            return False
-        if record.is_final:
-            return record.status == envelope.APPLIED
-        return record.owner == self._memory.owner
+            return True
+        return record is not None and _is_refusal(record)
 
     # --- whose turn it is ---------------------------------------------------------------------------------
 
@@ -154,9 +157,7 @@ class CommandQueue:
                 self.expire(command, too_late)
             elif command.undo_of in self.waiting and command.undo_of != command.id:
                 held_back.append(command)  # until it is known whether there is something to undo
-            elif command.undo_of is not None and not self._was_applied(command.undo_of):
-                command.applied(NOTHING_TO_UNDO)
-            else:
+            elif command.undo_of is None or self._has_to_be_undone(command, command.undo_of):
                 due.append(command)
         self.arrived.extendleft(reversed(held_back))
         return due
@@ -167,9 +168,26 @@ class CommandQueue:
         while self.arrived:
             self.arrived.popleft().failed(reason)
 
-    def _was_applied(self, command_id: str) -> bool:
+    def _has_to_be_undone(self, undo: JobCommand, command_id: str) -> bool:
+        """Whether there is, or may be, something to take back. Where not, or where that is not known, the undo is
+        answered.
+
+        What the handler knows of the changes in force counts before what is remembered of commands, for that is
+        what an undo is about: a change can end with an earlier process, and be in force though the memory is lost.
+        """
+        is_in_force = self._handlers.is_in_force(undo.action, command_id)
+        if is_in_force is not None:
+            if not is_in_force:
+                undo.applied(undoing.nothing_to_undo(undoing.NOT_IN_FORCE))
+            return is_in_force
         record = self._memory.recall(command_id)
-        return record is not None and record.status == envelope.APPLIED
+        if record is not None and record.status == envelope.APPLIED:
+            return True
+        if _is_refusal(record) if record is not None else self._memory.covers_here(command_id):
+            undo.applied(undoing.nothing_to_undo(undoing.NEVER_APPLIED))
+        else:
+            undo.failed(undoing.unknown_command(f"job {self._job!r}", self._memory.whole_since))
+        return False
 
     # --- outcomes -----------------------------------------------------------------------------------------
 
@@ -225,3 +243,9 @@ class CommandQueue:
         status, output = outcome
         host = f"@{self.hosts[rank]}" if rank in self.hosts else ""
         return envelope.Reply(command_id, f"{self._job}/{rank}{host}", status, rank, output, job=self._job)
+
+
+def _is_refusal(record: CommandRecord) -> bool:
+    """Whether the command ended without being applied. A process that died over it may have applied it."""
+    was_interrupted = record.output.get("reason") == _INTERRUPTED
+    return record.is_final and record.status != envelope.APPLIED and not was_interrupted

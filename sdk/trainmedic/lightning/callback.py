@@ -17,7 +17,7 @@ import torch
 
 from trainmedic.client import Medic, connect
 from trainmedic.errors import Rejected
-from trainmedic.job.command import NOTHING_TO_UNDO, JobCommand
+from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Accumulate, Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
 from trainmedic.lightning import checkpoints
@@ -58,7 +58,7 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         self._random: Mapping[str, Any] | None = None
         self.medic.on("job.checkpoint")(self._checkpoint)
         self.medic.on("job.stop")(self._stop)
-        self.medic.on("job.accumulate")(self._accumulate)
+        self.medic.on("job.accumulate", in_force=self._accumulates)(self._accumulate)
         self.medic.cannot("job.scale_batch", _NO_LOADER.format("batch size"))
         self.medic.cannot("job.dataloader_workers", _NO_LOADER.format("workers"))
 
@@ -195,8 +195,6 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     def _accumulate(self, command: JobCommand) -> Mapping[str, Any] | None:
         """Change it at the step after which the batches of the epoch make whole steps of the new length."""
         assert isinstance(command.parameters, Accumulate)
-        if command.undo_of is not None and command.undo_of not in self._accumulated_by:
-            return NOTHING_TO_UNDO  # it ended with an earlier process; this one has begun with the script's own
         if self._next_accumulation is not None:
             command.failed("another change of the accumulation waits for its step")
             return None
@@ -205,6 +203,11 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         self._next_accumulation = command, after
         command.later()
         return None
+
+    def _accumulates(self, command_id: str) -> bool:
+        """Whether a command's change is in force. One of an earlier process has ended with it: this one has begun with
+        the script's own accumulation."""
+        return command_id in self._accumulated_by
 
     def _accumulate_when_it_fits(self) -> None:
         trainer = self._trainer

@@ -27,6 +27,9 @@ FILE = ".trainmedic-changes.json"
 LEARNING_RATE = "learning_rate"
 BATCH_SIZE = "batch_size"
 ACCUMULATION = "accumulation"
+AS_LOADED = "as the checkpoint was"
+"""In place of a command's id: a factor of the checkpoint that training goes on from, where the record of the commands
+that made it is lost."""
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _LARGEST_DENOMINATOR = 10_000  # a factor of 0.333… is meant as a third
 _LARGEST_GROWTH = 1000  # a step that takes so many times longer would never end to have the change undone
@@ -48,6 +51,22 @@ class AppliedChanges:
         self.workers: int | None = None
         self.skipped: list[list[int]] = []
         self._is_new = True  # whether this process began the training, rather than resuming it
+        self._is_complete = False  # whether what is recorded here is all that is in force
+
+    def training_begins(self) -> None:
+        """What is recorded by now is all that is in force: nothing is resumed any more."""
+        self._is_complete = True
+
+    def is_in_force(self, name: str, command_id: str) -> bool | None:
+        """Whether the change of a command is in force; None where that is not known. Any thread may ask.
+
+        The record is the truth of it, and not only a trace: what training works with is the script's own value times
+        the recorded factors. Not known is it before training has begun, and where a factor's commands are lost.
+        """
+        factors = self._factors[name]
+        if command_id in factors:
+            return True
+        return None if not self._is_complete or AS_LOADED in factors else False
 
     def scale(self, name: str) -> float:
         """The product of all factors in force."""
@@ -96,6 +115,7 @@ class AppliedChanges:
         state = _read(self._file) or otherwise
         if state is not None:
             self.restore(state)
+        self._is_complete = True
         return state is not None
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -126,6 +146,7 @@ class AppliedChanges:
         """Drop all changes, and delete the file, because training begins from nothing."""
         self._factors = {name: {} for name in _SCALED}
         self.workers, self.skipped, self._is_new = None, [], True
+        self._is_complete = True
         if self._file is not None and self._writes:
             try:
                 self._file.unlink(missing_ok=True)

@@ -28,13 +28,19 @@ class LoopPause:
         self._medic = medic
         self._sleep = sleep
         self._polls_left = 0
+        self._begun_by: set[str] = set()  # ids of the commands that have begun or lengthened it
 
     @property
     def lasts(self) -> bool:
         return self._polls_left > 0
 
-    def start(self, longest: timedelta) -> Mapping[str, Any]:
+    def is_in_force(self, command_id: str) -> bool:
+        """Whether a pause lasts that this command has begun or lengthened. Any thread may ask."""
+        return self.lasts and command_id in self._begun_by
+
+    def start(self, longest: timedelta, command_id: str) -> Mapping[str, Any]:
         """Begin a pause of at most ``longest``. Where one lasts already, the new end counts."""
+        self._begun_by = {*(self._begun_by if self.lasts else ()), command_id}
         self._polls_left = math.ceil(longest.total_seconds() / _POLL_INTERVAL)
         return {"max_seconds": longest.total_seconds()}
 

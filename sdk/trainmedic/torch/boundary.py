@@ -124,6 +124,7 @@ class StepBoundary:
         training = self.training
         rollbacks = training.rollbacks
         training.was_interrupted = interrupted
+        training.changes.training_begins()
         try:
             for command in self._medic.commands(training.global_step):
                 command.unsupported()

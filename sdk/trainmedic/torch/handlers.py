@@ -11,12 +11,14 @@ import gc
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Mapping
 
 import torch
 
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
+from trainmedic.job.handlers import InForce, as_it_was
 from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, ScaleLr, Stop
 from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, check_workers, scaled_whole
 from trainmedic.recovery.pausing import LoopPause
@@ -72,11 +74,18 @@ class CommandHandlers:
             "job.resume": self.resume,
             "job.stop": self.stop,
         }
+        in_force: dict[str, InForce] = {
+            "job.scale_lr": partial(self._training.changes.is_in_force, LEARNING_RATE),
+            "job.scale_batch": partial(self._training.changes.is_in_force, BATCH_SIZE),
+            "job.accumulate": partial(self._training.changes.is_in_force, ACCUMULATION),
+            "job.dataloader_workers": as_it_was,
+            "job.resume": self._pause.is_in_force,
+        }
         for action, handler in handlers.items():
             if missing.get(action):
                 medic.cannot(action, missing[action])
             else:
-                medic.on(action)(handler)
+                medic.on(action, in_force=in_force.get(action))(handler)
 
     def checkpoint(self, command: JobCommand) -> Output:
         if self._training.was_interrupted:
@@ -177,7 +186,7 @@ class CommandHandlers:
 
     def pause(self, command: JobCommand) -> Output:
         assert isinstance(command.parameters, Pause)
-        return self._pause.start(command.parameters.max)
+        return self._pause.start(command.parameters.max, command.id)
 
     def resume(self, command: JobCommand) -> Output:
         return self._pause.end()

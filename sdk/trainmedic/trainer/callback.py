@@ -15,6 +15,7 @@ from typing import Any, Callable, Generic, Mapping, TypeVar
 from trainmedic import distributed
 from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
+from trainmedic.job.handlers import InForce
 from trainmedic.job.parameters import ACTIONS
 from trainmedic.trainer.live_commands import LiveCommands
 from trainmedic.trainer.loop import TrainerLoop
@@ -46,17 +47,25 @@ def log_errors(hook: Hook) -> Hook:
 class MedicCallback(Generic[AnyLoop]):
     """The base of both public callbacks.
 
-    ``restart_handlers`` carry out the commands that need a loop which starts again, by action; ``restarter`` names
-    the functions that run such a loop, for the reason why these commands are unsupported without one.
+    ``restart_handlers`` carry out the commands that need a loop which starts again, by action, and ``in_force`` says
+    of some of them what is in force (`Medic.on`); ``restarter`` names the functions that run such a loop, for the
+    reason why these commands are unsupported without one.
     """
 
-    def __init__(self, medic: Medic, restarter: str, restart_handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self,
+        medic: Medic,
+        restarter: str,
+        restart_handlers: Mapping[str, Handler],
+        in_force: Mapping[str, InForce] | None = None,
+    ) -> None:
         super().__init__()
         self.medic = medic
         self.loop: AnyLoop | None = None
         self._live = LiveCommands(medic)
         self._restarter = restarter
         self._restart_handlers = restart_handlers
+        self._in_force = in_force or {}
         self._register_restarts()
 
     def attach(self, loop: AnyLoop | None) -> None:
@@ -71,7 +80,7 @@ class MedicCallback(Generic[AnyLoop]):
             if reason:
                 self.medic.cannot(action, reason)
             else:
-                self.medic.on(action, how="restart")(handler)
+                self.medic.on(action, how="restart", in_force=self._in_force.get(action))(handler)
 
     def _training_begins(
         self, optimizer: Any, scheduler: Any, directory: Path, checkpoint: Path | None, writes: bool

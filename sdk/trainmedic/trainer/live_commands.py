@@ -17,12 +17,9 @@ from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Pause as PauseParameters
 from trainmedic.job.parameters import ScaleLr
-from trainmedic.recovery.changes import LEARNING_RATE, AppliedChanges
+from trainmedic.recovery.changes import AS_LOADED, LEARNING_RATE, AppliedChanges
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.learning_rate import LearningRate, rate_change
-
-# The id in place of the command that scaled a checkpoint's rate, if the record of that command is lost.
-_AS_LOADED = "as the checkpoint was"
 
 
 class LiveCommands:
@@ -33,9 +30,10 @@ class LiveCommands:
         self._medic = medic
         self._rate: LearningRate | None = None
         self._changes: AppliedChanges | None = None
-        medic.on("job.scale_lr")(self._scale_lr)
+        self._is_recalled = False
+        medic.on("job.scale_lr", in_force=self._scales)(self._scale_lr)
         medic.on("job.pause")(self._pause)
-        medic.on("job.resume")(lambda command: self.pause.end())
+        medic.on("job.resume", in_force=self.pause.is_in_force)(lambda command: self.pause.end())
         if torch.cuda.is_available():
             medic.on("job.empty_cache")(_empty_cache)
         else:
@@ -60,15 +58,17 @@ class LiveCommands:
         changes = self._changes = AppliedChanges(directory, writes)
         if checkpoint is None:
             changes.forget()
+            self._is_recalled = True
             return
         if not changes.recall():
             earlier = AppliedChanges(checkpoint.parent, writes=False)
             if earlier.recall():
                 changes.restore(earlier.state())
             elif self._rate.scale != 1.0:
-                changes.set_factors(LEARNING_RATE, {_AS_LOADED: self._rate.scale})
+                changes.set_factors(LEARNING_RATE, {AS_LOADED: self._rate.scale})
         changes.restore(self._medic.group("changes").choose(changes.state))
         self._rate.set_scale(changes.scale(LEARNING_RATE))
+        self._is_recalled = True
 
     @property
     def expected_learning_rate(self) -> Any:
@@ -88,9 +88,14 @@ class LiveCommands:
         changes.set_factors(LEARNING_RATE, factors)
         return rate_change(before, self._rate.values, self._rate.scale)
 
+    def _scales(self, command_id: str) -> bool | None:
+        if self._changes is None or not self._is_recalled:
+            return None
+        return self._changes.is_in_force(LEARNING_RATE, command_id)
+
     def _pause(self, command: JobCommand) -> Mapping[str, Any]:
         assert isinstance(command.parameters, PauseParameters)
-        return self.pause.start(command.parameters.max)
+        return self.pause.start(command.parameters.max, command.id)
 
 
 def _empty_cache(command: JobCommand) -> Mapping[str, Any]:

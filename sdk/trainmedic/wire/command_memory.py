@@ -6,6 +6,10 @@ A command is entered before the training loop sees it. One that an earlier proce
 interrupted, and is never applied again. A command that expired before it was applied is forgotten, so that the same
 one may still come in time later.
 
+A command that is not remembered may be forgotten: Redis can come back empty, or without its last writes, and the
+process be another. `CommandMemory.covers` says whether the memory is whole since before a command was issued. For that
+Redis holds one more key, which says since when, and in which of its runs.
+
 Who calls it: ``trainmedic.job.queue`` decides by it what to answer, the writer keeps the outcomes.
 """
 
@@ -15,11 +19,12 @@ import json
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Mapping
 
 import redis
 
-from trainmedic.wire import envelope
+from trainmedic.wire import envelope, undoing
 
 SECONDS = 30 * 24 * 3600
 """How long Redis remembers. An undo can come as late as its alert resolves, which can take days."""
@@ -92,9 +97,13 @@ class CommandMemory:
 
     def __init__(self, receiver: str, owner: str) -> None:
         self._prefix = f"trainmedic:memory:{receiver}:"
+        self._since_key = f"trainmedic:memory-since:{receiver}"
         self.owner = owner
         self._lock = threading.Lock()
         self._records: OrderedDict[str, CommandRecord] = OrderedDict()
+        # Since when every command that has come is in the records, and since when each is in Redis.
+        self._whole_here_since = envelope.utc_now()
+        self._whole_in_redis_since: datetime | None = None
         # Held over a round trip to Redis, so never taken by the training thread.
         self._marking = threading.Lock()
 
@@ -120,6 +129,44 @@ class CommandMemory:
         elif stored is not None and stored.owner == self.owner:
             return None  # our own mark without a memory of it: it expired here, and the mark is about to go
         return stored
+
+    @property
+    def whole_since(self) -> datetime:
+        """Since when the memory is whole, as far as it was last looked."""
+        with self._lock:
+            return min(self._whole_here_since, self._whole_in_redis_since or self._whole_here_since)
+
+    def covers(self, client: redis.Redis, command_id: str) -> bool:
+        """Whether a command that is not remembered has certainly never come. Raises redis-py's errors."""
+        return self.covers_here(command_id) or undoing.is_covered(command_id, self.mark_whole(client))
+
+    def covers_here(self, command_id: str) -> bool:
+        """The same, as far as this process knows by itself."""
+        with self._lock:
+            return undoing.is_covered(command_id, self._whole_here_since)
+
+    def mark_whole(self, client: redis.Redis) -> datetime | None:
+        """Since when the memory in Redis is whole, which from now on it is; None where that cannot be known.
+
+        Called as soon as Redis is connected. A Redis that comes back after a restart, or a replica in its place, may
+        lack what was written last, so it is whole only since then. Raises redis-py's errors.
+        """
+        try:
+            info: Any = client.info()
+            run = str(info["run_id"])
+            is_evicting = int(info.get("evicted_keys", 0)) > 0
+        except (redis.ResponseError, KeyError, TypeError, ValueError):  # this user may not ask, or it is a proxy
+            return None
+        if is_evicting:
+            return None
+        raw: Any = client.get(self._since_key)
+        since = _since_of(raw, run) or envelope.utc_now()
+        mark = json.dumps({"since": envelope.write_time(since), "redis": run})
+        client.set(self._since_key, mark, ex=SECONDS)
+        oldest = envelope.utc_now() - timedelta(seconds=SECONDS)
+        with self._lock:
+            self._whole_in_redis_since = max(since, oldest)
+            return self._whole_in_redis_since
 
     def claim(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
         """Enter a command as ours to apply. Returns None on success, else its existing record."""
@@ -147,6 +194,7 @@ class CommandMemory:
             self._records.move_to_end(command_id)
             if len(self._records) > _KEPT_HERE:
                 self._records.popitem(last=False)
+                self._whole_here_since = envelope.utc_now()
 
     def forget(self, command_id: str) -> None:
         """Forget in this process a command that expired unapplied. `unmark` deletes the mark in Redis."""
@@ -158,3 +206,14 @@ class CommandMemory:
         with self._marking:
             if self.recall(command_id) is None:
                 client.delete(self.key(command_id))
+
+
+def _since_of(raw: Any, run: str) -> datetime | None:
+    """Since when the memory in this run of Redis is whole; None where the key is not there, or of another run."""
+    if raw is None:
+        return None
+    try:
+        mark = json.loads(raw)
+        return envelope.read_time(mark["since"]) if mark["redis"] == run else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

@@ -84,6 +84,10 @@ class CommandConsumer(Protocol):
         """A message was no command at all; it is off the stream."""
         ...
 
+    def connected(self, client: redis.Redis) -> None:
+        """Redis is connected, for the first time or again; no command has been read yet."""
+        ...
+
 
 class CommandReceiver:
     """Receives the commands of one addressee and gives them to one consumer."""
@@ -127,6 +131,7 @@ class CommandReceiver:
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
+        self._consumer.connected(client)
         # "0" reads what was delivered before, here or to a process that died, and not answered; ">" what is new.
         cursor = "0"
         read_pending_at = time.monotonic()

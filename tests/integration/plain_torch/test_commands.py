@@ -67,6 +67,32 @@ def test_a_scale_is_undone_exactly_and_stays_undone(begin: Begin) -> None:
     assert (later.run.lr_scale, later.run.training.rate.value) == (1.0, 0.01)
 
 
+def test_a_scale_is_undone_by_its_record_where_redis_has_forgotten_the_command(
+    commander: Commander, redis_url: str, tmp_path: Path
+) -> None:
+    """Redis comes back empty, and the job is started again from a checkpoint with the halved rate. The undo is carried
+    out; a second one of the same command, and one of a command that nobody knows, find nothing in force."""
+    with commander.connect() as first:
+        training = Training(commander, first, tmp_path, scheduler=constant)
+        training.train(12, {5: training.order("job.scale_lr", factor=0.5)})
+        assert training.run.training.rate.value == 0.005
+        training.run.close()
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    with commander.connect() as second:
+        later = Training(commander, second, tmp_path, scheduler=constant)
+        later.run.resume()
+        assert later.run.training.rate.value == 0.005
+        undos = [later.order("job.scale_lr", undo_of=training.sent[0], factor=2.0) for _ in range(2)]
+        unknown = later.order("job.scale_lr", undo_of=envelope.new_id(1_700_000_000_000), factor=2.0)
+        later.train(20, {14: undos[0], 16: undos[1], 18: unknown})
+        assert (later.run.lr_scale, later.run.training.rate.value) == (1.0, 0.01)
+        done, again, idle = later.outputs()
+        assert (done["before"], done["after"]) == (0.005, 0.01)
+        assert again["known"] == idle["known"] == "not_in_force"
+        later.run.close()
+
+
 def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begin, medic: trainmedic.Medic) -> None:
     """So that a jump that nobody ordered is seen, and one that was ordered is none."""
     training = begin(scheduler=constant)

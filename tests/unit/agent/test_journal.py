@@ -189,3 +189,39 @@ def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
     (tmp_path / "agent.lock").touch(0o644)
     Journal(tmp_path).close()
     assert (tmp_path / "agent.lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_journal_is_whole_since_it_was_made_or_since_the_newest_that_it_forgot(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over restarts too. By that an undo of a command that it does not have is certain, or is not."""
+    made_at = journal.whole_since()
+    assert abs(made_at - datetime.now(UTC)) < timedelta(minutes=1)
+    journal.take(cap_command("c1"), made_at + timedelta(days=1))
+    journal.record_outcome(JournalEntry("c1", envelope.APPLIED, made_at + timedelta(days=1)))
+    journal.mark_sent(["c1"])
+    assert journal.prune(made_at + timedelta(days=2)) == 0
+    again = reopened(journal, tmp_path)
+    assert again.whole_since() == made_at
+    assert again.prune(made_at + timedelta(days=40)) == 1
+    assert abs(again.whole_since() - (made_at + timedelta(days=10))) < timedelta(seconds=1)
+    again.take(cap_command("c2"), made_at + timedelta(days=41))
+    again.record_outcome(JournalEntry("c2", envelope.APPLIED, made_at + timedelta(days=41)))
+    again.mark_sent(["c2"])
+    monkeypatch.setattr(journals, "KEPT_ENTRIES", 0)
+    assert again.prune(made_at + timedelta(days=42)) == 1
+    assert abs(again.whole_since() - (made_at + timedelta(days=41))) < timedelta(seconds=1)
+    again.close()
+
+
+def test_a_journal_of_an_earlier_release_is_whole_since_its_oldest_command(tmp_path: Path) -> None:
+    """It may have been made anew right before that."""
+    before = Journal(tmp_path)
+    before.take(cap_command("c1"), NOW)
+    before.take(cap_command("c2"), NOW + timedelta(days=1))
+    with before.transaction() as connection:
+        connection.execute("DROP TABLE memory")
+        connection.execute("DELETE FROM parts WHERE name = 'memory'")
+    again = reopened(before, tmp_path)
+    assert again.whole_since() == NOW
+    again.close()

@@ -83,6 +83,8 @@ def of_run(run: Run, life: Life) -> list[str]:
         if step.undo is None or step.undo.trigger is UndoTrigger.NEVER or not effects:
             continue
         due = step.undo.trigger is UndoTrigger.ON_RESOLVE or run.status is Status.FAILED
+        if step.undo.status is UndoStatus.CLOSED and not undone:
+            continue  # a person has ended the duty
         if due and (step.undo.status is not UndoStatus.DONE or len(undone) != 1):
             found.append(f"step {step.id} was applied, and its undo is {step.undo.status}")
         if due and step.undo.undo_of not in effects:

@@ -12,6 +12,7 @@ from tests.unit.engine.test_runs import RETRYING
 from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, Status, UndoStatus
+from trainmedic_server.engine.undoing import KEPT_ATTEMPTS
 
 MakeWorld = Callable[..., World]
 
@@ -89,28 +90,144 @@ async def test_undo_ordered_again_while_it_is_being_retried_is_tried_at_once(wor
     assert w.calls()["uncap"] == before + 2
 
 
-async def test_an_undo_that_is_refused_is_on_record_and_can_be_ordered_again(world: MakeWorld) -> None:
-    """For each order one attempt; the order and who gave it are in the run's story."""
+@pytest.mark.parametrize("reason", ["the command's signature is wrong", "does not support the command"])
+async def test_an_undo_that_is_refused_stays_owed_until_it_is_carried_out(world: MakeWorld, reason: str) -> None:
+    """A job gets the right key, an agent a policy that allows it again: a refusal today is none for ever."""
     w = world(CAP)
-    w.actions["uncap"].outcomes += [errors.PermanentFailure("not here")] * 2
+    w.actions["uncap"].outcomes += [errors.PermanentFailure(reason)] * 5
     alert = w.alert(gpu="0", node="n1")
     await w.post(alert)
     await w.resolve(alert)
     run = await w.run()
-    assert run.steps[0].undo.status is UndoStatus.FAILED  # type: ignore[union-attr]
-    for expected in (UndoStatus.FAILED, UndoStatus.DONE):
+    undo = run.steps[0].undo
+    assert undo is not None
+    assert (undo.status, undo.error, run.owes_undo) == (UndoStatus.RUNNING, reason, True)
+    assert undo.retry_at is not None
+    gauges = ("trainmedic_undos_owed", "trainmedic_undos_delayed")
+    assert [w.metrics.registry.get_sample_value(name) for name in gauges] == [1, 1]
+    await w.pass_time(120)
+    assert (await w.run()).steps[0].undo.status is UndoStatus.DONE  # type: ignore[union-attr]
+    assert len({call.command_id for call in w.actions["uncap"].calls}) == 6  # none is answered from memory
+    assert [w.metrics.registry.get_sample_value(name) for name in gauges] == [0, 0]
+
+
+async def test_an_undo_that_never_succeeds_is_tried_for_weeks_and_its_record_stays_small(world: MakeWorld) -> None:
+    """Every five minutes for about a day, then every hour; over restarts too. The story has each reason once."""
+    w = world(CAP)
+    w.actions["uncap"].outcomes += [errors.PermanentFailure("not here")] * 2000
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    await w.resolve(alert)
+    await w.pass_time(24 * 3600)
+    first_day = w.calls()["uncap"]
+    assert 250 < first_day < 320
+    await w.restart(after=3600)
+    await w.pass_time(20 * 24 * 3600)
+    assert 20 * 24 < w.calls()["uncap"] - first_day < 25 * 24
+    run = await w.run()
+    undo = run.steps[0].undo
+    assert undo is not None
+    assert (undo.status, len(undo.attempts), undo.attempts[0].number) == (UndoStatus.RUNNING, KEPT_ATTEMPTS, 1)
+    assert undo.attempts[-1].number == w.calls()["uncap"]
+    assert (await w.story()).count("undo_delayed") == 1
+    w.actions["uncap"].outcomes.clear()
+    await w.pass_time(3700)
+    assert not (await w.run()).owes_undo
+
+
+async def test_an_undo_that_is_refused_can_be_ordered_at_once(world: MakeWorld) -> None:
+    """For each order one attempt; the order and who gave it are in the run's story."""
+    w = world(CAP)
+    w.actions["uncap"].outcomes += [errors.PermanentFailure("not here")] * 10
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    await w.resolve(alert)
+    await w.pass_time(600)
+    run = await w.run()
+    for _ in range(2):
+        before = w.calls()["uncap"]
         await w.engine.order(run.id, OrderKind.UNDO, "alice", "agent is back")
-        await w.pass_time(60)
-        assert (await w.run()).steps[0].undo.status is expected  # type: ignore[union-attr]
-    assert w.calls()["uncap"] == 3
+        await w.pass_time(1)
+        assert w.calls()["uncap"] == before + 1
+    assert (await w.run()).steps[0].undo.status is UndoStatus.DONE  # type: ignore[union-attr]
     record = await w.store.record(run.id)
     assert record is not None
     ordered = [(event.actor, event.data["note"]) for event in record.events if event.kind == "undo_ordered"]
     assert ordered == [("alice", "agent is back")] * 2
 
 
+async def test_a_person_closes_an_undo_that_cannot_be_certain(world: MakeWorld) -> None:
+    """With a note, which the story keeps; it is tried no more, also after a restart, until a person orders it."""
+    w = world(CAP)
+    w.actions["uncap"].outcomes += [errors.TemporaryFailure("it does not know the command")] * 500
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    await w.resolve(alert)
+    await w.pass_time(60)
+    run = await w.engine.order((await w.run()).id, OrderKind.CLOSE_UNDO, "alice", "the card was replaced")
+    assert not run.owes_undo
+    undo = run.steps[0].undo
+    assert undo is not None
+    assert (undo.status, undo.because) == (UndoStatus.CLOSED, "closed by alice: the card was replaced")
+    tried = w.calls()["uncap"]
+    await w.restart(after=5)
+    await w.pass_time(86400)
+    assert w.calls()["uncap"] == tried
+    record = await w.store.record(run.id)
+    assert record is not None
+    [closed] = [event for event in record.events if event.kind == "undo_closed"]
+    assert (closed.actor, closed.data["note"]) == ("alice", "the card was replaced")
+    with pytest.raises(errors.Conflict, match="owes no undo"):
+        await w.engine.order(run.id, OrderKind.CLOSE_UNDO, "bob", "me too")
+    w.actions["uncap"].outcomes.clear()
+    await w.engine.order(run.id, OrderKind.UNDO, "bob")
+    await w.pass_time(1)
+    assert (await w.run()).steps[0].undo.status is UndoStatus.DONE  # type: ignore[union-attr]
+
+
+async def test_an_undo_in_flight_is_closed_only_if_it_does_not_succeed(world: MakeWorld) -> None:
+    """What was taken back is recorded as that, whoever wanted to close it meanwhile."""
+    w = world(CAP)
+    w.actions["uncap"].outcomes += [timedelta(seconds=10)]
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    await w.resolve(alert)
+    await w.engine.order((await w.run()).id, OrderKind.CLOSE_UNDO, "alice", "enough")
+    assert (await w.run()).steps[0].undo.status is UndoStatus.RUNNING  # type: ignore[union-attr]
+    await w.pass_time(11)
+    assert (await w.run()).steps[0].undo.status is UndoStatus.DONE  # type: ignore[union-attr]
+
+
+async def test_an_undo_that_has_not_begun_can_be_closed_and_one_of_an_open_run_cannot(world: MakeWorld) -> None:
+    """A job that is gone for good, while its alert fires on; of an open run nobody knows yet what it will owe."""
+    w = world(CAP.replace("undo: on_resolve", "undo: on_resolve\n  - {id: gone, wait_for: resolved, timeout: 1h}"))
+    alert = w.alert(gpu="0", node="n1")
+    await w.post(alert)
+    run = await w.run()
+    with pytest.raises(errors.Conflict, match="is open"):
+        await w.engine.order(run.id, OrderKind.CLOSE_UNDO, "alice", "gone")
+    await w.pass_time(3700)
+    assert (await w.run()).owes_undo
+    await w.engine.order(run.id, OrderKind.CLOSE_UNDO, "alice", "gone")
+    await w.resolve(alert)
+    await w.pass_time(60)
+    assert w.calls() == {"cap": 1}
+    assert not (await w.run()).owes_undo
+
+
+async def test_an_undo_is_told_whether_what_it_takes_back_is_on_record_as_applied(world: MakeWorld) -> None:
+    """By that an action judges a receiver which says that there is nothing to undo."""
+    for outcome, is_applied in (({}, True), (errors.OutcomeUnknown("no reply"), False)):
+        w = world(CAP)
+        w.actions["cap"].outcomes.append(outcome)
+        alert = w.alert(gpu="0", node="n1")
+        await w.post(alert)
+        await w.resolve(alert)
+        assert [call.undoes_applied for call in w.actions["uncap"].calls] == [is_applied]
+
+
 async def test_a_clock_that_is_set_back_does_not_make_an_undo_run_without_end(world: MakeWorld) -> None:
-    """One order, one attempt, whatever the time says."""
+    """One order, one attempt, whatever the time says; what else there is are its retries."""
     w = world(CAP)
     alert = w.alert(gpu="0", node="n1")
     await w.post(alert)
@@ -121,7 +238,7 @@ async def test_a_clock_that_is_set_back_does_not_make_an_undo_run_without_end(wo
     assert w.clock.now() > ordered_at
     w.clock.set_back(timedelta(hours=2))
     await w.pass_time(600)
-    assert w.calls() == {"cap": 1, "uncap": 1}
+    assert w.calls()["uncap"] < 12
 
 
 async def test_an_undo_in_flight_at_a_kill_is_resumed_on_record(world: MakeWorld) -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from trainmedic.errors import Rejected
-from trainmedic.recovery.changes import ACCUMULATION, FILE, LEARNING_RATE, AppliedChanges, check_workers, scaled_whole
+from trainmedic.recovery.changes import (
+    ACCUMULATION,
+    AS_LOADED,
+    FILE,
+    LEARNING_RATE,
+    AppliedChanges,
+    check_workers,
+    scaled_whole,
+)
 
 
 def scaled(changes: AppliedChanges, command_id: str, factor: float, undo_of: str | None = None) -> float:
@@ -124,3 +132,22 @@ def test_workers_that_would_choke_the_machine_are_rejected() -> None:
     check_workers(16)
     with pytest.raises(Rejected, match="at most"):
         check_workers(1_000_000)
+
+
+def test_what_is_recorded_is_what_is_in_force(tmp_path: Path) -> None:
+    """Known once training has begun, however it began; not where the commands behind a factor are lost."""
+    changes = AppliedChanges(tmp_path)
+    assert changes.is_in_force(LEARNING_RATE, "a") is None
+    changes.training_begins()
+    assert changes.is_in_force(LEARNING_RATE, "a") is False
+    scaled(changes, "a", 0.5)
+    assert changes.is_in_force(LEARNING_RATE, "a") is True
+    assert changes.is_in_force(ACCUMULATION, "a") is False
+    later = AppliedChanges(tmp_path)
+    assert later.is_in_force(LEARNING_RATE, "a") is None
+    later.recall()
+    assert [later.is_in_force(LEARNING_RATE, name) for name in ("a", "b")] == [True, False]
+    later.set_factors(LEARNING_RATE, {AS_LOADED: 0.5})
+    assert later.is_in_force(LEARNING_RATE, "a") is None
+    later.forget()
+    assert later.is_in_force(LEARNING_RATE, "a") is False

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmedic_server.agent.executors import NOTHING_TO_UNDO, AcceptedCommand
+from trainmedic.wire import undoing
+from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.power import outputs
 from trainmedic_server.agent.power.control import Outcomes, PowerControl
 from trainmedic_server.errors import CommandFailed, CommandRejected, GpuError, NotSupported
@@ -53,6 +54,10 @@ class PowerLimitExecutor:
             raise outputs.refusal(errors, len(uuids))
         return outputs.one_or_all(outputs.capped(command.id, outcomes), "gpus" in command.target)
 
+    def remembers(self, command_id: str) -> bool:
+        """Whether the ledger has the cap, active or ended; a cap that is renewed can outlast the journal's memory."""
+        return any(state.cap(command_id) is not None for state in self.control.ledger.all().values())
+
     def abandon(self, accepted: AcceptedCommand) -> None:
         """Forget a cap that was begun and whose command has expired since; the command may come again."""
         self.control.forget(accepted.command.id)
@@ -93,7 +98,8 @@ class PowerLimitExecutor:
         ]
         if outcomes or (begun and ended_by == by):
             return self._restored(outcomes | self.control.reconcile(begun))
-        return {**NOTHING_TO_UNDO, "note": outputs.end_reason(ended_by) if ended_by else "no such cap stands here"}
+        note = outputs.end_reason(ended_by) if ended_by else "no such cap stands here"
+        return undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note=note)
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
         """End every cap on these GPUs, whichever command set it."""

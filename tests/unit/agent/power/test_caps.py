@@ -214,11 +214,15 @@ def test_an_undo_of_what_does_not_stand_says_why(node: Node) -> None:
     """It was given back, ran out, or never was."""
     node.cap("a", percent=80)
     node.undo("a")
-    assert node.undo("a", "again") == {"nothing_to_undo": True, "note": "it was given back before"}
+    assert node.undo("a", "again") == {
+        "nothing_to_undo": True,
+        "known": "not_in_force",
+        "note": "it was given back before",
+    }
     node.cap("b", percent=80, lease_seconds=60)
     node.passes(61)
-    assert node.undo("b") == {"nothing_to_undo": True, "note": "its lease had run out"}
-    assert node.undo("never") == {"nothing_to_undo": True, "note": "no such cap stands here"}
+    assert node.undo("b") == {"nothing_to_undo": True, "known": "not_in_force", "note": "its lease had run out"}
+    assert node.undo("never") == {"nothing_to_undo": True, "known": "not_in_force", "note": "no such cap stands here"}
 
 
 def test_a_restore_ends_every_cap_on_the_gpu(node: Node) -> None:
