@@ -85,9 +85,8 @@ class UndoStatus(StrEnum):
     """The status of an undo.
 
     ``armed`` and ``running`` are duties that are still owed. ``available`` is none: an operator can order it.
-    ``dropped`` means that there is nothing to take back, because the action was certainly not applied. ``closed``
-    means that a person has ended the duty, with a note why. ``failed`` was given up by an earlier release; this one
-    gives none up.
+    ``dropped``: the action was certainly not applied. ``closed``: a person has ended the duty, with a note why.
+    ``failed``: an earlier release gave it up; this one gives none up.
     """
 
     AVAILABLE = "available"
