@@ -152,11 +152,6 @@ class Undo:
     retry_at: datetime | None = None
     """When the next attempt is due, an aware UTC datetime; None where none waits."""
 
-    @property
-    def is_delayed(self) -> bool:
-        """Whether it was tried, did not succeed, and is still owed."""
-        return self.status is UndoStatus.RUNNING and self.error is not None
-
 
 @dataclass(frozen=True, slots=True)
 class StepState:
@@ -269,8 +264,9 @@ class Run:
 
     @property
     def delayed_undo(self) -> Undo | None:
-        """An undo that was tried and is still owed; None where there is none."""
-        return next((step.undo for step in self.steps if step.undo and step.undo.is_delayed), None)
+        """An undo that was tried, did not succeed and is still owed; None where there is none."""
+        begun = (step.undo for step in self.steps if step.undo and step.undo.status is UndoStatus.RUNNING)
+        return next((undo for undo in begun if undo.error is not None), None)
 
     @property
     def action_taken(self) -> str | None:
