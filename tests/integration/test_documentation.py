@@ -18,6 +18,7 @@ ELSEWHERE = {
     "docs/tutorial/protect-a-training-run.md": "tests/acceptance/test_loss_spike.py",
     "docs/how-to/kubernetes.md": "tests/helm/test_documentation.py",
     "docs/how-to/upgrade.md": "tests/helm/test_documentation.py",
+    "docs/how-to/check-a-release.md": "tests/integration/test_supply.py",
     "docs/how-to/monitoring.md": "tests/integration/test_monitoring.py",
     "docs/how-to/write-a-playbook.md": "tests/unit/docs/test_playbook_examples.py",
     "docs/how-to/write-an-action.md": "tests/unit/docs/test_write_an_action.py",

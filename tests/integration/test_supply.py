@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +51,21 @@ def test_the_bill_of_a_wheel_lists_exactly_the_pins_with_their_hashes(package: s
     assert all(reference["hashes"] for part in bom["components"] for reference in part["externalReferences"])
     (depends,) = (each for each in bom["dependencies"] if each["ref"] == about["bom-ref"])
     assert len(depends["dependsOn"]) == len(listed)
+
+
+def test_the_wheels_have_their_bills_within_and_beside(tmp_path: Path) -> None:
+    """Where PEP 770 wants it, and on the wheel's own list of its files."""
+    script = ROOT / "scripts" / "build-wheels"
+    done = subprocess.run([script, tmp_path], check=False, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    for name in ("trainmedic-0.1.0", "trainmedic_server-0.1.0"):
+        beside = (tmp_path / f"{name}.cdx.json").read_bytes()
+        with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl") as wheel:
+            within = f"{name}.dist-info/sboms/sbom.cdx.json"
+            assert wheel.read(within) == beside
+            assert within in wheel.read(f"{name}.dist-info/RECORD").decode()
+            assert not [path for path in wheel.namelist() if path.startswith(("tests", "build"))]
+            assert f"{name.partition('-')[0]}/py.typed" in wheel.namelist()
 
 
 def small_environment(directory: Path) -> Path:

@@ -6,6 +6,7 @@ effect, Alertmanager's part. Not here: what is taken away. Used by the integrati
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import sys
@@ -105,7 +106,7 @@ class Server:
         except urllib.error.HTTPError as error:
             with error:
                 return Answer(error.code, json.loads(error.read() or b"null"), dict(error.headers))
-        except (urllib.error.URLError, OSError, ValueError):
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
             return Answer(0)
 
     def runs(self) -> list[dict[str, Any]]:

@@ -104,7 +104,7 @@ class ServerSettings(BaseModel):
     ] = Field(
         None,
         description="redis:// or rediss:// URL that agents and jobs reach too. Embedded by default, which serves "
-        "this machine only.",
+        "this machine only, and is for trying out.",
     )
     mode: Annotated[AnyCaseMode, SettingSource("TRAINMEDIC_MODE", "--mode", "MODE")] = Field(
         Mode.OBSERVE,

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import redis
 
+from tests.attack.chaos.movable_clock import MovableClock
 from tests.attack.chaos.small_disk import SmallDisk
 from tests.conftest import RedisServer
 from tests.driver.driver import Driver
@@ -93,7 +94,8 @@ class Cluster:
         connection = {"TRAINMEDIC_REDIS_URL": redis_server.url, "TRAINMEDIC_SIGNING_KEY": secret.signing_key}
         self.node = DiskNode(directory / "node", redis_server.url, driver, policy="allow: [gpu.power_limit]\n")
         self.node.state = self.disk.path / "agent"
-        self._node_environment = connection
+        self.clocks = {name: MovableClock(directory / f"{name}.clock") for name in ("server", "agent")}
+        self._node_environment = {**connection, **self.clocks["agent"].environment}
         self.server = self._server(connection)
         self.jobs = [TrainingJob(directory, name, connection) for name in JOBS]
         self.exits: list[tuple[str, int]] = []
@@ -109,7 +111,7 @@ class Cluster:
         tokens = directory / "tokens.yaml"
         digest = hashlib.sha256(self.secret.token.encode()).hexdigest()
         tokens.write_text(f"- {{name: chaos, sha256: {digest}, roles: [webhook, viewer, operator]}}\n")
-        environment = {"TRAINMEDIC_TOKENS_FILE": str(tokens), **connection}
+        environment = {"TRAINMEDIC_TOKENS_FILE": str(tokens), **connection, **self.clocks["server"].environment}
         if self.postgres is not None:
             environment["TRAINMEDIC_DATABASE_URL"] = self.postgres.database()
         playbooks = Path(__file__).with_name("playbooks.yaml").read_text()

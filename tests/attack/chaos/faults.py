@@ -15,14 +15,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from tests.attack.chaos import movable_clock
 from tests.attack.chaos.cluster import JOBS, PATIENCE, Cluster
-from tests.attack.effort import trials
+from tests.attack.effort import IS_FULL, trials
 from tests.driver.driver import SET_LIMIT, TIMEOUT
 from tests.support.programs import eventually
 
 Fault = Callable[[Cluster, random.Random], None]
 LONGEST = trials(4, 10)
 """Seconds: longer than the lease of a power cap, so that some leases run out."""
+
+JUMPS = (-7200, -60, 60, 7200, 100 * 24 * 3600)
+"""Seconds."""
 
 
 def pause(chance: random.Random) -> None:
@@ -73,6 +77,15 @@ def fill_the_disk(cluster: Cluster, chance: random.Random) -> None:
     cluster.disk.fill()
     pause(chance)
     cluster.disk.free()
+
+
+def move_the_clock(cluster: Cluster, chance: random.Random) -> None:
+    """The wall clock of one machine jumps, and is put right again."""
+    clock = cluster.clocks[chance.choice(sorted(cluster.clocks))]
+    clock.move(chance.choice(JUMPS))
+    time.sleep(1)  # until it is noticed
+    pause(chance)
+    clock.move(0)
 
 
 def fail_the_driver(cluster: Cluster, chance: random.Random) -> None:
@@ -225,6 +238,8 @@ def faults(with_postgresql: bool) -> dict[str, dict[str, Fault]]:
         "disk": {"fill the disk": fill_the_disk},
         "driver": {"fail the driver": fail_the_driver},
     }
+    if IS_FULL and movable_clock.library() is not None:
+        parts["clock"] = {"move the clock": move_the_clock}
     if with_postgresql:
         parts["postgresql"] = dict(ON_POSTGRESQL)
     return parts

@@ -182,7 +182,8 @@ class Promises:
             if path.parent == self.cluster.directory:
                 continue  # the SDK logs as its user's script does
             for line in text.splitlines(keepends=True):
-                if line.endswith("\n") and not _is_json(line):  # a kill cuts the last one
+                # A kill cuts the last one; and who calls a command that cannot start is told in words.
+                if line.endswith("\n") and not line.startswith("Error: ") and not _is_json(line):
                     yield f"a line in {path.name} is not JSON: {line[:200]!r}"
 
     def _secrets_are_kept(self) -> Iterator[str]:

@@ -25,7 +25,7 @@ from tests.support.live import OPEN
 from tests.support.postgres import PostgresServer
 from tests.support.programs import eventually
 
-FAULTS = trials(int(__import__("os").environ.get("N", "4")), 100)
+FAULTS = trials(4, 100)
 SETTLING = trials(90, 300)
 """Seconds within which all must be well after the last fault: leases and commands that were lost run out first."""
 
