@@ -32,6 +32,8 @@ from tests.support.programs import PYTHON_PATH, ROOT, Program, eventually
 
 GPUS = 4
 JOBS = ("job-0", "job-1", "job-2")
+FORGETFUL = "job-2"
+"""The job whose script does not say what is in force."""
 PATIENCE = 60.0
 _MEGABYTES = 256
 
@@ -69,7 +71,8 @@ class TrainingJob:
         self.starts += 1
         script = Path(__file__).with_name("training_job.py")
         log = self.directory / f"{self.name}-{self.starts}.log"
-        self.program = Program([sys.executable, script, self.name, self.changes_file], log, self._environment)
+        options = ["forgetful"] if self.name == FORGETFUL else []
+        self.program = Program([sys.executable, script, self.name, self.changes_file, *options], log, self._environment)
 
     def changes(self) -> list[dict[str, Any]]:
         if not self.changes_file.exists():
