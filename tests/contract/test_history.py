@@ -9,7 +9,7 @@ import pytest
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.run import Decision, OperatorOrder, OrderKind, Run, Status
+from trainmedic_server.domain.run import Decision, OperatorOrder, OrderKind, Run, Status, UndoStatus
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 
@@ -60,6 +60,21 @@ async def test_what_is_not_a_cursor_is_refused(store: SqlStore, cursor: str) -> 
     """With ValueError, for the caller to say so to its own."""
     with pytest.raises(ValueError, match="not a cursor"):
         await store.page(Filter(), 2, cursor)
+
+
+async def test_closed_runs_that_owe_an_undo_are_found(store: SqlStore) -> None:
+    """Not the open ones, of which nobody knows yet what they will owe; and the others where that is asked."""
+    owing = {
+        status: closed(number, steps=(values.step(undo=values.undo(status)),))
+        for number, status in enumerate(UndoStatus)
+    }
+    open_run = run(90, Target(TargetKind.NODE, node="node-7"), steps=(values.step(undo=values.undo()),))
+    await add(store, *owing.values(), open_run)
+    found, _ = await store.page(Filter(owes_undo=True), 100, None)
+    assert {one.id for one in found} == {owing[status].id for status in (UndoStatus.ARMED, UndoStatus.RUNNING)}
+    others, _ = await store.page(Filter(owes_undo=False), 100, None)
+    assert len(others) == len(UndoStatus) - 1
+    assert open_run.id in {one.id for one in others}
 
 
 async def test_each_filter_keeps_what_it_says(store: SqlStore) -> None:

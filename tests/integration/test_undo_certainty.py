@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -14,7 +17,7 @@ import redis
 import trainmedic
 from tests.support.live import Job, Server
 from tests.support.messages import KEY, delivery, resolved
-from tests.support.programs import eventually
+from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.envelope import new_id
 
@@ -67,6 +70,15 @@ def emptied(redis_url: str) -> None:
         client.flushall()
 
 
+def command(server: Server, *arguments: str) -> str:
+    """What the command line prints about the server."""
+    argv = [sys.executable, "-m", "trainmedic_server", *arguments, "--server", f"http://127.0.0.1:{server.port}"]
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "COLUMNS": "300"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def slowed(server: Server) -> dict[str, Any]:
     """An alert that has halved the job's learning rate; what was delivered."""
     fired = delivery("Spike", "llm")
@@ -95,10 +107,16 @@ def test_a_job_that_has_forgotten_the_command_leaves_its_undo_owed_until_a_perso
             assert "does not know the command" in item["undo_error"]
             with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as metrics:
                 assert "trainmedic_undos_delayed 1.0" in metrics.read().decode()
+            shown = command(server, "status")
+            assert "1 owed by closed runs, 1 of them NOT DONE when tried:" in shown
+            assert f"{item['run_id']}: rank 0 of job 'llm' failed: job 'llm' does not know the command" in shown
+            assert "undo_error" in command(server, "history", "--owes-undo", "--output", "json")
+            assert "not done yet" in command(server, "history", "show", item["run_id"])
             path = f"/runs/{item['run_id']}/close_undo"
             assert server.ask(path, {}).status == 422
-            closed = server.ask(path, {"note": "the rate was set by hand"})
-            assert (closed.status, closed.body["owes_undo"]) == (200, False)
+            assert server.ask(path, {"note": "  "}).status == 422
+            closed = command(server, "runs", "close-undo", item["run_id"], "--note", "the rate was set by hand")
+            assert closed == "slow-down job:llm: succeeded\n"
             assert undo_of(server)["status"] == "closed"
             assert undo_of(server)["because"] == "closed by anonymous: the rate was set by hand"
             assert server.ask(path, {"note": "again"}).status == 409

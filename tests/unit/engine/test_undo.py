@@ -72,6 +72,20 @@ async def test_a_failure_after_an_unknown_outcome_does_not_prove_that_nothing_wa
     assert w.calls() == {"cap": 2, "uncap": 1}
 
 
+async def test_an_undo_is_about_the_attempt_that_may_have_been_applied(world: MakeWorld) -> None:
+    """A later one under another id, which was certainly refused, does not take its place."""
+    w = world(RETRYING)
+    w.actions["cap"].outcomes += [errors.OutcomeUnknown("no reply"), errors.TemporaryFailure("interrupted")]
+    w.actions["cap"].outcomes += [errors.PermanentFailure("below the floor")]
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(120)
+    first, again, other = (call.command_id for call in w.actions["cap"].calls)
+    assert first == again != other
+    await w.resolve(alert)
+    assert [call.undo_of for call in w.actions["uncap"].calls] == [first]
+
+
 async def test_undo_ordered_again_while_it_is_being_retried_is_tried_at_once(world: MakeWorld) -> None:
     """Whoever has repaired the agent need not wait out the backoff; and one order is one attempt."""
     w = world(CAP)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, history_cursor, mapping, queries
-from trainmedic_server.adapters.sql_store.schema import OPEN_STATUSES, TimeColumn, events, runs
+from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, is_closed, is_open, runs
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
@@ -109,9 +109,10 @@ def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str
         statement = statement.where(runs.c.created_at >= matching.since)
     if matching.until is not None:
         statement = statement.where(runs.c.created_at < matching.until)
-    if matching.owes_undo is not None:
-        owes = sa.and_(runs.c.unfinished, runs.c.status.not_in(OPEN_STATUSES))
-        statement = statement.where(owes if matching.owes_undo else sa.not_(owes))
+    if matching.owes_undo is True:
+        statement = statement.where(runs.c.unfinished, is_closed)
+    elif matching.owes_undo is False:
+        statement = statement.where(sa.or_(sa.not_(runs.c.unfinished), is_open))
     if before is not None:
         created_at, run_id = before
         last = sa.tuple_(sa.literal(created_at, TimeColumn), sa.literal(run_id))

@@ -242,6 +242,7 @@ _IS_OPEN = "status IN ({})".format(", ".join(f"'{status}'" for status in OPEN_ST
 _WAS_STARTED = f"status <> '{Status.NOT_STARTED.value}'"
 
 is_open = sa.text(_IS_OPEN)
+is_closed = sa.text(f"NOT ({_IS_OPEN})")
 was_started = sa.text(_WAS_STARTED)
 """Conditions in the very words of the partial indexes, as a database needs them to use those."""
 
