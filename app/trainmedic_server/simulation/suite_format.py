@@ -72,6 +72,7 @@ class SimulatedOperation(StrEnum):
     REJECT = "reject"
     CANCEL = "cancel"
     UNDO = "undo"
+    CLOSE_UNDO = "close_undo"
     PAUSE = "pause"
     RESUME = "resume"
     CLOSE_BREAKER = "close_breaker"
