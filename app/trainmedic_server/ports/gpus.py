@@ -33,7 +33,7 @@ class Inventory:
     """Which GPUs there are.
 
     ``gpus``: those that answer, by index.
-    ``problems``: a sentence for each that does not answer, or for the driver.
+    ``problems``: a sentence for each that does not answer or that another agent has, or for the driver.
     ``driver``: the driver's version; None where there is no driver.
     """
 
