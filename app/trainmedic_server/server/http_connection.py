@@ -26,6 +26,7 @@ from trainmedic_server.server.problems import MEDIA_TYPE, ProblemResponse, from_
 
 # Chunked encoding costs up to six bytes for each byte of a body.
 _FRAMING_PER_BYTE = 8
+_LINGER_SECONDS = 2.0
 _NEVER = float("inf")
 
 log = telemetry.logger(__name__)
@@ -188,7 +189,9 @@ class HttpConnection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.write(refusal.response())
-        self.transport.close()
+        # Closing while the client still sends would reset the connection, and the client might never see the answer.
+        self.transport.write_eof()
+        self._head_deadline = self.loop.time() + _LINGER_SECONDS
 
     def _end_after_responses(self) -> None:
         """Answer the whole requests that have arrived, then close."""

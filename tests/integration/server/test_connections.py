@@ -1,0 +1,184 @@
+"""What one connection, and all together, can make the server hold, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.support.api_world import Address, World
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
+from trainmedic_server.server.tokens import Token, TokenRole
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+BOUNDS = ConnectionLimits(connections=4, refused=2, per_client=4)
+WITH_TOKEN = b"GET /history HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer look\r\n\r\n"
+HALF_A_BODY = b"POST /webhook HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer hook\r\nContent-Length: 9\r\n\r\n{"
+
+
+def with_tokens() -> World:
+    tokens = [
+        Token(name, hashlib.sha256(secret.encode()).digest(), frozenset({role}))
+        for name, secret, role in (("am", "hook", TokenRole.WEBHOOK), ("ann", "look", TokenRole.VIEWER))
+    ]
+    return World(auth=Authenticator(tokens))
+
+
+@contextlib.asynccontextmanager
+async def connected(address: Address, request: bytes = b"") -> AsyncIterator[asyncio.StreamReader]:
+    """A connection over which `request` was sent, and its reply read where it is a whole one."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(request)
+    if request.endswith(b"\r\n\r\n"):
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        length = re.search(rb"content-length: (\d+)", head)
+        await reader.readexactly(int(length[1]) if length else 0)
+    yield reader
+    writer.close()
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Whether the server has ended the connection, or does so within a moment."""
+    try:
+        async with asyncio.timeout(0.5):
+            return await reader.read() == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1.1 (\d{3})", answer)]
+
+
+async def test_requests_that_came_together_are_answered_in_order() -> None:
+    """As HTTP/1.1 has it, though few clients do that."""
+    async with World().served() as address:
+        missing = b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"
+        last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert statuses(await address.raw(HEALTH + missing + HEALTH + missing + last)) == [200, 404, 200, 404, 200]
+
+
+@pytest.mark.parametrize("rest", [b"", b"\x00 not HTTP", b"GET /health HTTP/1.1\r\nA: " + b"a" * 40_000])
+async def test_what_is_too_much_ends_the_connection_after_the_replies(rest: bytes) -> None:
+    """More requests than may wait, or something that cannot be read: each whole request before has its reply first."""
+    async with World().served() as address:
+        count = 3 if rest else 40
+        answer = await address.raw(HEALTH * count + rest)
+        assert statuses(answer) == [200] * (3 if rest else 9)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /health?" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 40_000 + b"\r\n\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 200_000, 431),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 101 + b"\r\n", 431),
+        (b"POST /webhook HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"a" * 90_000 + b"\r\n", 431),
+        (b"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}x", 400),
+        (b"POST /webhook HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /webhook HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\nHost: x\n\n", 400),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nA: \x00\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n A: folded\r\n\r\n", 400),
+        (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"CONNECT evil.example:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + HEALTH, 200),
+    ],
+)
+async def test_odd_requests_have_one_answer_of_a_known_kind(request_: bytes, status: int) -> None:
+    """A problem document and the end of the connection: nothing after it could be read as another request."""
+    async with World().served() as address:
+        answer = await address.raw(request_)
+        assert statuses(answer) == [status]
+        if status != 200:
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b"application/problem+json" in head
+            assert json.loads(body)["status"] == status
+        assert statuses(await address.raw(HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) == [200]
+
+
+async def test_line_ends_do_not_keep_an_idle_connection() -> None:
+    """Nor do the bytes of a body that nobody reads: only the next request does."""
+    limits = ConnectionLimits(head_seconds=0.5, keep_alive_seconds=1)
+    unread = b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+    async with World().served(limits) as address:
+        for begin, more in ((b"", b"\r\n"), (HEALTH, b"\r\n"), (unread, b"x")):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(begin)
+            ended = asyncio.create_task(reader.read())
+            async with asyncio.timeout(15):
+                while not ended.done():
+                    writer.write(more)
+                    await asyncio.sleep(0.1)
+            writer.close()
+
+
+async def test_a_response_must_be_taken_in_time() -> None:
+    """Also one that is no stream."""
+    world = World()
+    world.catalog.problems = [
+        type("Large", (), {"file": "x" * 8_000_000, "line": None, "column": None, "message": ""})()
+    ]
+    async with world.served(ConnectionLimits(flush_seconds=0.5)) as address:
+        reader, writer = await asyncio.open_connection(address.host, address.port, limit=1024)
+        writer.write(b"GET /playbooks HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(4)  # the connections are looked at once a second
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(reader.readexactly(8_000_000), 10)
+        writer.close()
+
+
+async def test_a_crowd_of_strangers_leaves_room_for_a_new_client() -> None:
+    """The one that was silent longest is closed; who has shown a token is not."""
+    async with with_tokens().served(BOUNDS) as address, contextlib.AsyncExitStack() as stack:
+        viewer = await stack.enter_async_context(connected(address, WITH_TOKEN))
+        deliverer = await stack.enter_async_context(connected(address, HALF_A_BODY))
+        await asyncio.sleep(0.1)
+        crowd = [await stack.enter_async_context(connected(address, HEALTH)) for _ in range(10)]
+        assert [await is_closed(reader) for reader in crowd] == [True] * 8 + [False] * 2
+        assert not await is_closed(viewer)
+        assert not await is_closed(deliverer)
+
+
+async def test_a_crowd_of_requests_in_work_is_told_to_come_back() -> None:
+    """Where nobody can give way: 503 with Retry-After as a problem, and room again once somebody has left."""
+    async with with_tokens().served(BOUNDS) as address:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(4):
+                await stack.enter_async_context(connected(address, HALF_A_BODY))
+            await asyncio.sleep(0.1)
+            answer = await address.raw(HEALTH)
+            assert statuses(answer) == [503]
+            assert b"retry-after" in answer.lower()
+            assert b"application/problem+json" in answer
+        await asyncio.sleep(0.1)
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{address.url}/health")).status_code == 200
+
+
+async def test_a_listener_that_leaves_is_noticed_behind_a_request_that_waits() -> None:
+    """Its place among the event streams is free again."""
+    world = World(limits=ServerLimits(streams=1, heartbeat_seconds=0.1))
+    async with world.served() as address:
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n" + HEALTH)
+            async with asyncio.timeout(10):
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+                writer.close()
+                while any(task.get_name() == "events" for task in asyncio.all_tasks()):
+                    await asyncio.sleep(0.02)
