@@ -126,3 +126,31 @@ async def test_a_place_from_before_the_store_was_replaced_is_the_present() -> No
     assert await make(history).start_of(999) == 1
     assert await make(history).start_of(0) == 0
     assert await make(history).start_of(None) == 1
+
+
+async def test_few_listeners_read_from_the_history_at_one_time() -> None:
+    """So that sixty replays from the beginning are batches between which other requests have their turn."""
+    history = MemoryHistory()
+    for _ in range(3 * feeds.BATCH):
+        history.append("tick")
+    reading = most = 0
+    real = history.events_after
+
+    async def counted(seq: int, limit: int) -> list[Event]:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0.001)
+        reading -= 1
+        return await real(seq, limit)
+
+    history.events_after = counted  # type: ignore[method-assign]
+    feed = make(history, listeners=60)
+    for _ in range(60):
+        feed.join()
+    readers = [asyncio.create_task(read(feed, 0, 3 * feeds.BATCH)) for _ in range(60)]
+    for reader in readers:
+        assert await reader == list(range(1, 3 * feeds.BATCH + 1))
+    await feed.close()
+    assert most <= 3  # two listeners, and the poller
+    assert feeds.BATCH <= 100

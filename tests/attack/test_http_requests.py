@@ -1,0 +1,210 @@
+"""Requests that are not what they should be: mutated deliveries, and every route by every role.
+
+Whatever is sent, the answer is one that is declared, no failure of the server, and the server is well afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import json
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.attack.effort import random_source, trials
+from tests.attack.siege import ROLES, bearer
+from tests.support.api_world import START, Address, World, alert, payload
+from tests.support.programs import Program, start_server
+from trainmedic_server.ports.outside import Presence
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.tokens import Token, TokenRole
+
+DELIVERIES = trials(300, 100_000)
+EXAMPLES = trials(1, 500)
+
+ODD_VALUES: tuple[Any, ...] = (
+    *(None, True, -1, 1 << 70, 1e308, "", "\x00", "\ud800", "x" * 70_000, [], {}, [[]], [{}], {"": ""}),
+    *("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999+23:59", "2026-02-30T00:00:00Z", "{{ 7 * 7 }}", "\u202e"),
+)
+ODD_BYTES = (
+    b"\\ud800",
+    b"\xff",
+    b"\x00",
+    b"[" * 300,
+    b"{",
+    b'"',
+    b"\\",
+    b"NaN",
+    b"1e999",
+    b",",
+    b"\xef\xbb\xbf",
+    b"9" * 5000,
+)
+DECLARED = {200, 400, 408, 413, 415, 422, 503}
+
+
+def real_deliveries() -> list[dict[str, Any]]:
+    """As Alertmanager sends them: one alert, several, resolved, with much text."""
+    resolved = alert(status="resolved", endsAt="2026-01-31T12:05:00Z", fingerprint="ad7c2f1b9e0d4455")
+    hot = alert(labels={"alertname": "GPUTemperatureHigh", "UUID": "GPU-5f3a", "Hostname": "n1", "gpu": "0"})
+    long = alert(annotations={"description": "loss = nan\n" * 500, "runbook_url": "https://runbooks.example.org/a"})
+    return [
+        payload(),
+        payload(hot, resolved),
+        payload(resolved, status="resolved"),
+        payload(long, hot, truncatedAlerts=3),
+    ]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) within a document."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, member in members for place in ((value, key), *places(member))]
+
+
+def mutated(source: random.Random, document: dict[str, Any]) -> bytes:
+    """The document with some members replaced, removed or added, and some bytes changed."""
+    document = json.loads(json.dumps(document))
+    for _ in range(source.randrange(4)):
+        if not (options := places(document)):
+            break
+        container, key = source.choice(options)
+        match source.randrange(3):
+            case 0:
+                container[key] = source.choice(ODD_VALUES)
+            case 1:
+                del container[key]
+            case _ if isinstance(container, dict):
+                container[source.choice(("", "\x00", "\u2028", "alerts", "x" * 300))] = source.choice(ODD_VALUES)
+            case _:
+                container.append(source.choice(ODD_VALUES))
+    body = bytearray(json.dumps(document).encode())
+    for _ in range(source.choice((0, 0, 0, 1, 1, 3))):
+        begin = source.randrange(len(body) + 1)
+        end = min(len(body), begin + source.randrange(20))
+        match source.randrange(4):
+            case 0:
+                body[begin:end] = source.choice(ODD_BYTES)
+            case 1:
+                body[begin:begin] = body[begin:end] * source.randrange(1, 50)
+            case 2:
+                body = body[:begin]
+            case _:
+                body[begin:end] = source.randbytes(end - begin)
+    return bytes(body)
+
+
+HEADERS: tuple[dict[str, str], ...] = (
+    *({},) * 20,
+    {"Content-Type": "text/plain; charset=utf-16"},
+    {"Content-Encoding": "gzip"},
+    {"Content-Encoding": "identity"},
+    {"Expect": "100-continue"},
+    {"Accept": "\x7f;q=x, */*;q=0"},
+    {"Origin": "http://["},
+    {"X-Forwarded-Host": "evil.example"},
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[Program, int]]:
+    program, url = start_server(tmp_path)
+    with program:
+        yield program, int(url.rpartition(":")[2])
+
+
+def test_mutated_deliveries_are_answered_and_the_server_stays_well(server: tuple[Program, int]) -> None:
+    """200 for what is still sound, a problem that says what is wrong for the rest; nothing is an accident."""
+    program, port = server
+    source, real = random_source(), real_deliveries()
+    seen: dict[int, int] = {}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    for _ in range(DELIVERIES):
+        body = mutated(source, source.choice(real))
+        connection.request("POST", "/webhook", body, source.choice(HEADERS))
+        reply = connection.getresponse()
+        content = json.loads(reply.read())
+        seen[reply.status] = seen.get(reply.status, 0) + 1
+        assert reply.status in DECLARED, (reply.status, content, body)
+        if reply.status != 200:
+            assert reply.getheader("Content-Type") == "application/problem+json"
+            assert (content["status"], bool(content["detail"])) == (reply.status, True)
+        if reply.getheader("Connection") == "close":
+            connection.close()
+    connection.close()
+    print(seen)
+    assert {200, 400, 422} <= seen.keys()
+    for path in ("/health", "/ready"):
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        assert (reply.status, bool(reply.read())) == (200, True)
+    connection.close()
+    assert "Traceback" not in program.tail(100_000)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[Address]:
+    """A server with a token for each role, in a thread of its own."""
+    started: Future[Address] = Future()
+    stop: Future[None] = Future()
+
+    async def run() -> None:
+        tokens = [
+            Token(role, hashlib.sha256(f"secret-of-{role}".encode()).digest(), frozenset({TokenRole(role)}))
+            for role in ROLES
+        ]
+        world = World(auth=Authenticator(tokens))
+        world.bus.present = [Presence("llm-1", START, {"ranks": 8})]
+        async with world.served() as address:
+            started.set_result(address)
+            await asyncio.wrap_future(stop)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    yield started.result(30)
+    stop.set_result(None)
+    thread.join(30)
+
+
+# /events does not end, so that no client which waits for the whole answer can call it.
+schema = schemathesis.openapi.from_dict(World().app.openapi()).exclude(path="/events")
+
+
+@schema.parametrize()
+@pytest.mark.parametrize("role", [None, *ROLES])
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+def test_every_role_gets_declared_answers(case: schemathesis.Case, role: str | None, address: Address) -> None:
+    """Good requests and bad ones, with each role and with none: never an accident, and nothing without the role."""
+    case.headers = {name: value for name, value in (case.headers or {}).items() if name.lower() != "authorization"}
+    answer = case.call(base_url=address.url, headers=bearer(role))
+    case.validate_response(
+        answer,
+        checks=[not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance],
+    )
+    needed = {"/webhook": "webhook", "/pause": "operator", "/resume": "operator"}
+    allowed = {"/health": None, "/ready": None, "/metrics": None}
+    path = case.operation.path
+    if path not in allowed and answer.status_code < 300:
+        wanted = needed.get(path, "operator" if case.method == "POST" else "viewer")
+        assert role == wanted or (role, wanted) == ("operator", "viewer")
