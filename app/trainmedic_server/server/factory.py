@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmedic_server import __version__, errors, telemetry
+from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.outside import Clock, CommandBus
 from trainmedic_server.ports.store import History, RunStore
@@ -150,6 +151,18 @@ def _describe(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+    rendered: list[bytes] = []
+
+    async def document(_: Request) -> Response:
+        # Rendered once: it is large, and anybody may ask for it.
+        if not rendered:
+            rendered.append(json_bytes(app.openapi()))
+        return Response(rendered[0], media_type="application/json")
+
+    url = app.openapi_url
+    assert url is not None
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) != url]
+    app.add_route(url, document, include_in_schema=False)
 
 
 def _complete(document: dict[str, Any]) -> None:
