@@ -38,6 +38,7 @@ ALERTS = {
     "GPUXidError": "critical",
     "GPUMemoryBroken": "critical",
     "UndoOverdue": "warning",
+    "MessagesNotBelieved": "warning",
 }
 
 
