@@ -664,11 +664,11 @@ async def test_what_an_attacker_writes_does_not_stop_the_reader(
 async def test_a_forged_mark_cannot_make_a_command_apply_twice(
     redis_server: Any, bus: RedisBus, client: Redis, start_job: Any
 ) -> None:
-    """What cannot be read in the memory counts as begun by somebody else."""
+    """What somebody else has written in the memory says nothing, so nothing is done and nothing is answered."""
     job = start_job(redis_server.url, signing_key=KEY)
-    sent = make_command()
+    sent = make_command(seconds=1.0)
     await client.set(f"trainmedic:memory:job:llm-1:{sent.id}", b"\xff{")
-    assert (await ask(bus, sent)).status == envelope.FAILED
+    assert await bus.request(sent) == ()
     assert job.done == []
 
 

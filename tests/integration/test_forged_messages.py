@@ -209,6 +209,30 @@ def test_a_forged_command_spoils_no_genuine_one(server: Server, redis_url: str, 
         assert job.done == ["job.scale_lr 0.5"]
 
 
+def test_a_forged_note_is_no_outcome(server: Server, redis_url: str, attacker: redis.Redis) -> None:
+    """Not even where the job, which has just started, has nothing else to go by: neither its own note of another
+    command, nor one that somebody else wrote."""
+    with Job("llm-1", redis_url, KEY) as job:
+        assert decision(server, delivery("LossSpike", "llm-1")) == "started"
+        assert server.closed_run()["status"] == "succeeded"
+        (other,) = [command_id for command_id, _ in job.effects]
+    (genuine,) = [value for value in [attacker.get(f"trainmedic:memory:job:llm-1:{other}")] if value]
+    made_up = json.dumps({"by": "x", "status": "applied", "output": {}}).encode()
+    for number, forged in enumerate((genuine, made_up, Signer.of(b"made up").seal(made_up)), 1):
+        fired = delivery("LossSpike", "llm-1")
+        fired["alerts"][0]["fingerprint"] = f"another-{number}"
+        assert decision(server, fired) == "started"
+        command_id = only_command(attacker, "llm-1")["id"]
+        attacker.set(f"trainmedic:memory:job:llm-1:{command_id}", forged)
+        with Job("llm-1", redis_url, KEY) as job:
+            eventually(lambda: server.runs()[0]["status"] == "failed", 30, "the outcome is given up", 0.1)
+            assert job.done == []
+        step = server.run(server.runs()[0]["run_id"])["steps"][0]
+        assert [attempt["status"] for attempt in step["attempts"]] == ["unknown"]
+        assert step["undo"]["status"] in ("armed", "running")
+        attacker.delete(envelope.job_commands("llm-1"))
+
+
 def test_a_forged_rival_stops_no_agent(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver], server: Server, attacker: redis.Redis
 ) -> None:

@@ -125,7 +125,9 @@ class CommandQueue:
     def _repeat(self, received: ReceivedCommand, record: CommandRecord) -> None:
         """Deal with a command that has come before."""
         command = received.command
-        if record.is_final:
+        if record.is_forged:
+            received.drop()  # without an answer the outcome is unknown to the server, as it is here
+        elif record.is_final:
             self._reply_of_all(command.id, record, received.entry)
         elif record.owner != self._memory.owner:
             self._remember(command.id, envelope.FAILED, {"reason": _INTERRUPTED}, received.entry)

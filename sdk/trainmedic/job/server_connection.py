@@ -47,10 +47,10 @@ class ServerConnection:
         self._conflicting: Any = None  # the instance of the process of the same name that was logged last
         outage = OutageLog(job)
         writing, receiving = RedisConnection(settings.find_url, outage), RedisConnection(settings.find_url, outage)
-        memory = CommandMemory(f"job:{job}", self._instance)
+        signer = Signer(settings.read_keys) if settings.read_keys is not None else None
+        memory = CommandMemory(f"job:{job}", self._instance, signer)
         stream = envelope.job_commands(job)
         presence = PresenceKey(envelope.job_presence(job), ("job", job), self._describe, self._log_conflict)
-        signer = Signer(settings.read_keys) if settings.read_keys is not None else None
         self.writer = ReplyWriter(writing, memory, stream, presence, signer)
         self.queue = CommandQueue(job, self._host, memory, handlers, self.writer.put, on_outcome)
         addressee = Addressee("job", job, stream, "rank-0", job)

@@ -16,6 +16,7 @@ Who calls it: ``trainmedic.job.queue`` decides by it what to answer, the writer 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -25,6 +26,11 @@ from typing import Any, Mapping
 import redis
 
 from trainmedic.wire import envelope, undoing
+from trainmedic.wire.log_limit import LogLimit
+from trainmedic.wire.reading import read_object
+from trainmedic.wire.signing import BadSignature, Signer, unseal
+
+log = logging.getLogger("trainmedic")
 
 SECONDS = 30 * 24 * 3600
 """How long Redis remembers. An undo can come as late as its alert resolves, which can take days."""
@@ -52,6 +58,8 @@ class CommandRecord:
     """The outcomes of ranks that differ from ``status`` and ``output``."""
     is_cut: bool = False
     """Whether outputs were left out."""
+    is_forged: bool = False
+    """Whether somebody without the signing key wrote it: what became of the command is not known."""
 
     @property
     def is_final(self) -> bool:
@@ -67,18 +75,24 @@ class CommandRecord:
         }
         return CommandRecord(self.owner, self.status, {}, ranks, is_cut=True)
 
-    def encode(self) -> bytes:
-        fields: dict[str, Any] = {"by": self.owner, "status": self.status, "output": dict(self.output)}
+    def encode(self, command_id: str = "") -> bytes:
+        """The record of the command of this id, as it is kept."""
+        fields: dict[str, Any] = {
+            "id": command_id,
+            "by": self.owner,
+            "status": self.status,
+            "output": dict(self.output),
+        }
         if self.ranks:
             fields["ranks"] = {str(rank): [status, dict(output)] for rank, (status, output) in self.ranks.items()}
         raw = json.dumps(fields).encode()
-        return raw if len(raw) <= _LARGEST_IN_REDIS or self.is_cut else self.cut().encode()
+        return raw if len(raw) <= _LARGEST_IN_REDIS or self.is_cut else self.cut().encode(command_id)
 
     @classmethod
     def decode(cls, raw: bytes) -> CommandRecord:
         """A record that cannot be read counts as another process's, so that the command is not applied twice."""
         try:
-            fields = json.loads(raw)
+            fields = read_object(raw)
             status, output = fields["status"], fields["output"]
             ranks: dict[int, RankOutcome] = {
                 int(rank): (rank_status, dict(rank_output))
@@ -87,18 +101,23 @@ class CommandRecord:
             statuses = {status, *(rank_status for rank_status, _ in ranks.values())}
             if statuses <= envelope.STATUSES and isinstance(output, dict):
                 return cls(str(fields["by"]), status, output, ranks)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             pass
         return cls("", envelope.ACCEPTED)
 
 
 class CommandMemory:
-    """The commands of one receiver. Only background threads call what touches Redis."""
+    """The commands of one receiver. Only background threads call what touches Redis.
 
-    def __init__(self, receiver: str, owner: str) -> None:
+    ``signer`` signs what is kept in Redis, so that nobody else can have a command answered that was never carried out.
+    """
+
+    def __init__(self, receiver: str, owner: str, signer: Signer | None = None) -> None:
+        self._signer = signer
         self._prefix = f"trainmedic:memory:{receiver}:"
         self._since_key = f"trainmedic:memory-since:{receiver}"
         self.owner = owner
+        self._log_limit = LogLimit()
         self._lock = threading.Lock()
         self._records: OrderedDict[str, CommandRecord] = OrderedDict()
         # Since when every command that has come is in the records, and since when each is in Redis.
@@ -110,6 +129,10 @@ class CommandMemory:
     def key(self, command_id: str) -> str:
         return self._prefix + command_id
 
+    def entry(self, command_id: str, record: CommandRecord) -> bytes:
+        """What is kept in Redis under `key`."""
+        return self._sealed(record.encode(command_id))
+
     def recall(self, command_id: str) -> CommandRecord | None:
         """The record of a command in this process, if any."""
         with self._lock:
@@ -120,8 +143,8 @@ class CommandMemory:
         here = self.recall(command_id)
         if here is not None and not here.is_cut:
             return here
-        raw: Any = client.get(self.key(command_id))
-        stored = None if raw is None else CommandRecord.decode(raw)
+        raw: Any = client.getrange(self.key(command_id), 0, 2 * _LARGEST_IN_REDIS)
+        stored = self._record_in(command_id, raw) if raw else None
         if here is not None:
             return stored if stored is not None and stored.is_final else here
         if stored is not None and stored.is_final:
@@ -160,9 +183,9 @@ class CommandMemory:
         if is_evicting:
             return None
         raw: Any = client.get(self._since_key)
-        since = _since_of(raw, run) or envelope.utc_now()
-        mark = json.dumps({"since": envelope.write_time(since), "redis": run})
-        client.set(self._since_key, mark, ex=SECONDS)
+        since = self._since_in(raw, run) or envelope.utc_now()
+        mark = {"key": self._since_key, "since": envelope.write_time(since), "redis": run}
+        client.set(self._since_key, self._sealed(json.dumps(mark).encode()), ex=SECONDS)
         oldest = envelope.utc_now() - timedelta(seconds=SECONDS)
         with self._lock:
             self._whole_in_redis_since = max(since, oldest)
@@ -172,18 +195,18 @@ class CommandMemory:
         """Enter a command as ours to apply. Returns None on success, else its existing record."""
         mine = CommandRecord(self.owner, envelope.ACCEPTED)
         with self._marking:
-            if not client.set(self.key(command_id), mine.encode(), nx=True, ex=SECONDS):
+            if not client.set(self.key(command_id), self.entry(command_id, mine), nx=True, ex=SECONDS):
                 record = self.look_up(client, command_id)
                 if record is not None:
                     return record
-                client.set(self.key(command_id), mine.encode(), ex=SECONDS)
+                client.set(self.key(command_id), self.entry(command_id, mine), ex=SECONDS)
             self.remember(command_id, mine)
         return None
 
     def revoke(self, client: redis.Redis, command_id: str) -> None:
         """Make sure that a command is never applied: its undo came before it was."""
         record = CommandRecord(self.owner, envelope.REJECTED, {"reason": _TAKEN_BACK})
-        if client.set(self.key(command_id), record.encode(), nx=True, ex=SECONDS):
+        if client.set(self.key(command_id), self.entry(command_id, record), nx=True, ex=SECONDS):
             self.remember(command_id, record)
 
     def remember(self, command_id: str, record: CommandRecord) -> None:
@@ -207,13 +230,34 @@ class CommandMemory:
             if self.recall(command_id) is None:
                 client.delete(self.key(command_id))
 
+    def _sealed(self, raw: bytes) -> bytes:
+        return raw if self._signer is None else self._signer.seal(raw)
 
-def _since_of(raw: Any, run: str) -> datetime | None:
-    """Since when the memory in this run of Redis is whole; None where the key is not there, or of another run."""
-    if raw is None:
-        return None
-    try:
-        mark = json.loads(raw)
-        return envelope.read_time(mark["since"]) if mark["redis"] == run else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    def _opened(self, value: bytes) -> bytes:
+        """What was sealed in `value`. Raises BadSignature."""
+        raw, signatures = unseal(value)
+        if self._signer is not None:
+            self._signer.verify(raw, signatures)
+        return raw
+
+    def _record_in(self, command_id: str, value: bytes) -> CommandRecord:
+        try:
+            raw = self._opened(value)
+            if self._signer is not None and read_object(raw).get("id") != command_id:
+                raise BadSignature("is the record of another command")
+        except ValueError as error:
+            if self._log_limit.lets_through():
+                log.warning("what is kept in Redis of the command %s is not genuine: it %s", command_id, error)
+            return CommandRecord("", envelope.ACCEPTED, is_forged=True)
+        return CommandRecord.decode(raw)
+
+    def _since_in(self, value: Any, run: str) -> datetime | None:
+        """Since when the memory in this run of Redis is whole; None where that is not kept, or of another run."""
+        if value is None:
+            return None
+        try:
+            mark = read_object(self._opened(value))
+            is_ours = self._signer is None or mark["key"] == self._since_key
+            return envelope.read_time(mark["since"]) if is_ours and mark["redis"] == run else None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None

@@ -185,7 +185,8 @@ class ReplyWriter:
 
     def _add(self, pipeline: Any, batch: OutgoingReplies) -> None:
         if batch.remember is not None:
-            pipeline.set(self._memory.key(batch.command_id), batch.remember.encode(), ex=SECONDS)
+            entry = self._memory.entry(batch.command_id, batch.remember)
+            pipeline.set(self._memory.key(batch.command_id), entry, ex=SECONDS)
         for reply in batch.replies:
             raw = reply.encode()
             if len(raw) > LARGEST_REPLY:
