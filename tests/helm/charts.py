@@ -91,7 +91,12 @@ COMBINATIONS: Mapping[str, Values] = {
             "podAnnotations": {"example.com/note": "one"},
             "serviceAccountAnnotations": {"example.com/role": "trainmedic"},
         },
-        "redis": {"persistence": {"storageClass": "ssd"}, "nodeSelector": {"disk": "ssd"}},
+        "signing": {"previousSecret": "signing-before"},
+        "redis": {
+            "persistence": {"storageClass": "ssd"},
+            "nodeSelector": {"disk": "ssd"},
+            "users": {"jobs": ["llm-1", "llm-2"]},
+        },
         "agent": {
             "powerControl": {"enabled": True, "floorPercent": 60, "maxLease": "10m"},
             "cleaning": {"hostPaths": ["/var/log/training", "/scratch"], "hostPID": True, "policy": _CLEANING},
@@ -116,12 +121,12 @@ COMBINATIONS: Mapping[str, Values] = {
     },
     "postgresql": {
         "server": {"replicas": 3, "database": {"existingSecret": "trainmedic-database"}},
-        "redis": {"enabled": False, "external": {"existingSecret": "trainmedic-redis-url"}},
+        "redis": {"enabled": False, "external": {"existingSecret": "trainmedic-redis-url", "agentKey": "agent-url"}},
     },
     "own-secrets": {
         "auth": {"existingSecret": "tokens"},
         "signing": {"existingSecret": "signing"},
-        "redis": {"existingSecret": "redis"},
+        "redis": {"existingSecret": "redis", "users": {"existingSecret": "redis-users", "jobs": ["llm-1"]}},
         "monitoring": {"alertmanagerConfig": {"enabled": True, "inhibitRules": False}},
     },
     "power-control": {"mode": "enforce", "agent": {"powerControl": {"enabled": True}}},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-import redis
 import yaml
 from click.testing import CliRunner
 from prometheus_client.metrics_core import Metric
@@ -21,7 +19,6 @@ from tests.driver.driver import Driver
 from tests.helm import charts
 from tests.helm.charts import COMBINATIONS
 from tests.helm.test_rendering import KUBERNETES, validators
-from tests.support.programs import Program, eventually, free_port
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.kubernetes.jobs import CreateJobParams
@@ -160,37 +157,6 @@ def test_the_health_checks_pod_is_valid(combination: str, kubernetes: Path, tmp_
     assert container["args"] == ["agent", "health", "--gpus=1"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert "volumes" not in pod["spec"]
-
-
-def test_redis_starts_as_the_chart_configures_it(tmp_path: Path) -> None:
-    """With the real server: our keys can be used with the password, and nothing that administers or runs scripts."""
-    files = charts.one(charts.objects("default"), "ConfigMap", "-redis")["data"]
-    port = free_port()
-    for name, text in files.items():
-        for directory in ("/etc/redis/", "/run/redis/", "/data"):
-            text = text.replace(directory, f"{tmp_path}/")
-        (tmp_path / name).write_text(text)
-    with (tmp_path / "redis.conf").open("a") as configuration:
-        configuration.write(f"port {port}\nbind 127.0.0.1\n")
-    environment = {"REDIS_PASSWORD": "abc123", "PATH": os.environ["PATH"]}
-    with Program(["/bin/sh", tmp_path / "start.sh"], tmp_path / "redis.log", environment):
-        client = redis.Redis(port=port, password="abc123")
-        eventually(lambda: answers(client), 10, "Redis answers")
-        client.xadd("trainmedic:replies", {"a": "b"})
-        assert (tmp_path / "users.conf").stat().st_mode & 0o077 == 0
-        for refused in (["CONFIG", "GET", "*"], ["EVAL", "return 1", "0"], ["SET", "other", "1"], ["FLUSHALL"]):
-            with pytest.raises(redis.exceptions.NoPermissionError):
-                client.execute_command(*refused)
-        with pytest.raises(redis.exceptions.AuthenticationError):
-            redis.Redis(port=port).ping()
-        client.close()
-
-
-def answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.exceptions.ConnectionError:
-        return False
 
 
 def test_the_shipped_rules_are_rules_that_prometheus_takes(tmp_path: Path) -> None:

@@ -107,6 +107,10 @@ def test_no_secret_is_the_same_twice(combination: str) -> None:
     for found in [*(each for each in charts.objects(combination) if each["kind"] == "Secret"), *again]:
         values = charts.secret(found)
         values.pop("tokens.yaml", None)
+        if "redis-url" in values:
+            user, _, rest = values.pop("redis-url").removeprefix("redis://").partition(":")
+            assert found["metadata"]["name"].endswith(f"-redis-{user}")
+            assert rest.partition("@")[0] == values["password"]
         for value in values.values():
             assert len(value) >= 40
             assert value.isalnum()

@@ -45,10 +45,14 @@ def install(server: ApiServer, found: list[Object]) -> None:
 
 
 def test_an_upgrade_keeps_every_generated_secret(stand_in: ApiServer, helm: helm_python.Config) -> None:
-    """Tokens, signing key and password stay as they are, in the Secrets and in the tokens file."""
-    first = rendered(helm, is_upgrade=False)
+    """Tokens, signing key and passwords stay as they are, in the Secrets, in the tokens file and in the jobs' URLs; a
+    job that is added gets a Secret of its own."""
+    first = rendered(helm, is_upgrade=False, redis={"users": {"jobs": ["llm-1"]}})
     install(stand_in, first)
-    assert secrets(rendered(helm, is_upgrade=True, mode="enforce")) == secrets(first)
+    after = secrets(rendered(helm, is_upgrade=True, mode="enforce", redis={"users": {"jobs": ["llm-0", "llm-1"]}}))
+    added = after.pop("tm-trainmedic-redis-job-llm-0")
+    assert after == secrets(first)
+    assert added["redis-url"] == f"redis://job-llm-0:{added['password']}@tm-trainmedic-redis.ops.svc:6379/0"
 
 
 def test_a_new_key_is_added_and_the_others_stay(stand_in: ApiServer, helm: helm_python.Config) -> None:
@@ -67,7 +71,7 @@ def test_a_new_key_is_added_and_the_others_stay(stand_in: ApiServer, helm: helm_
 def test_what_is_generated_outlives_an_uninstall() -> None:
     """Secrets and the history are kept, for a new install under the same name."""
     kept = [each for each in charts.objects("default") if each["kind"] in ("Secret", "PersistentVolumeClaim")]
-    assert len(kept) == 4
+    assert len(kept) == 5
     assert all(each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for each in kept)
 
 

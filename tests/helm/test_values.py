@@ -45,6 +45,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "redis: either redis.enabled is true, or redis.external.existingSecret",
     ),
     "two Redis": ({"redis": {"external": {"existingSecret": "mine"}}}, "redis.external.existingSecret: is of no use"),
+    "a URL of the agents beside our Redis": (
+        {"redis": {"external": {"agentKey": "agents"}}},
+        "redis.external.agentKey: is of no use",
+    ),
+    "users in a Redis of another's": (
+        {"redis": {"enabled": False, "external": {"existingSecret": "mine"}, "users": {"jobs": ["llm-1"]}}},
+        "redis.users: the chart makes users in its own Redis only",
+    ),
+    "a job whose password nobody makes": (
+        {"redis": {"existingSecret": "mine", "users": {"jobs": ["llm-1"]}}},
+        "redis.users.jobs: no password is generated where redis.existingSecret is set",
+    ),
+    "a job twice": (
+        {"redis": {"users": {"jobs": ["llm-1", "llm-1"]}}},
+        "'/redis/users/jobs': items at 0 and 1 are equal",
+    ),
     "no playbooks": ({"playbooks": {"shipped": False}}, "playbooks: there are none"),
     "a setting of the chart's own": (
         {"server": {"settings": {"TRAINMEDIC_MODE": "enforce"}}},
@@ -113,6 +129,15 @@ def test_a_wrong_value_is_refused_and_named(case: str) -> None:
     with pytest.raises(helm_python.HelmError) as caught:
         charts.rendered(values)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["*", "llm-?", "llm-[12]", "llm\\\\1", "a:b", "a b", "a/b", "LLM", "-a", "a.", "", "a" * 64]
+)
+def test_a_job_that_could_name_others_or_no_secret_is_refused(name: str) -> None:
+    """Its name becomes part of a rule, in which some characters stand for many, and of a Secret's name."""
+    with pytest.raises(helm_python.HelmError, match=r"'/redis/users/jobs/0': .* does not match pattern"):
+        charts.rendered({"redis": {"users": {"jobs": [name]}}})
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:

@@ -13,6 +13,16 @@
 {{- if and .Values.redis.enabled .Values.redis.external.existingSecret -}}
 {{- fail "redis.external.existingSecret: is of no use while redis.enabled is true; set redis.enabled to false" -}}
 {{- end -}}
+{{- if and .Values.redis.enabled .Values.redis.external.agentKey -}}
+{{- fail "redis.external.agentKey: is of no use while redis.enabled is true; agents have a user of their own there" -}}
+{{- end -}}
+{{- $users := .Values.redis.users -}}
+{{- if and (not .Values.redis.enabled) (or $users.jobs $users.existingSecret) -}}
+{{- fail "redis.users: the chart makes users in its own Redis only (redis.enabled); add them to yours by hand, as docs/how-to/secure-redis.md shows" -}}
+{{- end -}}
+{{- if and $users.jobs .Values.redis.existingSecret (not $users.existingSecret) -}}
+{{- fail "redis.users.jobs: no password is generated where redis.existingSecret is set; name a Secret with those of the jobs in redis.users.existingSecret" -}}
+{{- end -}}
 {{- if not (or .Values.playbooks.shipped .Values.playbooks.extra .Values.playbooks.existingConfigMap) -}}
 {{- fail "playbooks: there are none: set playbooks.shipped, playbooks.extra or playbooks.existingConfigMap" -}}
 {{- end -}}
@@ -41,7 +51,10 @@
   "TRAINMEDIC_ALLOW_ANONYMOUS" "auth"
   "TRAINMEDIC_SIGNING_KEY" "signing"
   "TRAINMEDIC_SIGNING_KEY_FILE" "signing"
+  "TRAINMEDIC_PREVIOUS_SIGNING_KEY" "signing"
+  "TRAINMEDIC_PREVIOUS_SIGNING_KEY_FILE" "signing"
   "TRAINMEDIC_REDIS_URL" "redis"
+  "TRAINMEDIC_REDIS_URL_FILE" "redis"
   "TRAINMEDIC_HOST" "server.service"
   "TRAINMEDIC_PORT" "server.service"
   "TRAINMEDIC_STATE_DIR" "server.persistence or agent.statePath"

@@ -1,24 +1,32 @@
-{{/* The environment variables by which server and agent reach Redis. The password is never part of an argument. */}}
-{{- define "trainmedic.redisEnv" -}}
-{{- if .Values.redis.enabled -}}
-- name: REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "trainmedic.redisSecret" . }}, key: password}}
-- name: TRAINMEDIC_REDIS_URL
-  value: redis://:$(REDIS_PASSWORD)@{{ include "trainmedic.fullname" . }}-redis:6379/0
-{{- else -}}
-- name: TRAINMEDIC_REDIS_URL
-  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: {{ .Values.redis.external.key }}}}
-{{- end }}
+{{/* The signing keys: in which files server and agent find them, where these are mounted, and what is mounted. */}}
+{{- define "trainmedic.signingEnv" -}}
 - {name: TRAINMEDIC_SIGNING_KEY_FILE, value: /etc/trainmedic/signing/signing-key}
+{{- if .Values.signing.previousSecret }}
+- {name: TRAINMEDIC_PREVIOUS_SIGNING_KEY_FILE, value: /etc/trainmedic/previous-signing/signing-key}
+{{- end }}
 {{- end -}}
 
-{{/* The volume of the signing key. 288 is 0440: root's, and the group's that the pod runs as. */}}
-{{- define "trainmedic.signingVolume" -}}
+{{- define "trainmedic.signingMounts" -}}
+- {name: signing, mountPath: /etc/trainmedic/signing, readOnly: true}
+{{- if .Values.signing.previousSecret }}
+- {name: previous-signing, mountPath: /etc/trainmedic/previous-signing, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "trainmedic.signingVolumes" -}}
 - name: signing
   secret:
     secretName: {{ include "trainmedic.signingSecret" . }}
+    # 0440: root's, and the group's that the pod runs as.
     defaultMode: 288
     items: [{key: signing-key, path: signing-key}]
+{{- with .Values.signing.previousSecret }}
+- name: previous-signing
+  secret:
+    secretName: {{ . }}
+    defaultMode: 288
+    items: [{key: signing-key, path: signing-key}]
+{{- end }}
 {{- end -}}
 
 {{- define "trainmedic.settingsEnv" -}}
