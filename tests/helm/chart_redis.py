@@ -6,7 +6,6 @@ Here: laying the files out as the pod's volumes do, starting, killing. Not here:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -17,7 +16,7 @@ from redis.retry import Retry
 
 from tests.helm import charts
 from tests.helm.charts import Object, Values
-from tests.support.programs import Program, eventually, free_port
+from tests.support.programs import Program, eventually, free_port, system_path
 
 ADMIN = "admin"
 """A user that the chart does not have, for tests that look at what Redis has refused."""
@@ -69,7 +68,7 @@ class ChartRedis:
         self.starts += 1
         log = self.directory / f"redis-{self.starts}.log"
         script = ["/bin/sh", self.directory / "etc" / "start.sh"]
-        self.program = Program(script, log, {"PATH": os.environ["PATH"]})
+        self.program = Program(script, log, {"PATH": system_path()})
         eventually(self._answers, 10, f"Redis answers; its log is {log}", every=0.02)
 
     def kill(self) -> None:

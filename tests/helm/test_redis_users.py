@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from redis.retry import Retry
 
 from tests.helm import charts
 from tests.helm.chart_redis import ChartRedis
+from tests.support import doc_pages
 from tests.support.agent_node import KEY, Node
 from tests.support.live import Job, Server
 from tests.support.messages import delivery, make_command, resolved
-from tests.support.programs import eventually
+from tests.support.programs import Program, eventually, free_port, system_path
 from trainmedic.wire import envelope
 from trainmedic.wire.signing import Signer, identity_key, job_identity, node_identity
 
@@ -115,6 +117,54 @@ def test_an_agent_works_under_the_agents_user(chart_redis: ChartRedis, tmp_path:
     finally:
         node.agent.end()
     assert chart_redis.refused() == set()
+
+
+def test_the_documented_users_are_the_charts(chart_redis: ChartRedis) -> None:
+    """docs/how-to/secure-redis.md shows the chart's rules, with the server as `server`; but a node's agent is confined
+    to this node there."""
+    charts_own = dict(line.split(" ", 1) for line in (chart_redis.directory / "etc" / "users").read_text().splitlines())
+    documented = {}
+    for line in documented_users().splitlines()[1:]:
+        user, rules = re.fullmatch(r"user (\S+) on >password-of-\S+ (.+)", line).groups()  # type: ignore[union-attr]
+        documented[user] = rules
+    assert documented.keys() == {"server", "agent-gpu-1", "job-llm-1"}
+    assert documented["server"] == charts_own["default"]
+    assert documented["job-llm-1"] == charts_own["job-llm-1"]
+    assert documented["agent-gpu-1"].replace("gpu-1:*", "*").replace("gpu-1", "*") == charts_own["agent"]
+
+
+def documented_users() -> str:
+    page = (charts.ROOT / "docs" / "how-to" / "secure-redis.md").read_text()
+    (block,) = [block for block in doc_pages.blocks(page) if block.option("file") == "users.acl"]
+    return block.body
+
+
+def test_an_agent_works_under_the_documented_user_of_its_node(tmp_path: Path) -> None:
+    """And the server beside it; another node's keys are refused."""
+    (tmp_path / "users.acl").write_text(documented_users())
+    port = free_port()
+    options = ("--bind", "127.0.0.1", "--port", str(port), "--save", "", "--aclfile", "users.acl")
+    login = f"@127.0.0.1:{port}/0"
+    with Program(["redis-server", *options], tmp_path / "redis.log", {"PATH": system_path()}):
+        node = Node(tmp_path / "node", f"redis://server:password-of-the-server{login}", name="gpu-1")
+        agent_url = f"redis://agent-gpu-1:password-of-gpu-1{login}"
+        start_agent(node, agent_url, wait=False)
+        try:
+            eventually(lambda: has_started(node), 20, "the agent's presence")
+            command = node.send(node.command("gpu.power_limit"), key_of(node))
+            assert node.final(command).status == envelope.APPLIED
+        finally:
+            node.agent.end()
+        with redis.Redis.from_url(agent_url) as client:
+            assert [attempt for attempt in others("node:gpu-2") if is_allowed(client, attempt)] == []
+
+
+def has_started(node: Node) -> bool:
+    """Whether the agent is there, and Redis as well."""
+    try:
+        return node.presence() is not None
+    except redis.exceptions.ConnectionError:
+        return False
 
 
 def test_who_is_there_from_before_goes_on_through_an_upgrade(tmp_path: Path) -> None:

