@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from tests.support.live import Server
 from tests.support.programs import PYTHON_PATH, eventually
+from trainmedic.wire.command_memory import CommandMemory
+from trainmedic.wire.connection import open_client
 from trainmedic_server import errors
 from trainmedic_server.adapters import embedded_redis
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
@@ -79,6 +82,17 @@ async def test_nobody_runs_scripts_administers_it_or_leaves_our_keys(tmp_path: P
         async with redis.Redis.from_url(url) as client:
             with pytest.raises(ResponseError):
                 await client.execute_command(*command)
+    finally:
+        await embedded.stop()
+
+
+async def test_a_job_can_ask_whether_its_memory_is_whole(tmp_path: Path, binary: str) -> None:
+    """Without that, what it does not remember stays owed after each of its restarts."""
+    embedded = EmbeddedRedis(tmp_path, binary)
+    url = await embedded.start()
+    try:
+        with contextlib.closing(open_client(url)) as client:
+            assert CommandMemory("job:llm-1", "a process").mark_whole(client) is not None
     finally:
         await embedded.stop()
 

@@ -192,9 +192,10 @@ class EmbeddedRedis:
                 "appendonly yes",
                 "appendfsync everysec",
                 # Everything of ours begins with trainmedic:. What administers, inspects others or runs
-                # scripts is off; a client may name itself, as redis-py does on connecting.
+                # scripts is off; a client may name itself, as redis-py does on connecting, and a job asks by INFO
+                # whether Redis can have lost what it remembers.
                 f"user default on #{digest} ~trainmedic:* resetchannels +@all -@dangerous -@admin -@scripting"
-                " +client|setname",
+                " +client|setname +info",
                 "",
             ]
         )

@@ -1,6 +1,7 @@
 {{/*
-What an agent or a job may do in Redis beside its own keys: receive commands, keep their outcomes, announce itself, and
-append to the replies of all without reading them. docs/how-to/secure-redis.md shows the same rules.
+What an agent or a job may do in Redis: receive commands, announce itself, and append to the replies of all without
+reading them. A job also keeps the outcomes of commands, and asks by INFO whether Redis can have lost any.
+docs/how-to/secure-redis.md shows the same rules.
 */}}
 {{- define "trainmedic.receiverRules" -}}
 resetchannels +get +getrange +set +del +expire +xgroup|create +xreadgroup +xack +xdel +multi +exec +ping (%W~trainmedic:replies +xadd)
@@ -19,18 +20,18 @@ somebody else keeps the server's password, none is generated here, and agents ha
   secret: {{ include "trainmedic.redisSecret" . }}
   key: password
   # Our own keys, and nothing that administers, inspects others or runs scripts.
-  rules: "~trainmedic:* resetchannels +@all -@dangerous -@admin -@scripting +client|setname"
+  rules: "~trainmedic:* resetchannels +@all -@dangerous -@admin -@scripting +client|setname +info"
 {{- if and .Values.agent.enabled (or $users.existingSecret (not .Values.redis.existingSecret)) }}
 - name: agent
   secret: {{ default (printf "%s-redis-agent" $name) $users.existingSecret }}
   key: {{ ternary "agent" "password" (not (empty $users.existingSecret)) }}
-  rules: "~trainmedic:commands:node:* ~trainmedic:agent:* ~trainmedic:memory:node:* {{ $rules }}"
+  rules: "~trainmedic:commands:node:* ~trainmedic:agent:* {{ $rules }}"
 {{- end }}
 {{- range $job := $users.jobs }}
 - name: job-{{ $job }}
   secret: {{ default (printf "%s-redis-job-%s" $name $job) $users.existingSecret }}
   key: {{ ternary (printf "job-%s" $job) "password" (not (empty $users.existingSecret)) }}
-  rules: "~trainmedic:commands:job:{{ $job }} ~trainmedic:job:{{ $job }} ~trainmedic:memory:job:{{ $job }}:* {{ $rules }}"
+  rules: "~trainmedic:commands:job:{{ $job }} ~trainmedic:job:{{ $job }} ~trainmedic:memory:job:{{ $job }}:* ~trainmedic:memory-since:job:{{ $job }} +info {{ $rules }}"
 {{- end }}
 {{- end -}}
 
