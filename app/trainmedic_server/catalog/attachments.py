@@ -66,7 +66,18 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
             problems.append(document.problem(place, f"template: {name}: {why}"))
     if problems or not added:
         return problems or document
-    return replace(document, value={**document.value, "files": added}, text=_written(document.text, added))
+    text = _written(document.text, added)
+    if len(text) > yaml_text.MAX_BYTES:
+        # It could not be read again from the store, by a run that goes on after a restart.
+        return [document.problem((), f"with the files that it names it has over {yaml_text.MAX_BYTES} characters")]
+    return replace(document, value={**document.value, "files": added}, text=text)
+
+
+def length(document: YamlDocument, name: str) -> int:
+    """Return how many characters the attached file has."""
+    files = document.value.get("files")
+    text = files.get(name) if isinstance(files, dict) else None
+    return len(text) if isinstance(text, str) else 0
 
 
 def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:

@@ -133,6 +133,9 @@ class YamlPlaybook:
                 f"{path_text(fault.path)}: {fault.message}" if fault.path else fault.message for fault in faults
             )
             raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
+        except Exception as error:  # what a check of an action, of another package too, runs into fails this step alone
+            reason = f"the parameters of {step.name} cannot be checked: {type(error).__name__}"
+            raise errors.ExpressionError(reason) from error
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
         """Return what an approve step asks. Raises ExpressionError."""

@@ -16,13 +16,14 @@ from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
 from trainmedic_server.catalog import attachments, expressions, matchers, model_errors, scope_check, template_syntax
+from trainmedic_server.catalog.allowance import Allowance, TooLarge
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
 from trainmedic_server.catalog.expressions import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.catalog.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.catalog.template_syntax import Malformed
 from trainmedic_server.catalog.yaml_text import YamlDocument
-from trainmedic_server.domain.playbook import APPROVAL, Playbook, TargetParts, UndoTrigger
+from trainmedic_server.domain.playbook import APPROVAL, MOST_MATCHERS, MOST_STEPS, Playbook, TargetParts, UndoTrigger
 from trainmedic_server.domain.target import IdentityLabels, TargetKind
 from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
 
@@ -32,10 +33,17 @@ _PHASES = ("steps", "on_failure")
 
 
 def compile_document(
-    document: YamlDocument, actions: Actions, identity: IdentityLabels = IdentityLabels()
+    document: YamlDocument,
+    actions: Actions,
+    identity: IdentityLabels = IdentityLabels(),
+    allowance: Allowance | None = None,
 ) -> YamlPlaybook | list[FileProblem]:
     """Return the playbook of one document, or everything that is wrong with it, in the order of the file."""
-    return _Compilation(document, actions, identity).run()
+    compilation = _Compilation(document, actions, identity, allowance or Allowance())
+    try:
+        return compilation.run()
+    except TooLarge as error:
+        return [*sorted(set(compilation.problems)), document.problem(compilation.place, str(error))]
 
 
 @dataclass
@@ -43,7 +51,12 @@ class _Compilation:
     document: YamlDocument
     actions: Actions
     identity: IdentityLabels
+    allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
+    place: DocumentPath = ()
+    """Of the template that is compiled."""
+    manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)
+    """The attached files that were read, by name."""
 
     def run(self) -> YamlPlaybook | list[FileProblem]:
         definition = model_errors.validate(Playbook, self.document)
@@ -84,12 +97,14 @@ class _Compilation:
 
     def _matchers(self, written: Any) -> tuple[matchers.Matcher, ...]:
         parsed: list[matchers.Matcher] = []
-        for index, text in enumerate(written if isinstance(written, list) else ()):
+        for index, text in enumerate(written[:MOST_MATCHERS] if isinstance(written, list) else ()):
             if isinstance(text, str):
                 try:
                     parsed.extend(matchers.parse(text))
                 except ValueError as error:
                     self._problem(("on", "matchers", index), f"on.matchers[{index}]: {error}")
+        if len(parsed) > MOST_MATCHERS:
+            self._problem(("on", "matchers"), f"on.matchers: a playbook has at most {MOST_MATCHERS} matchers")
         return tuple(parsed)
 
     def _parts(self, written: Any, names: VisibleNames) -> dict[str, Expression | TextTemplate | str]:
@@ -130,7 +145,7 @@ class _Compilation:
         entries = [
             (phase, index, entry, _id_of(entry, index, phase))
             for phase in _PHASES
-            for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ())
+            for index, entry in enumerate(raw[phase][:MOST_STEPS] if isinstance(raw.get(phase), list) else ())
         ]
         ids = [step_id for *_, step_id in entries]
         for position, (phase, index, entry, step_id) in enumerate(entries):
@@ -179,7 +194,11 @@ class _Compilation:
         name = raw.get(attachments.PARAMETER)
         if not isinstance(name, str) or action is None or attachments.MANIFEST not in action.Params.model_fields:
             return raw
-        manifest = attachments.manifest(self.document, (*path, "with", attachments.PARAMETER), name)
+        self.place = (*path, "with", attachments.PARAMETER)
+        self.allowance.spend_on_manifest(attachments.length(self.document, name))
+        if name not in self.manifests:
+            self.manifests[name] = attachments.manifest(self.document, self.place, name)
+        manifest = self.manifests[name]
         if isinstance(manifest, list):
             self.problems.extend(manifest)
             manifest = {}
@@ -258,8 +277,11 @@ class _Compilation:
         make: Callable[[], T],
     ) -> T | None:
         """Return what `make` makes of a text whose syntax and names are right; None where they are not."""
+        self.place = path
         try:
-            wrong = scope_check.check(parse(text), names, text)
+            tree = parse(text)
+            self.allowance.spend_on_template(template_syntax.node_count(tree))
+            wrong = scope_check.check(tree, names, text)
             made = make()
         except Malformed as error:
             self._problem(path, f"{path[-1]}: {error}")

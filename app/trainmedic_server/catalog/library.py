@@ -8,13 +8,16 @@ gone takes its playbooks with it.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import watchfiles
 
+from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
@@ -26,6 +29,10 @@ from trainmedic_server.ports.actions import Actions
 RESCAN = 30.0
 """Seconds between looks at the directories without a notification: some file systems, such as NFS, send none."""
 _RETRY = 1.0
+_MOST_SECONDS = 60.0
+"""That one reload may take; what it does not come to, the next one does, which finds the rest unchanged."""
+_MOST_CHARACTERS = 32 << 20
+_PLAYBOOKS = "the playbooks"
 _VERSIONS_KEPT = 256
 """Compiled texts of earlier versions; runs that are open seldom need more than a few."""
 
@@ -37,6 +44,30 @@ class _Snapshot:
     playbooks: Mapping[str, YamlPlaybook]
     by_alert: Mapping[str, tuple[YamlPlaybook, ...]]
     problems: tuple[FileProblem, ...]
+
+
+class _ReloadLimits:
+    """What one reload may take: its time, and the number and size of the files."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._until = seconds() + _MOST_SECONDS
+        self._files = 0
+        self._characters = 0
+
+    def reason_against(self) -> str | None:
+        """Why no further file is read; None where one may be."""
+        if self._files >= loader.MOST_FILES:
+            return f"there are over {loader.MOST_FILES} files of playbooks"
+        if self._characters > _MOST_CHARACTERS:
+            return f"the playbooks before it have over {_MOST_CHARACTERS >> 20} MiB"
+        if self._seconds() > self._until:
+            return f"loading those before it took over {_MOST_SECONDS:g} s; it is tried again"
+        return None
+
+    def count(self, file: LoadedFile) -> None:
+        self._files += 1
+        self._characters += sum(len(playbook.text) for playbook in file.playbooks)
 
 
 class StaticCatalog:
@@ -81,12 +112,15 @@ class Library(StaticCatalog):
         actions: Actions,
         identity: IdentityLabels = IdentityLabels(),
         metrics: telemetry.Metrics | None = None,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__((), actions, identity)
         self._roots = tuple(roots)
         self._metrics = metrics
         self._files: dict[Path, LoadedFile] = {}
         self._reloading = threading.Lock()
+        self._seconds = seconds
+        self._rest = Backoff(first=_RETRY, longest=RESCAN)
 
     @property
     def problems(self) -> Sequence[FileProblem]:
@@ -94,36 +128,60 @@ class Library(StaticCatalog):
         return self._snapshot.problems
 
     def reload(self) -> bool:
-        """Take in what has changed on disk; whether anything had. Never raises for a file's sake."""
+        """Take in what has changed on disk; whether anything had. Raises nothing.
+
+        Where it fails as a whole, what was loaded goes on, and that it failed is among the problems.
+        """
         with self._reloading:
-            files: dict[Path, LoadedFile] = {}
-            absent: list[FileProblem] = []
-            for root in self._roots:
-                if not root.exists():
-                    absent.append(FileProblem(str(root), None, None, "there is no such file or directory"))
-                    continue
-                for path in loader.playbook_files(root):
-                    files.setdefault(path, self._load(path))
-            snapshot = _assemble(files.values(), absent, self._snapshot)
-            changed = files != self._files or snapshot.problems != self._snapshot.problems
-            if changed:
-                self._report(snapshot)
-            self._files, self._snapshot = files, snapshot
-            return changed
+            try:
+                return self._reload()
+            except Exception as error:  # whatever goes wrong, the server goes on with what it has
+                log.exception("loading the playbooks failed; those that are loaded go on")
+                self._count_failure()
+                problem = FileProblem(_PLAYBOOKS, None, None, f"loading failed: {type(error).__name__}; see the log")
+                others = tuple(other for other in self._snapshot.problems if other.file != _PLAYBOOKS)
+                self._show(replace(self._snapshot, problems=(*others, problem)))
+                return True
+
+    def _reload(self) -> bool:
+        files: dict[Path, LoadedFile] = {}
+        problems: list[FileProblem] = []
+        limits = _ReloadLimits(self._seconds)
+        for root in self._roots:
+            for path in loader.playbook_files(root):
+                if isinstance(path, FileProblem):
+                    problems.append(path)
+                    if os.path.lexists(path.file):  # nobody can say that what was in it is gone
+                        files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
+                elif path not in files:
+                    files[path] = self._load_within(limits, path)
+        snapshot = _assemble(files.values(), problems, self._snapshot)
+        changed = files != self._files or snapshot.problems != self._snapshot.problems
+        self._files = files
+        if changed:
+            self._show(snapshot)
+        return changed
 
     async def watch(self) -> None:
-        """Reload on every change, until cancelled. Runs in the background; the first `reload` comes before."""
+        """Reload on every change, until cancelled. Runs in the background; the first `reload` comes before.
+
+        Where the file system cannot be watched, the directories are looked at every `RESCAN` seconds.
+        """
         while True:
             try:
                 await self._watch_once()
             except Exception:  # whatever the file system does, the playbooks that are loaded go on
-                log.exception("watching the playbooks failed; trying again")
-                if self._metrics is not None:
-                    self._metrics.loop_errors.labels("playbooks").inc()
-                await asyncio.sleep(_RETRY)
+                log.exception("watching the playbooks failed; looking at them now and then")
+                self._count_failure()
+                await asyncio.to_thread(self.reload)
+                await asyncio.sleep(self._rest.next())
+
+    def _count_failure(self) -> None:
+        if self._metrics is not None:
+            self._metrics.loop_errors.labels("playbooks").inc()
 
     async def _watch_once(self) -> None:
-        present = [root for root in self._roots if root.exists()]
+        present = [root for root in self._roots if loader.exists(root)]
         if not present:
             await asyncio.sleep(_RETRY)
             await asyncio.to_thread(self.reload)
@@ -132,8 +190,20 @@ class Library(StaticCatalog):
             *present, watch_filter=None, rust_timeout=int(RESCAN * 1000), yield_on_timeout=True, debounce=200
         ):
             await asyncio.to_thread(self.reload)
-            if any(root.exists() for root in self._roots if root not in present):
+            self._rest.reset()
+            if any(loader.exists(root) for root in self._roots if root not in present):
                 return
+
+    def _load_within(self, limits: _ReloadLimits, path: Path) -> LoadedFile:
+        """Return the file as it is now; as it was where the limits of one reload leave no room for it."""
+        before = self._files.get(path, LoadedFile(path, ""))
+        reason = limits.reason_against()
+        if reason is not None:
+            problem = FileProblem(str(path), None, None, f"not read: {reason}")
+            return replace(before, digest="", problems=(problem,))
+        now = self._load(path)
+        limits.count(now)
+        return now
 
     def _load(self, path: Path) -> LoadedFile:
         """Return the file as it is now, with the playbooks that it last gave where it cannot be used."""
@@ -145,10 +215,12 @@ class Library(StaticCatalog):
         kept = tuple(playbook for playbook in before.playbooks if playbook.definition.name not in fresh)
         return LoadedFile(path, now.digest, (*now.playbooks, *kept), now.problems)
 
-    def _report(self, snapshot: _Snapshot) -> None:
+    def _show(self, snapshot: _Snapshot) -> None:
+        """Put the snapshot in the place of the one before, and report it."""
+        before, self._snapshot = set(self._snapshot.problems), snapshot
         log.info("playbooks loaded", playbooks=len(snapshot.playbooks), problems=len(snapshot.problems))
         for problem in snapshot.problems:
-            if problem not in self._snapshot.problems:
+            if problem not in before:
                 log.warning("a playbook cannot be loaded", problem=str(problem))
         if self._metrics is not None:
             self._metrics.playbooks_loaded.set(len(snapshot.playbooks))

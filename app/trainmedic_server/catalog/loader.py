@@ -6,21 +6,36 @@ Callers: ``library``, and ``check`` of the simulation.
 from __future__ import annotations
 
 import hashlib
+import io
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from trainmedic_server import errors
+from trainmedic_server import errors, telemetry
 from trainmedic_server.catalog import attachments, yaml_text
+from trainmedic_server.catalog.allowance import Allowance
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.compiler import compile_document
 from trainmedic_server.catalog.problems import FileProblem
+from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 
+MOST_DOCUMENTS = 500
+"""Playbooks in one file."""
+MOST_PROBLEMS = 100
+"""Of one file that are told."""
+MOST_FILES = 1_000
+MOST_ENTRIES = 10_000
+"""Names in a directory of playbooks; what has more is some other directory."""
 TEST_SUFFIX = "_test"
 """``<name>_test.yaml`` beside a playbook holds its tests."""
 _ENDINGS = (".yaml", ".yml")
+
+log = telemetry.logger(__name__)
 
 Attached = Mapping[Path, str | FileProblem]
 
@@ -39,25 +54,42 @@ class LoadedFile:
 def load(
     text: str, source: str, actions: Actions, identity: IdentityLabels, attached: Attached | None = None
 ) -> tuple[list[YamlPlaybook], list[FileProblem]]:
-    """Return the playbooks that `text` holds, and the problems of all its documents.
+    """Return the playbooks that `text` holds, and the problems of all its documents, or the first hundred.
 
-    `attached` are the texts of the files that they name; None where the text is complete.
+    `attached` are the texts of the files that they name; None where the text is complete. Raises nothing.
     """
     documents, problems = yaml_text.read(text, source)
+    if len(documents) > MOST_DOCUMENTS:
+        return [], [documents[MOST_DOCUMENTS].problem((), f"a file has at most {MOST_DOCUMENTS} playbooks")]
     playbooks: list[YamlPlaybook] = []
-    if problems:
-        # A document whose YAML is in doubt may not mean what it says; the others' problems are reported too.
-        results = [compile_document(document, actions, identity) for document in documents]
-        problems.extend(problem for result in results if isinstance(result, list) for problem in result)
-        return [], sorted(set(problems))
+    in_doubt, allowance = bool(problems), Allowance()
     for document in documents:
-        whole = document if attached is None else attachments.attach(document, attached)
-        made = whole if isinstance(whole, list) else compile_document(whole, actions, identity)
-        if isinstance(made, YamlPlaybook):
-            playbooks.append(made)
-        else:
+        made = _compiled(document, actions, identity, None if in_doubt else attached, allowance)
+        if isinstance(made, list):
             problems.extend(made)
-    return playbooks, problems
+        elif not in_doubt:
+            # A document whose YAML is in doubt may not mean what it says; its other problems are reported too.
+            playbooks.append(made)
+    return playbooks, _first(problems, source)
+
+
+def _compiled(
+    document: YamlDocument, actions: Actions, identity: IdentityLabels, attached: Attached | None, allowance: Allowance
+) -> YamlPlaybook | list[FileProblem]:
+    try:
+        whole = document if attached is None else attachments.attach(document, attached)
+        return whole if isinstance(whole, list) else compile_document(whole, actions, identity, allowance)
+    except Exception as error:  # what checking it runs into, in an action of another package too, is its own problem
+        log.exception("a playbook cannot be checked", file=document.source)
+        return [document.problem((), f"cannot be checked: {type(error).__name__}; the log has the place in the code")]
+
+
+def _first(problems: list[FileProblem], source: str) -> list[FileProblem]:
+    """Return the problems in the order of lines, and no more of them than anybody reads."""
+    distinct = sorted(set(problems))
+    if len(distinct) <= MOST_PROBLEMS:
+        return distinct
+    return [*distinct[:MOST_PROBLEMS], FileProblem(source, None, None, f"has more mistakes than these {MOST_PROBLEMS}")]
 
 
 def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> YamlPlaybook:
@@ -92,7 +124,16 @@ def _attached(text: str, source: str) -> Attached:
     if attachments.PARAMETER not in text:
         return {}  # nearly every file; it is not read twice
     documents, _ = yaml_text.read(text, source)
-    return {path: read_text(path) for document in documents for path in attachments.paths(document)}
+    texts: dict[Path, str | FileProblem] = {}
+    length = 0
+    for path in dict.fromkeys(path for document in documents for path in attachments.paths(document)):
+        if length > yaml_text.MAX_BYTES:
+            message = f"not read: the files that are named have over {yaml_text.MAX_BYTES} characters together"
+            texts[path] = FileProblem(str(path), None, None, message)
+            continue
+        texts[path] = read_text(path)
+        length += len(str(texts[path]))
+    return texts
 
 
 def read_text(path: Path) -> str | FileProblem:
@@ -103,50 +144,92 @@ def read_text(path: Path) -> str | FileProblem:
 
 def _read(path: Path) -> bytes | FileProblem:
     try:
-        if not path.is_file():
-            return FileProblem(
-                str(path), None, None, "not a regular file" if path.exists() else "there is no such file"
-            )
-        with path.open("rb") as file:
+        # Without blocking, because a named pipe would wait for its writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return FileProblem(str(path), None, None, "not a regular file")
             # One byte more than is allowed shows that there is more, however large the file is.
-            return file.read(yaml_text.MAX_BYTES + 1)
-    except OSError as error:
-        return FileProblem(str(path), None, None, f"cannot be read: {error.strerror or type(error).__name__}")
+            return _whole(file, yaml_text.MAX_BYTES + 1)
+    except FileNotFoundError:
+        return FileProblem(str(path), None, None, "there is no such file")
+    except (OSError, ValueError) as error:
+        return FileProblem(str(path), None, None, _unreadable(error))
 
 
-def playbook_files(root: Path) -> Iterator[Path]:
+def _whole(file: io.FileIO, most: int) -> bytes:
+    raw = b""
+    while len(raw) < most and (piece := file.read(most - len(raw))):
+        raw += piece
+    return raw
+
+
+def _unreadable(error: Exception) -> str:
+    return f"cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}"
+
+
+def playbook_files(root: Path) -> Iterator[Path | FileProblem]:
     """Yield the playbook files of a directory and of the directories in it, in order; or `root`, if it is a file.
 
     Names that begin with a dot are left out: editors keep half-written files there, and Kubernetes
-    keeps in ``..data`` the files that the names beside it link to.
+    keeps in ``..data`` the files that the names beside it link to. In the place of what is not there,
+    or of a directory that cannot be listed, its problem stands.
     """
-    yield from (
-        path for path in _yaml_files(root) if root.is_file() or not (is_test(path) or attachments.is_template(path))
-    )
+    for path in _yaml_files(root):
+        if isinstance(path, FileProblem) or path == root or not (is_test(path) or attachments.is_template(path)):
+            yield path
 
 
 def test_files(root: Path) -> Iterator[Path]:
     """Yield the files with tests, found as `playbook_files` finds playbooks."""
-    yield from (path for path in _yaml_files(root) if root.is_file() or is_test(path))
+    yield from (path for path in _yaml_files(root) if isinstance(path, Path) and (path == root or is_test(path)))
 
 
 def is_test(path: Path) -> bool:
     return path.stem.endswith(TEST_SUFFIX)
 
 
-def _yaml_files(root: Path) -> Iterator[Path]:
-    if not root.is_dir():
+def _yaml_files(root: Path) -> Iterator[Path | FileProblem]:
+    try:
+        is_directory = stat.S_ISDIR(root.stat().st_mode)
+    except (OSError, ValueError) as error:
+        is_absent = isinstance(error, (FileNotFoundError, NotADirectoryError)) and not root.is_symlink()
+        message = "there is no such file or directory" if is_absent else _unreadable(error)
+        yield FileProblem(str(root), None, None, message)
+        return
+    if not is_directory:
         yield root
         return
     for path in _visible(root):
-        if path.is_dir():
-            yield from (inner for inner in _visible(path) if inner.suffix in _ENDINGS and not inner.is_dir())
-        elif path.suffix in _ENDINGS:
+        if isinstance(path, FileProblem) or (path.suffix in _ENDINGS and not _is_directory(path)):
             yield path
+        elif _is_directory(path):
+            for inner in _visible(path):
+                if isinstance(inner, FileProblem) or (inner.suffix in _ENDINGS and not _is_directory(inner)):
+                    yield inner
 
 
-def _visible(directory: Path) -> list[Path]:
+def exists(path: Path) -> bool:
+    """Return whether anything is there that can be looked at."""
     try:
-        return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+        return path.exists()
     except OSError:
-        return []
+        return False
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False  # reading it as a file says why
+
+
+def _visible(directory: Path) -> list[Path | FileProblem]:
+    """Return what a directory holds, in the order of names, or why that cannot be told."""
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in islice(entries, MOST_ENTRIES + 1)]
+    except OSError as error:
+        return [FileProblem(str(directory), None, None, _unreadable(error))]
+    if len(names) > MOST_ENTRIES:
+        return [FileProblem(str(directory), None, None, f"not read: it has over {MOST_ENTRIES} entries")]
+    return [directory / name for name in sorted(names) if not name.startswith(".")]

@@ -41,6 +41,10 @@ _STEP_KINDS = ("action", "wait_for", "approve")
 _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most 128"
 
 
+MOST_FAULTS = 101
+"""Of one value, one more than are told of a file: the words for each of 50,000 wrong keys would take long."""
+
+
 @dataclass(frozen=True, slots=True)
 class ValidationFault:
     """One validation error: where in the document, of which pydantic type, and in which words."""
@@ -75,7 +79,7 @@ def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[Vali
 
 def faults(error: ValidationError, model: type[BaseModel], value: Any) -> list[ValidationFault]:
     """Return the errors of validating `value`, with the branches of unions that it does not take left out."""
-    details = error.errors(include_url=False)
+    details = error.errors(include_url=False)[:MOST_FAULTS]
     followed = [_follow(detail, value) for detail in details]
     kept: list[ValidationFault] = []
     for detail, place in zip(details, followed, strict=True):

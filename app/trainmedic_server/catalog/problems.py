@@ -14,6 +14,10 @@ DocumentPath = tuple[str | int, ...]
 """The way from a document's top to a value: keys and indexes."""
 
 
+_LONGEST_MESSAGE = 1_000
+"""Characters; the key or name that is wrong may have as many as a file."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileProblem:
     """One mistake. ``line`` and ``column`` count from 1; None where the file as a whole is meant."""
@@ -22,6 +26,10 @@ class FileProblem:
     line: int | None
     column: int | None
     message: str
+
+    def __post_init__(self) -> None:
+        if len(self.message) > _LONGEST_MESSAGE:
+            object.__setattr__(self, "message", self.message[: _LONGEST_MESSAGE - 1] + "…")
 
     def __str__(self) -> str:
         if self.line is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.events import (
     AliasEvent,
     DocumentEndEvent,
@@ -35,6 +35,7 @@ from trainmedic_server.catalog.problems import DocumentPath, FileProblem, shown
 MAX_BYTES = 1 << 20
 """Kubernetes keeps a ConfigMap under 1 MiB, and a playbook is a few kB."""
 MAX_VALUES = 50_000
+_LONGEST_NUMBER = 500
 MAX_DEPTH = 60
 """Well within the recursion limit of Python, for whatever walks through the value."""
 
@@ -122,7 +123,7 @@ def read(text: str, source: str) -> tuple[list[YamlDocument], list[FileProblem]]
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         return [], [FileProblem(source, line, column, _plain(error))]
-    except (YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # whatever the YAML library makes of a text is a mistake of that text
         return [], [FileProblem(source, 1, 1, f"not YAML: {type(error).__name__}")]
     return documents, reader.problems
 
@@ -205,6 +206,7 @@ class _Reader:
         if not isinstance(event, ScalarEvent):
             raise _Refused("a key must be plain text", event)
         self._refuse_tag(event)
+        self._refuse_half_a_character(event)
         self._count(1, event)
         top.awaits_value = True
         top.key = None
@@ -248,6 +250,7 @@ class _Reader:
 
     def _scalar(self, event: ScalarEvent) -> Any:
         self._refuse_tag(event)
+        self._refuse_half_a_character(event)
         try:
             return resolve(event.value) if event.style is None else event.value
         except ValueError:
@@ -257,6 +260,14 @@ class _Reader:
         tag = getattr(event, "tag", None)
         if tag is not None and tag != "!":
             raise _Refused(f"the tag {shown(str(tag))} is not supported", event)
+
+    def _refuse_half_a_character(self, event: ScalarEvent) -> None:
+        """Refuse what an escape such as ``\\ud800`` writes: no store, no message and no command takes it."""
+        try:
+            event.value.encode()
+        except UnicodeEncodeError as error:
+            half = event.value[error.start]
+            raise _Refused(f"{shown(half)} is half of a surrogate pair, and no character", event) from None
 
     def _count(self, values: int, event: Event) -> None:
         self._values += values
@@ -270,6 +281,10 @@ class _Reader:
 
 def resolve(text: str) -> Any:
     """Return the value of a plain scalar by the core schema. Raises ValueError on a number of absurd length."""
+    if len(text) > _LONGEST_NUMBER:
+        if any(grammar.fullmatch(text) for grammar in (_INT, _OCTAL, _HEX)):
+            raise ValueError("a number is too long")
+        return text
     if text in _NULL:
         return None
     if text in _BOOL:

@@ -7,6 +7,7 @@ at once, so that Alertmanager keeps it and tries again. Who calls it: ``service`
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,9 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 _ALERTS_PER_TRANSACTION = 500
 """With more, the first alert of a transaction would wait long for the last; with fewer there would be more commits."""
+
+_LONGEST_TURN = 0.02
+"""Seconds of matching after which other tasks are let in, such as probes."""
 
 log = telemetry.logger(__name__)
 
@@ -62,6 +66,7 @@ class DeliveryIntake:
         self._new_id = new_id
         self._on_admitted = on_admitted
         self._kept: set[tuple[str, str]] = set()
+        self._matching = asyncio.Lock()
         metrics.queue_depth.set_function(lambda: len(self._queue))
         self._queue: Batcher[Delivery, Admission] = Batcher(
             self._admit,
@@ -79,12 +84,22 @@ class DeliveryIntake:
     async def stop(self) -> None:
         await self._queue.stop()
 
-    def prepare(self, delivery: Delivery) -> PreparedDelivery:
-        """Find the playbooks that react to each alert, and their targets. Reads nothing from the store."""
+    async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
+        """Find the playbooks that react to each alert, and their targets. Reads nothing from the store.
+
+        One delivery can hold so many alerts that matching them takes seconds: other requests get their turn meanwhile.
+        """
         topology = self._topology()
         failures: list[Event] = []
-        candidates = tuple(self._candidates(alert, topology, failures) for alert in delivery.alerts)
-        return PreparedDelivery(delivery, candidates, tuple(failures))
+        candidates: list[tuple[Candidate, ...]] = []
+        loop = asyncio.get_running_loop()
+        turn_ends = loop.time() + _LONGEST_TURN
+        for alert in delivery.alerts:
+            if loop.time() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = loop.time() + _LONGEST_TURN
+            candidates.append(self._candidates(alert, topology, failures))
+        return PreparedDelivery(delivery, tuple(candidates), tuple(failures))
 
     def _candidates(self, alert: Alert, topology: Topology, failures: list[Event]) -> tuple[Candidate, ...]:
         candidates: list[Candidate] = []
@@ -101,7 +116,8 @@ class DeliveryIntake:
         return tuple(candidates)
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
-        prepared = [self.prepare(delivery) for delivery in deliveries]
+        async with self._matching:  # so that transactions begin in the order in which the deliveries came
+            prepared = [await self._prepare(delivery) for delivery in deliveries]
         admitted = await self._store.transact(lambda tx: self._decide_and_write(tx, prepared))
         self._kept.update((run.playbook, run.version) for run in admitted.changes.runs)
         self._count(deliveries, admitted)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import watchfiles
 
-from tests.unit.catalog.actions import PLAYBOOK, TestActions, config_map, library
+from tests.unit.catalog.actions import PLAYBOOK, Tell, TestActions, config_map, library
 from trainmedic_server import errors, telemetry
+from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 
@@ -138,3 +142,141 @@ def test_an_earlier_version_compiles_from_its_text(tmp_path: Path) -> None:
     assert made.compile(PLAYBOOK, "kept") is playbook
     with pytest.raises(errors.PlaybookError, match="kept:1:1"):
         made.compile("a: 1", "kept")
+
+
+BAD_TEXTS = [
+    "{{ vars.x | round(precision=1, precision=2) }}",
+    "{{ " + "9" * 5_000 + " }}",
+    "{% for a in alerts %}" * 25 + "{% endfor %}" * 25,
+    "{{ " + "not " * 210 + "true }}",
+    "{{ 20000000 | upcase }}",
+]
+
+
+def test_one_bad_file_stops_neither_the_start_nor_a_reload(tmp_path: Path) -> None:
+    """Whatever Jinja and Python make of a template, it is a problem of that file, with its line."""
+    (tmp_path / "good.yaml").write_text(named("good"))
+    for number, text in enumerate(BAD_TEXTS):
+        (tmp_path / f"bad{number}.yaml").write_text(PLAYBOOK + f'  - {{approve: "{text}"}}\n')
+    made = library(tmp_path)
+    assert [playbook.definition.name for playbook in made.all()] == ["good"]
+    assert [(Path(problem.file).name, problem.line) for problem in made.problems] == [
+        (f"bad{number}.yaml", 9) for number in range(len(BAD_TEXTS))
+    ]
+    (tmp_path / "good.yaml").write_text(named("good").replace("100", "50"))
+    assert made.reload()
+    assert "steps_back: 50" in loaded(made, "good").text
+
+
+def test_what_an_action_raises_is_a_problem_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action of another package is no reason not to start."""
+
+    def fail(raw: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Tell, "check_template", fail)
+    (tmp_path / "a.yaml").write_text(
+        named("a") + "---\n" + named("b") + "  - {action: test.tell, with: {message: m}}\n"
+    )
+    made = library(tmp_path)
+    assert [playbook.definition.name for playbook in made.all()] == ["a"]
+    (problem,) = made.problems
+    assert (problem.line, "ZeroDivisionError" in problem.message) == (10, True)
+
+
+def test_a_reload_that_fails_as_a_whole_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was loaded goes on; the problem is gone with the next one that works."""
+    (tmp_path / "a.yaml").write_text(named("a"))
+    metrics = telemetry.Metrics()
+    made = Library([tmp_path], TestActions(), metrics=metrics)
+    made.reload()
+
+    def fail(root: Path) -> list[Path]:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "playbook_files", fail)
+        for _ in range(2):
+            assert made.reload()
+    assert [playbook.definition.name for playbook in made.all()] == ["a"]
+    (problem,) = made.problems
+    assert "loading failed: MemoryError" in problem.message
+    assert metrics.registry.get_sample_value("trainmedic_playbook_errors") == 1
+    assert metrics.registry.get_sample_value("trainmedic_loop_errors_total", {"loop": "playbooks"}) == 2
+    assert made.reload()
+    assert list(made.problems) == []
+
+
+def test_a_directory_that_cannot_be_listed_keeps_its_playbooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can say that they are gone."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.yaml").write_text(named("a"))
+    made = library(tmp_path)
+    monkeypatch.setattr(loader, "MOST_ENTRIES", 0)
+    made.reload()
+    assert made.get("a")
+    assert "over 0 entries" in made.problems[0].message
+    monkeypatch.undo()
+    (tmp_path / "sub" / "a.yaml").unlink()
+    made.reload()
+    assert made.get("a") is None
+
+
+def test_a_reload_that_takes_long_goes_on_with_the_next(tmp_path: Path) -> None:
+    """So that the first files are in force, and the server starts, however many there are."""
+    for name in "abc":
+        (tmp_path / f"{name}.yaml").write_text(named(name))
+    times = iter([0.0, 1.0, 61.0, 61.0, *([100.0] * 10)])
+    made = Library([tmp_path], TestActions(), seconds=lambda: next(times))
+    made.reload()
+    assert [playbook.definition.name for playbook in made.all()] == ["a"]
+    assert ["not read" in problem.message for problem in made.problems] == [True, True]
+    made.reload()
+    assert [playbook.definition.name for playbook in made.all()] == ["a", "b", "c"]
+    assert list(made.problems) == []
+
+
+def test_what_can_be_loaded_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In files, in playbooks of a file, in steps, in the parts of templates, and in the mistakes that are told."""
+    monkeypatch.setattr(loader, "MOST_FILES", 6)
+    many = "steps:\n" + "  - {wait_for: resolved}\n" * 201
+    texts = {
+        "a": "---\na: 1\n" * 501,
+        "b": PLAYBOOK.partition("steps:")[0] + many,
+        "c": PLAYBOOK + ("  - {approve: '" + "{{ 1 }}" * 2_400 + "'}\n") * 25,
+        "d": "".join(f"key{number}: 1\n" for number in range(2_000)),
+        "e": named("e").replace("100", "0x" + "f" * 5_000),
+        "f": named("f") + 'summary: "\\ud800"\n',
+        "g": named("g"),
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    messages: dict[str, list[str]] = {}
+    for problem in library(tmp_path).problems:
+        messages.setdefault(Path(problem.file).stem, []).append(problem.message)
+    assert "a file has at most 500 playbooks" in " ".join(messages["a"])
+    assert "at most 200 items" in messages["b"][0]
+    assert messages["c"] == ["the templates of this file have over 50000 parts together; divide the file"]
+    assert len(messages["d"]) == 101
+    assert "the number" in messages["e"][0]
+    assert "surrogate" in messages["f"][0]
+    assert messages["g"] == ["not read: there are over 6 files of playbooks"]
+
+
+async def test_watching_goes_on_where_the_file_system_cannot_be_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the kernel has no watch left: then the directories are looked at from time to time."""
+    (tmp_path / "a.yaml").write_text(named("a"))
+    made = library(tmp_path)
+    monkeypatch.setattr(watchfiles, "awatch", Mock(side_effect=OSError(28, "no space left on device")))
+    (tmp_path / "a.yaml").write_text(named("a").replace("100", "50"))
+    watching = asyncio.create_task(made.watch())
+    async with asyncio.timeout(10):
+        while "steps_back: 50" not in loaded(made, "a").text:
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
