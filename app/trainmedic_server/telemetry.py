@@ -49,6 +49,11 @@ class Metrics:
         self.loop_errors = counter(
             "trainmedic_loop_errors", "Unexpected errors that a background loop survived.", ["loop"]
         )
+        self.clock_steps = counter(
+            "trainmedic_clock_steps",
+            "Steps of the machine's clock by more than a minute, by what was made of them.",
+            ["kind"],
+        )
         self.refused_messages = counter(
             "trainmedic_refused_messages",
             "Messages in Redis that were not genuine, could not be read, or belonged to no run.",
@@ -75,6 +80,10 @@ class Metrics:
         self.working = gauge("trainmedic_working", "1 while this server works, 0 while it stands by for another.")
         self.paused = gauge("trainmedic_paused", "1 while an operator has paused the server.")
         self.breaker_open = gauge("trainmedic_breaker_open", "1 while the breaker is open.")
+        self.clock_ahead_seconds = gauge(
+            "trainmedic_clock_ahead_seconds",
+            "By how much the machine's clock is ahead of the time that is kept; 0 while it is followed.",
+        )
         self.playbooks_loaded = gauge("trainmedic_playbooks_loaded", "Playbooks that are loaded.")
         self.playbook_errors = gauge("trainmedic_playbook_errors", "Playbook files that could not be loaded.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from trainmedic_server.domain.run import (
     UndoStatus,
 )
 from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.store import GuardFacts, HistoryFilter, LinkedRun, Transaction
 
 Tx = Transaction
@@ -585,6 +587,37 @@ async def test_nodes_that_a_run_touches_count_from_when_it_touches_them(store: S
     assert await store.transact(lambda tx: tx.touched_nodes(other.id)) == set()
     newest_first, _ = await store.page(HistoryFilter(), 10, None)
     assert [entry.touched for entry in newest_first] == [("own",), ("a", "b", "c")]
+
+
+async def test_gaps_in_the_time_are_kept_in_their_order_until_they_are_old(store: SqlStore) -> None:
+    """In the unit that adds them, and after it."""
+    long_ago = TimeGap(at(-1000), timedelta(days=100, microseconds=1), is_downtime=True)
+    lately, early = TimeGap(at(90), timedelta(hours=2), False), TimeGap(at(60), timedelta(minutes=2), True)
+
+    def add(tx: Tx) -> list[TimeGap]:
+        tx.add_time_gaps([lately])
+        tx.add_time_gaps([early])
+        return tx.time_gaps()
+
+    await store.transact(lambda tx: tx.add_time_gaps([long_ago]))
+    assert await store.transact(add) == [long_ago, lately, early]
+    await store.prune(at(50))
+    assert await store.transact(lambda tx: tx.time_gaps()) == [lately, early]
+
+
+async def test_alerts_of_the_future_are_brought_back(store: SqlStore) -> None:
+    """Those that fire, in the same unit too; others keep what they have."""
+    ahead, earlier = heard("ahead", last_heard_at=at(500)), heard("earlier", last_heard_at=at(5))
+    resolved = heard("resolved", last_heard_at=at(500), resolved_at=at(500), resolved_because="alertmanager")
+
+    def work(tx: Tx) -> None:
+        tx.save_alerts([ahead, earlier, resolved])
+        tx.heard_no_later_than(at(10))
+
+    await store.transact(work)
+    identities = [record.identity for record in (ahead, earlier, resolved)]
+    records = await store.transact(lambda tx: tx.alerts(identities))
+    assert [records[identity].last_heard_at for identity in identities] == [at(10), at(5), at(500)]
 
 
 async def test_nodes_are_remembered(store: SqlStore) -> None:

@@ -194,7 +194,7 @@ async def test_no_unit_of_work_reads_a_whole_table(url: str) -> None:
     reads = {statement for statement in traced if statement.lstrip().startswith(("SELECT", "DELETE"))}
     assert len(reads) > 10
     engine = database.writer_engine(sa.make_url(url), timedelta(seconds=1))
-    small = ("nodes", "controls")
+    small = ("nodes", "controls", "time_gaps")
     with engine.connect() as connection:
         for statement in reads:
             for step in plan(connection, statement, ()):

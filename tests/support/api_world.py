@@ -26,7 +26,7 @@ from trainmedic_server.domain.alert import AlertRecord, Delivery
 from trainmedic_server.domain.playbook import Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status
 from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.ports.outside import Presence
+from trainmedic_server.ports.outside import NoClockWatch, Presence
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.factory import create_app
@@ -242,6 +242,7 @@ class World:
             metrics=self.metrics,
             auth=self.auth,
             clock=StoppedClock(),
+            clock_watch=NoClockWatch(),
             limits=self.limits,
             allowed_hosts=self.allowed_hosts,
         )

@@ -1,21 +1,55 @@
-"""The machine's own time of day."""
+"""The machine's time of day, kept steady, as the port."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from collections import deque
+from datetime import datetime
 
-# A longer sleep is taken in parts, so that a step of the machine's clock is noticed.
+from trainmedic.wire import steady_time
+from trainmedic.wire.steady_time import ClockStep, SteadyTime
+
 _LONGEST_SLEEP_SECONDS = 30.0
+"""A longer sleep is taken in parts, so that it ends where the time goes forward meanwhile."""
+_RUNNING_APART_SECONDS = 1.0
+_KEPT_STEPS = 100
 
 
 class SystemClock:
-    """A `ports.outside.Clock` on the machine's clock. It may be set back or forward while the server runs."""
+    """A `ports.outside.Clock`, and a `ports.outside.ClockWatch`, on the machine's clock.
+
+    The machine's clock may be set while the server runs; `SteadyTime` says what becomes of it.
+    """
+
+    def __init__(self, time: SteadyTime = steady_time.OF_PROCESS) -> None:
+        self._time = time
+        self._steps: deque[ClockStep] = deque(maxlen=_KEPT_STEPS)
+        time.tell = self._tell
 
     def now(self) -> datetime:
-        return datetime.now(UTC)
+        return self._time.now()
+
+    @property
+    def ahead(self) -> float:
+        return self._time.ahead
+
+    def take_steps(self) -> list[ClockStep]:
+        taken = []
+        while self._steps:
+            taken.append(self._steps.popleft())
+        return taken
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at `when`, or at once where it has passed."""
-        while (left := (when - self.now()).total_seconds()) > 0:  # noqa: ASYNC110 - there is no event; the time is what is waited for
+        """Return at `when`, or at once where it has passed. A clock that is set back meanwhile makes it no longer."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (when - self.now()).total_seconds()
+        while (left := self._left(when, until - loop.time())) > 0:  # noqa: ASYNC110 - there is no event; the time is what is waited for
             await asyncio.sleep(min(left, _LONGEST_SLEEP_SECONDS))
+
+    def _left(self, when: datetime, left: float) -> float:
+        """Seconds until `when`, and at most `left`, but for what two clocks differ in running."""
+        by_time = (when - self.now()).total_seconds()
+        return by_time if by_time < left + _RUNNING_APART_SECONDS else left
+
+    def _tell(self, step: ClockStep) -> None:
+        self._steps.append(step)

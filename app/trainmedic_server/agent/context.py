@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from trainmedic.wire.signing import Signer
+from trainmedic.wire.steady_time import utc_now
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.policy import Policy
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,11 @@ class Journal(AgentDatabase):
         ids = [(command_id,) for command_id in command_ids]
         self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 
+    def newest_at(self) -> datetime | None:
+        """Return when the newest entry was made; None where there is none."""
+        ((at,),) = self.rows("SELECT max(at) FROM commands")
+        return datetime.fromtimestamp(at, UTC) if at is not None else None
+
     def prune(self, now: datetime) -> int:
         """Forget commands that are older than any repeat or undo of them; return how many.
 

@@ -15,11 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import OutageLog, RedisConnection
 from trainmedic.wire.receiver import Addressee, CommandReceiver
+from trainmedic.wire.steady_time import since_boot
 from trainmedic_server import __version__
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.context import AgentContext
@@ -56,22 +58,29 @@ class AgentParts:
 
 
 class _Pruning:
-    """Keeps the journal from growing for ever."""
+    """Keeps the journal from growing for ever.
+
+    The age of commands is counted from the newest that an earlier process has left, by the time since boot: a clock
+    that was set forward, also while the agent was away, makes none of them old.
+    """
 
     queue = "facts"
 
     def __init__(self, context: AgentContext) -> None:
         self._journal = context.journal
         self._now = context.now
-        self._due = self._now().timestamp() + _PRUNE_EVERY
+        self._newest_at = context.journal.newest_at() or context.now()
+        self._began = since_boot()
+        self._due = self._began + _PRUNE_EVERY
 
     def due(self) -> float:
-        return self._due - self._now().timestamp()
+        return self._due - since_boot()
 
     def run(self) -> None:
-        self._due = self._now().timestamp() + _PRUNE_EVERY
+        self._due = since_boot() + _PRUNE_EVERY
         try:
-            self._journal.prune(self._now())
+            at_most = self._newest_at + timedelta(seconds=since_boot() - self._began)
+            self._journal.prune(min(self._now(), at_most))
         except JournalUnavailable as error:
             log.warning("old commands could not be forgotten; trying again later", extra={"reason": str(error)})
 

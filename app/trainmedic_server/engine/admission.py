@@ -17,6 +17,7 @@ from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Deli
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
+from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import guards, plan, scope, step_sequence
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -86,11 +87,14 @@ class AdmissionChanges:
 class Admitter:
     """Decides on deliveries, one after the other, into one set of `AdmissionChanges`."""
 
-    def __init__(self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime) -> None:
+    def __init__(
+        self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
+    ) -> None:
         self._facts = facts
         self._limits = limits
         self._new_id = new_id
         self._now = now
+        self._ago = ago
         self._started: Counter[str] = Counter()
         self._opened: Counter[str] = Counter()
         self.changes = AdmissionChanges()
@@ -199,7 +203,7 @@ class Admitter:
         mode = Mode.stricter(definition.mode, self._limits.mode)
         facts = self._guard_facts(candidate.key)
         outcome = guards.decide(
-            definition.guards, mode, facts, self._facts.controls, self._limits, alert.starts_at, self._now
+            definition.guards, mode, facts, self._facts.controls, self._limits, alert.starts_at, self._now, self._ago
         )
         if outcome.decision is Decision.STARTED and target.node is not None:
             reason = guards.trips_breaker(
@@ -311,10 +315,10 @@ def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
     }
 
 
-def counted_since(playbooks: Iterable[CompiledPlaybook], now: datetime) -> Mapping[str, datetime]:
+def counted_since(playbooks: Iterable[CompiledPlaybook], ago: Ago) -> Mapping[str, datetime]:
     """From when on the runs of each playbook count against its rate limit."""
     return {
-        playbook.definition.name: now - playbook.definition.guards.max_runs.per
+        playbook.definition.name: ago(playbook.definition.guards.max_runs.per)
         for playbook in playbooks
         if playbook.definition.guards.max_runs
     }

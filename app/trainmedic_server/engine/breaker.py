@@ -20,6 +20,7 @@ from trainmedic_server.domain.run import Controls, Event, Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards
 from trainmedic_server.engine.recorder import Recorder
+from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import Transaction
@@ -35,12 +36,14 @@ class Breaker:
         self,
         recorder: Recorder,
         clock: Clock,
+        timeline: Timeline,
         limits: EngineLimits,
         topology: Callable[[], Topology],
         on_opened: Callable[[Controls], None],
     ) -> None:
         self._recorder = recorder
         self._clock = clock
+        self._timeline = timeline
         self._limits = limits
         self._topology = topology
         self._on_opened = on_opened
@@ -50,9 +53,9 @@ class Breaker:
 
         `has_acted`: whether it has changed something before, so that it has touched its target's node.
         """
-        now = self._clock.now()
+        since = self._timeline.by_clock()(self._limits.breaker_window)
         of_target = {run.target.node} if run.target and run.target.node else set()
-        if not nodes or (nodes <= of_target and run.created_at > now - self._limits.breaker_window):
+        if not nodes or (nodes <= of_target and run.created_at > since):
             return None
         own = of_target if has_acted else frozenset[str]()
         known_nodes = self._topology().nodes
@@ -74,7 +77,7 @@ class Breaker:
         if new and controls.breaker_open:
             return controls.breaker_reason or "the breaker is open", None
         if new:
-            acted_on = tx.nodes_acted_on(now - self._limits.breaker_window)
+            acted_on = tx.nodes_acted_on(self._timeline.by_clock()(self._limits.breaker_window))
             reason = guards.trips_breaker(new, acted_on, tx.known_nodes() | known_nodes, self._limits)
             if reason is not None:
                 opened = replace(controls, breaker_open=True, breaker_opened_at=now, breaker_reason=reason)

@@ -36,6 +36,7 @@ from trainmedic_server.engine.plan_values import (
     Wait,
 )
 from trainmedic_server.engine.recorder import Recorder
+from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.actions import Actions, Call, Clearance
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.limits import EngineLimits
@@ -53,6 +54,7 @@ class DriverServices:
     locks: TargetLocks
     actions: Actions
     clock: Clock
+    timeline: Timeline
     limits: EngineLimits
     metrics: telemetry.Metrics
     new_id: Callable[[], str]
@@ -64,7 +66,9 @@ class DriverServices:
     """Called right before each attempt."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
-        return PlanningContext(playbook, self.actions, self.new_id, self.limits.max_age)
+        return PlanningContext(
+            playbook, self.actions, self.new_id, self.limits.max_age, self.timeline.set_forward_since
+        )
 
     def count_undos(self, before: Run | None, after: Run) -> None:
         """Bring the gauges of owed and delayed undos up to date with a run that has changed."""

@@ -13,6 +13,7 @@ from datetime import datetime
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
+from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import GuardFacts
 
@@ -34,8 +35,9 @@ def decide(
     limits: EngineLimits,
     starts_at: datetime,
     now: datetime,
+    ago: Ago,
 ) -> GuardDecision:
-    """Whether a run may start now, apart from the breaker's count (see `trips_breaker`)."""
+    """Whether a run may start now, apart from the breaker's count (see `trips_breaker`). `ago` counts back from now."""
     if controls.paused:
         return GuardDecision(Decision.PAUSED, f"paused by {controls.paused_by}")
     age = now - starts_at
@@ -46,8 +48,8 @@ def decide(
         )
     if controls.breaker_open and mode is not Mode.OBSERVE:
         return GuardDecision(Decision.BREAKER_OPEN, controls.breaker_reason or "the breaker is open")
-    if guards.cooldown and facts.last_ended_at and now < facts.last_ended_at + guards.cooldown:
-        left = duration.write(facts.last_ended_at + guards.cooldown - now)
+    if guards.cooldown and facts.last_ended_at and facts.last_ended_at > ago(guards.cooldown):
+        left = duration.write(facts.last_ended_at - ago(guards.cooldown))
         return GuardDecision(Decision.COOLDOWN, f"the last run for this target has ended; cooldown for another {left}")
     if guards.max_runs and facts.started >= guards.max_runs.count:
         return GuardDecision(

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from datetime import datetime
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission
 from trainmedic_server.engine.admission import AdmissionChanges, AdmissionFacts, Admitter, Candidate, PreparedDelivery
 from trainmedic_server.engine.batching import Batcher
+from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
@@ -51,6 +52,7 @@ class DeliveryIntake:
         store: RunStore,
         catalog: Catalog,
         clock: Clock,
+        timeline: Timeline,
         limits: EngineLimits,
         metrics: telemetry.Metrics,
         topology: Callable[[], Topology],
@@ -60,6 +62,7 @@ class DeliveryIntake:
         self._store = store
         self._catalog = catalog
         self._clock = clock
+        self._timeline = timeline
         self._limits = limits
         self._metrics = metrics
         self._topology = topology
@@ -125,9 +128,9 @@ class DeliveryIntake:
         return admitted.replies
 
     def _decide_and_write(self, tx: Transaction, prepared: Sequence[PreparedDelivery]) -> AdmittedBatch:
-        now = self._clock.now()
-        facts = _read_facts(tx, prepared, self._limits, now, self._topology().nodes)
-        admitting = Admitter(facts, self._limits, self._new_id, now)
+        now, ago = self._clock.now(), self._timeline.by_clock()
+        facts = _read_facts(tx, prepared, self._limits, ago, self._topology().nodes)
+        admitting = Admitter(facts, self._limits, self._new_id, now, ago)
         replies = tuple(admitting.admit(entry) for entry in prepared)
         changes = admitting.changes
         self._keep_playbooks(tx, prepared, changes)
@@ -167,7 +170,7 @@ def _read_facts(
     tx: Transaction,
     prepared: Sequence[PreparedDelivery],
     limits: EngineLimits,
-    now: datetime,
+    ago: Ago,
     nodes_of_topology: Set[str],
 ) -> AdmissionFacts:
     """Read everything that the decisions on these deliveries need, in a fixed number of queries."""
@@ -187,8 +190,8 @@ def _read_facts(
         firing=firing,
         linked=tx.linked_runs(identities),
         open_runs=tx.open_runs_for(keys) if keys else {},
-        guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), now)) if keys else {},
+        guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago)) if keys else {},
         controls=tx.controls(),
-        nodes_acted_on=tx.nodes_acted_on(now - limits.breaker_window) if nodes else set(),
+        nodes_acted_on=tx.nodes_acted_on(ago(limits.breaker_window)) if nodes else set(),
         known_nodes=tx.known_nodes() | nodes | nodes_of_topology if nodes else set(),
     )

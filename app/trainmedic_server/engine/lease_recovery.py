@@ -40,6 +40,7 @@ from trainmedic_server.domain.run import Event, Run, UndoStatus
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.set_again import DONE, HELD, LOST, STARTED, guard_obstacle, last_event, obstacle, seq_of
+from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, MultiNodeAction, Renewal
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.limits import EngineLimits
@@ -78,6 +79,7 @@ class LeaseRecovery:
         self,
         store: RunStore,
         clock: Clock,
+        timeline: Timeline,
         limits: EngineLimits,
         metrics: telemetry.Metrics,
         locks: TargetLocks,
@@ -87,6 +89,7 @@ class LeaseRecovery:
     ) -> None:
         self._store = store
         self._clock = clock
+        self._timeline = timeline
         self._limits = limits
         self._metrics = metrics
         self._locks = locks
@@ -205,7 +208,7 @@ class LeaseRecovery:
     async def _is_firing(self, run_id: str) -> bool | None:
         """Whether an alert of the run fires now; None if that is not known."""
         alerts = await self._store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, []))
-        silent_since = self._clock.now() - self._limits.assume_resolved_after
+        silent_since = self._timeline.ago(self._limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
         if self._source is not None:
             try:
@@ -244,7 +247,7 @@ class LeaseRecovery:
             if last_event(tx, run.id, STARTED, effect.command_id) > last_event(tx, run.id, DONE, effect.command_id):
                 started.append(effect)  # by a server that was killed, or it did not succeed the last time
                 continue
-            barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, self._clock.now())
+            barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, self._timeline.by_clock())
             if barred_by is not None:
                 reason = barred_by
                 continue

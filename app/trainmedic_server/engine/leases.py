@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
 from trainmedic_server.engine.lease_recovery import LeaseRecovery
+from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
@@ -44,18 +45,20 @@ class LeaseRenewer:
         store: RunStore,
         actions: Actions,
         clock: Clock,
+        timeline: Timeline,
         limits: EngineLimits,
         metrics: telemetry.Metrics,
         recovery: LeaseRecovery,
     ) -> None:
         self._store = store
         self._clock = clock
+        self._timeline = timeline
         self._patience = limits.assume_resolved_after
         self._metrics = metrics
         self._actions = actions
         self._leased: Mapping[str, LeasedAction] = {}
         self._last_third: dict[str, int] = {}
-        """By command id: the third of its lease in which the effect was last renewed, counted from the epoch."""
+        """By command id: the third of its lease in which the effect was last renewed, counted by the loop's time."""
         self._recovery = recovery
         self._renewals: set[asyncio.Task[None]] = set()
 
@@ -84,7 +87,7 @@ class LeaseRenewer:
     async def renew_due(self) -> None:
         """Start renewing the effects that are due. It does not wait for the replies, because one node that does not
         answer must not delay others."""
-        now = self._clock.now()
+        now, loop_time = self._clock.now(), asyncio.get_running_loop().time()
         run_ids = await self._store.transact(lambda tx: tx.runs_in_effect(self._leased))
         in_effect: list[tuple[str, LeasedEffect, timedelta]] = []
         for start in range(0, len(run_ids), _BATCH):
@@ -94,9 +97,9 @@ class LeaseRenewer:
         last_third: dict[str, int] = {}
         due: dict[str, list[LeasedEffect]] = {}
         for name, effect, lease in in_effect:
-            # Counted from the epoch, so that all effects with the same lease are due in the same moments, and those
-            # on one node share a command.
-            third = int(now.timestamp() // (lease.total_seconds() / 3))
+            # Counted from one beginning, so that all effects with the same lease are due in the same moments, and those
+            # on one node share a command; and by the loop's time, because the time of day may be set.
+            third = int(loop_time // (lease.total_seconds() / 3))
             if self._last_third.get(effect.command_id) != third:
                 due.setdefault(name, []).append(effect)
             last_third[effect.command_id] = third
@@ -111,7 +114,7 @@ class LeaseRenewer:
         self, run_ids: Sequence[str], now: datetime, tx: Transaction
     ) -> list[tuple[str, LeasedEffect, timedelta]]:
         """Return every effect of these runs that is needed, with the name of its action and the length of its lease."""
-        heard_since = now - self._patience
+        heard_since = self._timeline.ago(self._patience)
         runs = tx.runs(run_ids)
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
         in_effect = []

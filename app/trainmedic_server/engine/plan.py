@@ -180,8 +180,8 @@ def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt
     if draft.run.waiting_on == "resume" and draft.now - attempt.started_at > draft.context.max_age:
         _mark_interrupted_unknown(draft, "nobody asked again, because the server was paused for too long")
         return None
-    if attempt.deadline <= draft.now:
-        # It ran out while no server was up.
+    if attempt.deadline <= draft.now or attempt.started_at > draft.now:
+        # It ran out while no server was up; or it was begun before the clock was set back.
         later = replace(attempt, deadline=draft.now + (attempt.deadline - attempt.started_at))
         draft.put(replace(interrupted, attempts=(*interrupted.attempts[:-1], later)))
     draft.set_status(Status.RUNNING)

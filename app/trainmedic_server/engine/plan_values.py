@@ -127,6 +127,8 @@ class PlanningContext:
     """Where the ids of commands come from."""
     max_age: timedelta
     """How old an alert may be that a run still begins to act on."""
+    set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
+    """By how much the clock was set forward after a moment."""
 
 
 class RunDraft:
@@ -160,6 +162,18 @@ class RunDraft:
     def end(self, step: StepState, status: StepStatus, **changes: Any) -> None:
         """Make the step final."""
         self.put(replace(step, status=status, ended_at=self.now, **changes))
+
+    def timely(self, step: StepState) -> StepState:
+        """The step, with its deadline where it is by the clock as it is now.
+
+        A clock that was set back meanwhile would hold the deadline off for as long; then the step begins to wait anew.
+        """
+        if step.deadline is None or step.started_at is None:
+            return step
+        if step.started_at > self.now:
+            return self.put(replace(step, started_at=self.now, deadline=self.now + (step.deadline - step.started_at)))
+        forward = self.context.set_forward_since(step.started_at)
+        return replace(step, deadline=step.deadline + forward) if forward else step
 
     def set_status(self, status: Status, waiting_on: str | None = None) -> None:
         """Set the status of the open run, and what it waits for."""

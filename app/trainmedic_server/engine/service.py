@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic.wire import envelope
@@ -23,22 +23,21 @@ from trainmedic_server.engine import undoing
 from trainmedic_server.engine.admission import AdmissionChanges
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.driver import DriverServices
+from trainmedic_server.engine.heartbeat import Heartbeat
 from trainmedic_server.engine.intake import DeliveryIntake
 from trainmedic_server.engine.lease_recovery import LeaseRecovery
 from trainmedic_server.engine.leases import LeaseRenewer
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.silent_alerts import SilentAlerts
+from trainmedic_server.engine.timeline import HEARTBEAT, Timeline
 from trainmedic_server.engine.workers import Workers
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.outside import AlertSource, Clock
+from trainmedic_server.ports.outside import AlertSource, Clock, ClockWatch, NoClockWatch
 from trainmedic_server.ports.playbooks import Catalog
 from trainmedic_server.ports.store import RunStore, Transaction
-
-HEARTBEAT = timedelta(seconds=10)
-"""How often the server notes that it is alive; a restart's downtime is known to within this."""
 
 log = telemetry.logger(__name__)
 
@@ -57,18 +56,22 @@ class Engine:
         topology: Callable[[], Topology] = Topology,
         alert_source: AlertSource | None = None,
         fence: Fence = no_fence,
+        clock_watch: ClockWatch | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
+        self._timeline = timeline = Timeline(clock)
+        self._heartbeat = Heartbeat(clock, timeline, clock_watch or NoClockWatch(), metrics)
         self._metrics = metrics
         self._controls = Controls()
         self._recorder = Recorder(store)
         services = DriverServices(
             recorder=self._recorder,
-            breaker=Breaker(self._recorder, clock, limits, topology, self._put_in_force),
+            breaker=Breaker(self._recorder, clock, timeline, limits, topology, self._put_in_force),
             locks=TargetLocks(),
             actions=actions,
             clock=clock,
+            timeline=timeline,
             limits=limits,
             metrics=metrics,
             new_id=self._new_id,
@@ -76,12 +79,14 @@ class Engine:
             fence=fence,
         )
         self._workers = Workers(store, catalog, services)
-        self._intake = DeliveryIntake(store, catalog, clock, limits, metrics, topology, self._new_id, self._on_admitted)
-        self._silent_alerts = SilentAlerts(store, clock, limits, metrics, alert_source, self._workers.touch)
-        lease_recovery = LeaseRecovery(
-            store, clock, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
+        self._intake = DeliveryIntake(
+            store, catalog, clock, timeline, limits, metrics, topology, self._new_id, self._on_admitted
         )
-        self._leases = LeaseRenewer(store, actions, clock, limits, metrics, lease_recovery)
+        self._silent_alerts = SilentAlerts(store, clock, timeline, limits, metrics, alert_source, self._workers.touch)
+        lease_recovery = LeaseRecovery(
+            store, clock, timeline, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
+        )
+        self._leases = LeaseRenewer(store, actions, clock, timeline, limits, metrics, lease_recovery)
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)
         self._id_lock = threading.Lock()
@@ -93,12 +98,10 @@ class Engine:
 
     async def start(self) -> None:
         """Resume the runs that an earlier process left, then start the loops. Raises StoreUnavailable."""
-        now = self._clock.now()
-        self._put_in_force(await self._store.transact(lambda tx: tx.controls()))
-        down_for = now - self._controls.alive_at if self._controls.alive_at else timedelta(0)
-        await self._change(lambda controls: replace(controls, alive_at=now), Event("server_started", now))
+        down_for = await self._store.transact(self._heartbeat.begin)
+        await self._beat(Event("server_started", self._clock.now()))
         await self._workers.recover(down_for)
-        loops = (self._heartbeat(), self._silent_alerts.run(), self._leases.run())
+        loops = (self._beat_for_ever(), self._silent_alerts.run(), self._leases.run())
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
@@ -192,14 +195,26 @@ class Engine:
         if (before.paused, before.breaker_open) != (controls.paused, controls.breaker_open):
             self._workers.touch_all()
 
-    async def _heartbeat(self) -> None:
+    async def _beat_for_ever(self) -> None:
         while True:
             await self._clock.sleep_until(self._clock.now() + HEARTBEAT)
-            now = self._clock.now()
             try:
-                await self._change(lambda controls, now=now: replace(controls, alive_at=now))  # type: ignore[misc]
+                await self._beat()
             except errors.StoreUnavailable as error:
                 log.warning("the heartbeat could not be written", error=str(error))
+
+    async def _beat(self, *events: Event) -> None:
+        def work(tx: Transaction) -> Controls:
+            tx.append(events)
+            return self._heartbeat.beat(tx)
+
+        self._put_in_force(await self._store.transact(work))
+        if self._heartbeat.written():
+            self._workers.touch_all()
+
+    def ago(self, span: timedelta) -> datetime:
+        """The moment from which so much time has passed in which a server was at work."""
+        return self._timeline.ago(span)
 
     def _new_id(self) -> str:
         """A UUIDv7 that sorts after every earlier one of this process."""

@@ -5,12 +5,11 @@ Who calls it: ``lease_recovery``, whose docstring says the rules and why.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, OrderKind, Run, Status
+from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.ports.store import Transaction
 
 LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held", "set_again_done"
@@ -42,7 +41,7 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode) -> str |
     return "none of its alerts fires" if is_over or not fires else None
 
 
-def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, now: datetime) -> str | None:
+def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, ago: Ago) -> str | None:
     """Why the playbook's guards forbid setting the effect again; None if they allow it."""
     started = [event.at for event in tx.events_of(run.id, STARTED) if event.data["command_id"] == command_id]
     made = [
@@ -51,10 +50,10 @@ def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, n
         for attempt in step.attempts
         if attempt.command_id == command_id
     ]
-    if guards.cooldown and now < max([*started, *made]) + guards.cooldown:
+    if guards.cooldown and max([*started, *made]) > ago(guards.cooldown):
         return f"cooldown: it was last brought about less than {duration.write(guards.cooldown)} ago"
     if guards.max_runs:
-        lately = [at for at in started if at > now - guards.max_runs.per]
+        lately = [at for at in started if at > ago(guards.max_runs.per)]
         if len(lately) >= guards.max_runs.count:
             return f"rate_limited: {len(lately)} times in the last {duration.write(guards.max_runs.per)}"
     return None

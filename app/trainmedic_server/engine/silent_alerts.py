@@ -1,7 +1,8 @@
 """Alerts for which no report comes any more: the Alertmanager is asked whether they fire, or, without one, they are
 assumed to have resolved after a long silence.
 
-Without this, one message that was lost would keep an undo from ever becoming due. Who calls it: ``service``.
+Without this, one message that was lost would keep an undo from ever becoming due. The silence counts only while a
+server listened, and not by a clock that was set forward (`Timeline.ago`). Who calls it: ``service``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Event
+from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import AlertSource, Clock
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -30,6 +32,7 @@ class SilentAlerts:
         self,
         store: RunStore,
         clock: Clock,
+        timeline: Timeline,
         limits: EngineLimits,
         metrics: telemetry.Metrics,
         source: AlertSource | None,
@@ -37,6 +40,7 @@ class SilentAlerts:
     ) -> None:
         self._store = store
         self._clock = clock
+        self._timeline = timeline
         self._limits = limits
         self._metrics = metrics
         self._source = source
@@ -60,10 +64,9 @@ class SilentAlerts:
 
     async def check(self) -> None:
         """Check all silent alerts once, and end those that no longer fire."""
-        now = self._clock.now()
         patience = self._limits.assume_resolved_after
-        ask_after = min(ASK_AFTER, patience / 2) if self._source else patience
-        silent = await self._store.transact(lambda tx: tx.firing_not_heard_since(now - ask_after))
+        moment = self._clock.now() - min(ASK_AFTER, patience / 2) if self._source else self._timeline.ago(patience)
+        silent = await self._store.transact(lambda tx: tx.firing_not_heard_since(moment))
         for record in silent:
             because = await self._ended_because(record)
             if because is not None:
@@ -78,8 +81,8 @@ class SilentAlerts:
                 return None
             except errors.TemporaryFailure as error:
                 log.warning("the Alertmanager did not say whether an alert still fires", error=str(error))
-        silent_for = self._clock.now() - record.last_heard_at
-        return "assumed" if silent_for >= self._limits.assume_resolved_after else None
+        silent_since = self._timeline.ago(self._limits.assume_resolved_after)
+        return "assumed" if record.last_heard_at <= silent_since else None
 
     def _record_still_firing(self, tx: Transaction, record: AlertRecord) -> None:
         """Record that the alert still fires, unless a newer report arrived meanwhile."""

@@ -158,7 +158,8 @@ def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timed
 
 
 def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAttempt | Wait | None:
-    if state.retry_at and draft.now < state.retry_at:
+    # Further away than any retry can be is one from before the clock was set back.
+    if state.retry_at and draft.now < state.retry_at <= draft.now + definition.retry.max_delay:
         draft.set_status(Status.WAITING, "retry")
         return Wait(state.retry_at)
     action = draft.context.actions.action_class(definition.action)
@@ -214,6 +215,7 @@ def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | Non
         deadline = draft.now + definition.timeout if definition.timeout else None
         state = draft.put(replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline))
         draft.add_event("wait_started", step=state.id, wait_for=definition.wait_for, deadline=_text(deadline))
+    state = draft.timely(state)
     if state.deadline and draft.now >= state.deadline:
         draft.end(state, StepStatus.TIMED_OUT, error="the alert had not resolved in time")
         draft.add_event("wait_ended", step=state.id, outcome="timed_out")
@@ -249,6 +251,7 @@ def _approve(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait
         draft.end(state, StepStatus.CANCELLED, error="the alert resolved before anybody approved")
         draft.add_event("approval_ended", step=state.id, outcome="resolved")
         return None
+    state = draft.timely(state)
     if state.deadline and draft.now >= state.deadline:
         draft.end(state, StepStatus.TIMED_OUT, error="nobody approved in time")
         draft.add_event("approval_ended", step=state.id, outcome="timed_out")

@@ -160,12 +160,15 @@ def _continue(
     """The next attempt of an undo that has begun, or when it is due: at once if an operator orders it again."""
     last = undo.attempts[-1]
     if last.status == "running":
-        if last.deadline <= draft.now:  # it ran out while no server was up
+        # It ran out while no server was up; or it was begun before the clock was set back.
+        if last.deadline <= draft.now or last.started_at > draft.now:
             later = replace(last, deadline=draft.now + _timeout(draft, undo))
             draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
         draft.add_event("undo_resumed", step=state.id, action=undo.action, command_id=last.command_id)
         return PerformAttempt(state.key, undo=True, resumed=True)
-    if undo.retry_at and draft.now < undo.retry_at and not (by_hand and _is_unanswered(by_hand, undo)):
+    # Further away than any retry can be is one from before the clock was set back: an undo does not wait for that.
+    is_later = undo.retry_at is not None and draft.now < undo.retry_at <= draft.now + LONGEST_RETRY
+    if undo.retry_at and is_later and not (by_hand and _is_unanswered(by_hand, undo)):
         return undo.retry_at
     return _attempt(draft, state, undo, by_hand)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from trainmedic.wire.envelope import Command, Reply
+from trainmedic.wire.steady_time import ClockStep
 from trainmedic_server.domain.alert import Identity
 
 
@@ -19,11 +20,33 @@ class Clock(Protocol):
         ...
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at that time, or at once where it has passed."""
+        """Return at that time, or at once where it has passed; no later because the clock was set back meanwhile."""
         ...
 
 
 UNSIGNED = "no signing key is set: whoever can write to Redis can command agents and jobs, and answer in their name"
+
+
+class ClockWatch(Protocol):
+    """What has been noticed about the machine's clock."""
+
+    @property
+    def ahead(self) -> float:
+        """By how many seconds the machine's clock is ahead of the time that is kept; 0 while it is followed."""
+        ...
+
+    def take_steps(self) -> Sequence[ClockStep]:
+        """Return what has been noticed since this was last asked."""
+        ...
+
+
+class NoClockWatch:
+    """Of a clock that nobody sets."""
+
+    ahead = 0.0
+
+    def take_steps(self) -> Sequence[ClockStep]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
+from trainmedic_server.domain.time_gaps import TimeGap
 
 T = TypeVar("T")
 
@@ -57,6 +58,11 @@ class Transaction(Protocol):
 
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
         """Return unresolved alerts without a report since `moment`, linked to a run that is open or owes an undo."""
+        ...
+
+    def heard_no_later_than(self, moment: datetime) -> None:
+        """Have each firing alert that was heard of after `moment` be heard of last then, because the clock was set
+        back."""
         ...
 
     # runs
@@ -153,6 +159,11 @@ class Transaction(Protocol):
         """Return the run's events of this kind, in order."""
         ...
 
+    def time_gaps(self) -> list[TimeGap]:
+        """Return the gaps in the time of day, in the order in which they were noticed."""
+        ...
+
+    def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None: ...
     def controls(self) -> Controls: ...
     def save_controls(self, controls: Controls) -> None: ...
     def keep_playbook(self, name: str, version: str, text: str, at: datetime) -> None:

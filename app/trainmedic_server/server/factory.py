@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainmedic_server import __version__, errors, telemetry
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.topology import ClusterTopology
-from trainmedic_server.ports.outside import Clock, CommandBus
+from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import History, RunStore
 from trainmedic_server.server import events, history, jobs, operations, problems, schemas, status, webhook
 from trainmedic_server.server.ascii_json import AsciiJson
@@ -48,6 +48,7 @@ def create_app(
     metrics: telemetry.Metrics,
     auth: Authenticator,
     clock: Clock,
+    clock_watch: ClockWatch,
     limits: ServerLimits = ServerLimits(),
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
     allowed_hosts: Collection[str] = (),
@@ -78,7 +79,7 @@ def create_app(
     app.include_router(operations.orders(engine, auth, bodies))
     app.include_router(operations.overview(catalog, runs, bus, auth, reads))
     app.include_router(jobs.router(bus, cluster_topology, clock, auth))
-    app.include_router(status.router(engine, store, bus, catalog, clock, metrics, limits, redis_caveat))
+    app.include_router(status.router(engine, store, bus, catalog, clock, clock_watch, metrics, limits, redis_caveat))
     problems.register(app)
     app.add_middleware(_Boundary, metrics=metrics)
     _describe(app)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.errors import TrainmedicError
-from trainmedic_server.ports.outside import UNSIGNED, Clock, CommandBus
+from trainmedic_server.ports.outside import UNSIGNED, Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import problems
 from trainmedic_server.server.engine import CatalogPort, EnginePort
@@ -36,6 +36,9 @@ class Dependency(BaseModel):
     detail: str
 
 
+_FOLLOWED = "the machine's clock is followed"
+
+
 class Ready(BaseModel):
     """Whether everything can be used that the server needs, and whether it may act."""
 
@@ -48,6 +51,9 @@ class Ready(BaseModel):
         "server stands by.",
     )
     playbooks: Dependency
+    clock: Dependency = Field(
+        Dependency(ok=True, detail=_FOLLOWED), description="The machine's clock; `ready` does not depend on it."
+    )
     paused: bool
     breaker_open: bool
 
@@ -67,6 +73,7 @@ def router(
     bus: CommandBus,
     catalog: CatalogPort,
     clock: Clock,
+    watch: ClockWatch,
     metrics: telemetry.Metrics,
     limits: ServerLimits,
     redis_caveat: str,
@@ -94,7 +101,7 @@ def router(
         While only Redis is away webhooks are taken and recorded all the same, so a probe that decides
         where deliveries go should rather ask `/health`.
         """
-        readiness = await _readiness(engine, store, bus, catalog, limits.check_seconds, redis_caveat)
+        readiness = await _readiness(engine, store, bus, catalog, watch, limits.check_seconds, redis_caveat)
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness
@@ -114,7 +121,13 @@ def router(
 
 
 async def _readiness(
-    engine: EnginePort, store: RunStore, bus: CommandBus, catalog: CatalogPort, seconds: float, redis_caveat: str
+    engine: EnginePort,
+    store: RunStore,
+    bus: CommandBus,
+    catalog: CatalogPort,
+    watch: ClockWatch,
+    seconds: float,
+    redis_caveat: str,
 ) -> Ready:
     """Ask every dependency at once; one that has not answered after `seconds` is not ok."""
     store_state, redis_state = await asyncio.gather(
@@ -132,8 +145,20 @@ async def _readiness(
         redis=redis_state,
         signed=bus.is_signed,
         playbooks=playbooks_state,
+        clock=_clock(watch.ahead),
         paused=controls.paused,
         breaker_open=controls.breaker_open,
+    )
+
+
+def _clock(ahead: float) -> Dependency:
+    if not ahead:
+        return Dependency(ok=True, detail=_FOLLOWED)
+    change = f"{abs(ahead):.0f} s {'forward' if ahead > 0 else 'back'}"
+    return Dependency(
+        ok=False,
+        detail=f"the machine's clock was set {change}; the time from before is kept until the clock has stayed there "
+        "for 15 minutes. If the new time is wrong, set it right",
     )
 
 

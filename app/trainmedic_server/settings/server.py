@@ -160,7 +160,7 @@ class ServerSettings(BaseModel):
     retention: Annotated[PositiveDuration, SettingSource("TRAINMEDIC_RETENTION", "--retention", "DURATION")] = Field(
         timedelta(days=90),
         description="Age from which closed runs, their events and alerts are deleted; runs that are open or owe an "
-        "undo never are. 90 days, to cover a quarter's review.",
+        "undo never are, and time in which no server was at work does not count. 90 days, to cover a quarter's review.",
     )
     alertmanager: Annotated[
         HttpUrl | None, SettingSource("TRAINMEDIC_ALERTMANAGER_URL", "--alertmanager", "URL", secret=True)
@@ -180,7 +180,7 @@ class ServerSettings(BaseModel):
     ] = Field(
         timedelta(hours=12),
         description="Silence after which an alert counts as resolved, so that no undo waits for ever. 12 hours are "
-        "three of Alertmanager's default repeat intervals.",
+        "three of Alertmanager's default repeat intervals. Time in which no server listened does not count.",
     )
     max_body: Annotated[int, SettingSource("TRAINMEDIC_MAX_BODY_BYTES", "--max-body-bytes", "BYTES")] = Field(
         8 * 1024 * 1024,

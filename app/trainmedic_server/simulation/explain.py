@@ -128,7 +128,14 @@ def _explained(
     if isinstance(target, Unresolved):
         return replace(explanation, why=target.why, mode=mode, decision=Decision(target.reason))
     decided = guards.decide(
-        playbook.definition.guards, mode, GuardFacts(), Controls(), limits, starts_at=alert.starts_at, now=now
+        playbook.definition.guards,
+        mode,
+        GuardFacts(),
+        Controls(),
+        limits,
+        alert.starts_at,
+        now,
+        lambda span: now - span,
     )
     names = _scope(playbook, alert, target, mode, now)
     return replace(

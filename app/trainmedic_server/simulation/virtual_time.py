@@ -94,8 +94,14 @@ class VirtualClock:
     async def sleep_until(self, when: datetime) -> None:
         """Return at `when`, never before; yields once even where that is past."""
         await asyncio.sleep(0)
-        while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110 - waits for time, not for an event
-            await asyncio.sleep(left.total_seconds())
+        until = self._loop.time() + (when - self.now()).total_seconds()
+        while (left := self._left(when, until)) > 0:  # noqa: ASYNC110 - waits for time, not for an event
+            await asyncio.sleep(left)
+
+    def _left(self, when: datetime, until: float) -> float:
+        """Seconds until `when`; where the clock was set back meanwhile, until the loop's time is `until`."""
+        by_time, by_loop = (when - self.now()).total_seconds(), until - self._loop.time()
+        return by_time if by_time < by_loop + 1.0 else by_loop
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

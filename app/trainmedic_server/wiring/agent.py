@@ -13,6 +13,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
+from trainmedic.wire import steady_time
+from trainmedic.wire.steady_time import ClockStep, since_boot
 from trainmedic_server import __version__
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent.context import AgentContext
@@ -26,7 +28,7 @@ from trainmedic_server.agent.facts.gpu import presence
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.pods import pods_of
 from trainmedic_server.agent.policy import Policy
-from trainmedic_server.agent.power.control import PowerControl, since_boot
+from trainmedic_server.agent.power.control import PowerControl
 from trainmedic_server.agent.power.executors import PowerLimitExecutor, RenewLeaseExecutor
 from trainmedic_server.agent.power.lease_expiry import LeaseExpiry
 from trainmedic_server.agent.power.ledger import PowerLedger
@@ -42,6 +44,7 @@ def run(settings: AgentSettings, wait: Callable[[], object]) -> None:
 
     Raises ConfigurationError where a setting or file is of no use, JournalUnavailable where the journal is.
     """
+    steady_time.OF_PROCESS.tell = _log_clock_step
     policy = load_policy(settings)
     if settings.has_short_key:
         log.warning("the signing key is short enough to be guessed; use 16 random characters or more")
@@ -59,6 +62,11 @@ def run(settings: AgentSettings, wait: Callable[[], object]) -> None:
             wait()
             agent.stop()
     log.info("stopped")
+
+
+def _log_clock_step(step: ClockStep) -> None:
+    fields = {"seconds": round(step.seconds), "kind": step.kind, "reason": str(step)}
+    log.warning("the machine's clock was set", extra=fields)
 
 
 def load_policy(settings: AgentSettings) -> Policy:

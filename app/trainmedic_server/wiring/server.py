@@ -168,10 +168,12 @@ class TrainmedicServer:
                 bus, clock, metrics, lambda: any(map(_works_on_jobs, catalog.all())), written, cluster_topology
             )
             limits, alerts = settings.limits, services.alertmanager
-            engine = Engine(store, catalog, actions, clock, limits, metrics, topology.topology, alerts, store.fence)
+            engine = Engine(
+                store, catalog, actions, clock, limits, metrics, topology.topology, alerts, store.fence, clock
+            )
             await self._start_work(stack, bus, topology, engine)
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
-            await stack.enter_async_context(_background(self._prune(store), "retention"))
+            await stack.enter_async_context(_background(self._prune(store, engine), "retention"))
             yield factory.create_app(
                 engine=engine,
                 runs=store,
@@ -183,6 +185,7 @@ class TrainmedicServer:
                 metrics=metrics,
                 auth=authenticator,
                 clock=clock,
+                clock_watch=clock,
                 allowed_hosts=(settings.host, *settings.allowed_hosts),
                 limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
             )
@@ -273,12 +276,15 @@ class TrainmedicServer:
         await stack.enter_async_context(_background(watched.watch(), "cluster"))
         return cluster, watched.topology
 
-    async def _prune(self, store: RunStore) -> None:
-        """Delete runs older than the retention every hour; the first time a minute after the start, which is busy."""
+    async def _prune(self, store: RunStore, engine: Engine) -> None:
+        """Delete runs older than the retention every hour; the first time a minute after the start, which is busy.
+
+        The retention counts while a server is at work, so a clock that is wrong deletes nothing.
+        """
         await self._clock.sleep_until(self._clock.now() + _PRUNE_FIRST_AFTER)
         while True:
             try:
-                if gone := await store.prune(self._clock.now() - self._settings.retention):
+                if gone := await store.prune(engine.ago(self._settings.retention)):
                     log.info("old runs deleted", runs=gone)
             except StoreUnavailable as error:
                 log.warning("old runs could not be deleted; trying again later", error=str(error))

@@ -183,7 +183,7 @@ class CheckpointDirectory:
             shutil.rmtree(path)
         unfinished.rename(path)
         checkpoints.flush_directory(self._root)
-        at = datetime.now(timezone.utc)
+        at = envelope.utc_now()
         checked = torch.serialization.get_crc32_options()
         facts = {"step": step, "at": envelope.write_time(at), "files": sizes, "checksums": checked, **more}
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
@@ -60,7 +60,7 @@ class OwnCheckpoints:
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         path = self._save(step, run)
-        return SavedCheckpoint(step, datetime.now(timezone.utc), path)
+        return SavedCheckpoint(step, envelope.utc_now(), path)
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
         path = checkpoint.path
@@ -72,7 +72,7 @@ class OwnCheckpoints:
             raise PartlyLoaded(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        self._abandoned = [*self._abandoned, (checkpoint.at, datetime.now(timezone.utc))][-_MOST:]
+        self._abandoned = [*self._abandoned, (checkpoint.at, envelope.utc_now())][-_MOST:]
         if self.directory is not None:
             times = [[envelope.write_time(moment) for moment in span] for span in self._abandoned]
             checkpoints.write_durably(self.directory / ABANDONED, json.dumps(times).encode())

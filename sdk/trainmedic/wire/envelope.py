@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Mapping
 
+from trainmedic.wire import steady_time
 from trainmedic.wire.reading import read_json, read_object, without_nul
 from trainmedic.wire.signing import BadSignature, Signer, job_identity, node_identity
 from trainmedic.wire.signing import sign as sign  # programs that write commands themselves import it from here
@@ -248,7 +249,8 @@ def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
 
 
 def utc_now() -> datetime:
-    return datetime.now(timezone.utc)
+    """The time of day, which does not jump when the machine's clock does (``steady_time``)."""
+    return steady_time.utc_now()
 
 
 def write_time(value: datetime) -> str:

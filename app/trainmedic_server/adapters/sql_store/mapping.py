@@ -7,6 +7,7 @@ Rows are taken apart by place and not by name: a storm takes apart many.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
@@ -27,6 +28,7 @@ from trainmedic_server.domain.run import (
     UndoStatus,
 )
 from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.time_gaps import TimeGap
 
 Row = Sequence[Any]
 """The columns of a table, decoded, in the table's order."""
@@ -246,6 +248,16 @@ def event_row(event: Event) -> tuple[Any, ...]:
 def event_of(row: Row) -> Event:
     seq, run_id, kind, at, actor, data = row
     return Event(kind, at, run_id, actor, data, seq)
+
+
+def time_gap_row(gap: TimeGap) -> tuple[Any, ...]:
+    """Without ``seq``, which the database gives."""
+    return (gap.ended_at, gap.length // timedelta(microseconds=1), gap.is_downtime)
+
+
+def time_gap_of(row: Row) -> TimeGap:
+    _, ended_at, microseconds, is_downtime = row
+    return TimeGap(ended_at, timedelta(microseconds=microseconds), is_downtime)
 
 
 def controls_row(controls: Controls) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from trainmedic_server.adapters.sql_store import mapping, schema
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, StepState
+from trainmedic_server.domain.time_gaps import TimeGap
 
 _CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished")
 """The columns of a run that change; what it was admitted with does not, and is in most indexes."""
@@ -40,6 +41,7 @@ class PendingWrites:
         self.touched: dict[tuple[str, str], datetime] = {}
         """When a run last touched a node, by the run's id and the node's name."""
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
+        self.time_gaps: list[TimeGap] = []
         self.controls: Controls | None = None
         self.fingerprints: set[str] = set()
         """The fingerprints of the alerts here, and of those in links."""
@@ -48,7 +50,9 @@ class PendingWrites:
 
     def __bool__(self) -> bool:
         runs = self.added or self.saved or self.steps or self.links or self.orders or self.events
-        return bool(runs or self.alerts or self.nodes or self.touched or self.playbooks or self.controls)
+        return bool(
+            runs or self.alerts or self.nodes or self.touched or self.playbooks or self.controls or self.time_gaps
+        )
 
     def save_alerts(self, records: Iterable[AlertRecord]) -> None:
         for record in records:
@@ -96,6 +100,7 @@ class PendingWrites:
         self.nodes.update(other.nodes)
         self.touched.update(other.touched)
         self.playbooks.update({key: kept for key, kept in other.playbooks.items() if key not in self.playbooks})
+        self.time_gaps += other.time_gaps
         self.controls = other.controls or self.controls
         self.fingerprints |= other.fingerprints
         self.targets |= other.targets
@@ -115,6 +120,7 @@ class Flusher:
         self._events = BulkInsert(dialect, schema.events)
         self._nodes = BulkInsert(dialect, schema.nodes, "update")
         self._playbooks = BulkInsert(dialect, schema.playbook_versions, "ignore")
+        self._time_gaps = BulkInsert(dialect, schema.time_gaps)
         self._controls = BulkInsert(dialect, schema.controls, "update")
 
     def __call__(self, connection: sa.Connection, pending: PendingWrites) -> None:
@@ -130,5 +136,6 @@ class Flusher:
         self._links.run(connection, ((run_id, *identity) for run_id, identity in pending.links))
         self._touched.run(connection, ((*key, at) for key, at in pending.touched.items()))
         self._orders.run(connection, map(mapping.order_row, pending.orders))
+        self._time_gaps.run(connection, map(mapping.time_gap_row, pending.time_gaps))
         self._controls.run(connection, [mapping.controls_row(pending.controls)] if pending.controls else ())
         self._events.run(connection, map(mapping.event_row, pending.events))

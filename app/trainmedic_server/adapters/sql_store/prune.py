@@ -20,6 +20,7 @@ from trainmedic_server.adapters.sql_store.schema import (
     run_alerts,
     runs,
     steps,
+    time_gaps,
     touched_nodes,
 )
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
@@ -64,6 +65,7 @@ _DELETE_EVENTS = sa.delete(events).where(
     )
 )
 _DELETE_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
+_DELETE_TIME_GAPS = sa.delete(time_gaps).where(time_gaps.c.ended_at < _BEFORE)
 
 
 def runs_before(transaction: SqlTransaction, before: datetime) -> int:
@@ -91,6 +93,9 @@ def events_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete the nodes not seen since, which no longer count as part of the cluster; all at once, and not counted."""
-    transaction.flushed_connection().execute(_DELETE_NODES, {"before": before})
+    """Delete the nodes not seen since, which no longer count as part of the cluster, and the gaps in the time that
+    ended before; all at once, and not counted."""
+    connection = transaction.flushed_connection()
+    connection.execute(_DELETE_NODES, {"before": before})
+    connection.execute(_DELETE_TIME_GAPS, {"before": before})
     return 0

@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeDecorator
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0003"
+HEAD = "0004"
 """The revision of the schema that this code reads and writes."""
 
 _PLAIN = {type(None): None, dict: "{}", list: "[]"}
@@ -217,6 +217,16 @@ controls = sa.Table(
     sa.Column("alive_at", TimeColumn),
 )
 """One row, with id 1."""
+
+time_gaps = sa.Table(
+    "time_gaps",
+    metadata,
+    sa.Column("seq", Serial, primary_key=True),
+    sa.Column("ended_at", TimeColumn, nullable=False),
+    sa.Column("microseconds", sa.BigInteger, nullable=False),
+    sa.Column("is_downtime", sa.Boolean, nullable=False),
+)
+"""``seq`` is the order in which they were noticed; ``microseconds`` is how long each was."""
 
 nodes = sa.Table(
     "nodes",

@@ -105,6 +105,12 @@ EVENTS_OF_KIND = (
 )
 NODES = sa.select(schema.nodes)
 CONTROLS = sa.select(schema.controls)
+TIME_GAPS = sa.select(schema.time_gaps).order_by(schema.time_gaps.c.seq)
+HEARD_NO_LATER = (
+    sa.update(alerts)
+    .where(alerts.c.resolved_at.is_(None), alerts.c.last_heard_at > sa.bindparam("moment", type_=schema.TimeColumn))
+    .values(last_heard_at=sa.bindparam("moment", type_=schema.TimeColumn))
+)
 PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
     schema.playbook_versions.c.name == sa.bindparam("name"),
     schema.playbook_versions.c.version == sa.bindparam("version"),

@@ -19,6 +19,7 @@ from trainmedic_server.adapters.sql_store.pending_writes import Flusher, Pending
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
+from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
 
@@ -125,6 +126,9 @@ class SqlTransaction(Transaction):
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
         connection = self._flushed_if(lambda pending: pending.fingerprints or pending.targets)
         return [mapping.alert_of(row) for row in connection.execute(statements.SILENT_ALERTS, {"moment": moment})]
+
+    def heard_no_later_than(self, moment: datetime) -> None:
+        self.flushed_connection().execute(statements.HEARD_NO_LATER, {"moment": moment})
 
     # runs
 
@@ -255,6 +259,13 @@ class SqlTransaction(Transaction):
             mapping.event_of(row)
             for row in connection.execute(statements.EVENTS_OF_KIND, {"run": run_id, "kind": kind})
         ]
+
+    def time_gaps(self) -> list[TimeGap]:
+        connection = self._flushed_if(lambda pending: pending.time_gaps)
+        return [mapping.time_gap_of(row) for row in connection.execute(statements.TIME_GAPS)]
+
+    def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None:
+        self._own.time_gaps += gaps
 
     def controls(self) -> Controls:
         row = self._flushed_if(lambda pending: pending.controls).execute(statements.CONTROLS).one_or_none()

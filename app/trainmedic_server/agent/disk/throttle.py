@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trainmedic.wire import steady_time
 from trainmedic_server.agent.disk.report import Reason
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,8 @@ def seconds_stalled_for_disk() -> float:
 class Clocks:
     """The clocks that a cleaning reads, in seconds, and the function by which it sleeps."""
 
-    now: Callable[[], float] = time.time
-    """Since the epoch."""
+    now: Callable[[], float] = steady_time.OF_PROCESS.unix_now
+    """Since the epoch: files do not grow old because the machine's clock was set."""
     steady: Callable[[], float] = time.monotonic
     waited: Callable[[], float] = seconds_waited_for_core
     """The part of the steady time in which this thread was ready and another one ran."""

@@ -20,6 +20,7 @@ KEPT_ENDED = 64
 EXPIRED = "lease"
 """`PowerCap.ended_by` of a cap that was not renewed in time. A server that still needs it can have it set again."""
 
+_BESIDE = ("boot", "ends_at")
 _SAME_MW = 1000
 """Limits that are nearer than this count as the same: drivers round."""
 
@@ -30,7 +31,7 @@ class PowerCap:
 
     ``id``: the id of the command that set it.
     ``limit_mw``: the cap in milliwatts, within the card's and the policy's bounds.
-    ``lease_until``: when it ends unless it is renewed, Unix seconds.
+    ``lease_until``: when it ends unless it is renewed, Unix seconds. It counts after a reboot; before that `ends_at`.
     ``lease_seconds``: the lease that was granted.
     ``previous_mw``: the limit that the driver showed before.
     ``requested_mw``: what the command asked for.
@@ -38,6 +39,8 @@ class PowerCap:
     ``ended_at``: Unix seconds; None while it is active.
     ``ended_by``: why it is no longer active: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or
     ``undo <command id>``; None while it is active.
+    ``boot``: the id of the machine's boot in which `ends_at` was written; empty where an earlier agent wrote it.
+    ``ends_at``: when it ends unless it is renewed, in seconds since that boot, which nobody can set.
     """
 
     id: str
@@ -49,10 +52,21 @@ class PowerCap:
     clamped: str | None = None
     ended_at: float | None = None
     ended_by: str | None = None
+    boot: str = ""
+    ends_at: float = 0.0
 
     @property
     def is_active(self) -> bool:
         return self.ended_by is None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnd:
+    """When a lease ends: in Unix seconds, and in seconds since the boot of that id."""
+
+    unix: float
+    boot: str
+    since_boot: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,26 +175,29 @@ class GpuPowerState:
         """Another party has set the limit: every cap ends, and nothing is restored."""
         return replace(self.ending({cap.id for cap in self.caps}, "overridden", at), baseline=None)
 
-    def renewed(self, cap_ids: Collection[str], until: float) -> GpuPowerState:
-        """Extend the leases of active caps; none gets shorter."""
+    def renewed(self, ends: Mapping[str, LeaseEnd]) -> GpuPowerState:
+        """Change the ends of the leases of these active caps."""
         caps = (
-            replace(cap, lease_until=max(cap.lease_until, until)) if cap.id in cap_ids and cap.is_active else cap
+            replace(cap, lease_until=end.unix, boot=end.boot, ends_at=end.since_boot)
+            if cap.is_active and (end := ends.get(cap.id)) is not None
+            else cap
             for cap in self.caps
         )
         return replace(self, caps=tuple(caps))
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form. ``holds`` and the fields of both dataclasses are names on disk, which agents of every
-        version read: never rename them."""
-        return {
-            "baseline": asdict(self.baseline) if self.baseline else None,
-            "holds": [asdict(cap) for cap in self.caps],
-        }
+        version read: never rename them. They refuse a field of a cap that they do not know, so `PowerCap.boot` and
+        `PowerCap.ends_at` stand beside the caps."""
+        caps = [asdict(cap) for cap in self.caps]
+        ends = {cap["id"]: {name: cap.pop(name) for name in _BESIDE} for cap in caps}
+        return {"baseline": asdict(self.baseline) if self.baseline else None, "holds": caps, "ends": ends}
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> GpuPowerState:
         baseline = PowerBaseline(**value["baseline"]) if value["baseline"] else None
-        return cls(baseline, tuple(PowerCap(**cap) for cap in value["holds"]))
+        ends = value.get("ends", {})
+        return cls(baseline, tuple(PowerCap(**cap, **ends.get(cap["id"], {})) for cap in value["holds"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ Called in one thread, by ``executors`` and ``lease_expiry``.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
+from pathlib import Path
 
+from trainmedic.wire.steady_time import since_boot, utc_now
 from trainmedic_server.agent.policy import PowerBounds
-from trainmedic_server.agent.power.caps import EXPIRED, GpuPowerState, PowerCap, clamp, is_same
+from trainmedic_server.agent.power.caps import EXPIRED, GpuPowerState, LeaseEnd, PowerCap, clamp, is_same
 from trainmedic_server.agent.power.ledger import PowerLedger
 from trainmedic_server.errors import GpuError
 from trainmedic_server.ports.gpus import Gpus, PowerLimits
@@ -28,9 +29,12 @@ from trainmedic_server.ports.gpus import Gpus, PowerLimits
 log = logging.getLogger(__name__)
 
 
-def since_boot() -> float:
-    """Seconds since the machine was booted. They count while it sleeps, and cannot be set."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+def boot_id() -> str:
+    """The id that the kernel has given this boot; empty where it gives none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +62,26 @@ Outcomes = dict[str, PowerOutcome | GpuError]
 
 
 class PowerControl:
-    """The power limits of this node's GPUs. `boottime` is `since_boot`, or a test's own clock."""
+    """The power limits of this node's GPUs. `boottime` is `since_boot`, or a test's own clock, and `boot` the id of the
+    boot since which it counts."""
 
     def __init__(
         self,
         gpus: Gpus,
         ledger: PowerLedger,
         bounds: PowerBounds,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] = utc_now,
         boottime: Callable[[], float] = since_boot,
+        boot: str | None = None,
     ) -> None:
         self.gpus = gpus
         self.ledger = ledger
         self.bounds = bounds
         self._now = now
         self._boottime = boottime
-        # By cap: the end of its lease as the ledger has it, and the same as seconds since boot (see `_remaining`).
-        self._ends: dict[str, tuple[float, float]] = {}
+        self._boot = boot_id() if boot is None else boot
+        # By cap that was set before this boot: the end of its lease in seconds since boot (see `_remaining`).
+        self._ends: dict[str, float] = {}
         self._logged_errors: dict[str, str] = {}
 
     # --- caps -----------------------------------------------------------------------------------------
@@ -120,7 +127,8 @@ class PowerControl:
                 return {uuid: error}
         granted = min(lease, self.bounds.max_lease.total_seconds())
         # All GPUs share one end of the lease, because `_ends` is kept by cap; the limits are each card's own.
-        cap = PowerCap(cap_id, 0, self._unix_now() + granted, granted, 0, 0)
+        end = self._end_in(granted)
+        cap = PowerCap(cap_id, 0, end.unix, granted, 0, 0, boot=end.boot, ends_at=end.since_boot)
         states = {uuid: self._with_cap(uuid, cap, requested_mw[uuid], present) for uuid, present in before.items()}
         self.ledger.save({uuid: state.about_to_set(before[uuid]) for uuid, state in states.items()})
         outcomes: dict[str, PowerOutcome] = {}
@@ -256,15 +264,13 @@ class PowerControl:
 
         Raises JournalUnavailable.
         """
-        until = min(until, self._unix_now() + self.bounds.max_lease.total_seconds())
-        states = {
-            uuid: state.renewed(cap_ids, until)
-            for uuid, state in self.ledger.all().items()
-            if state.has_active(cap_ids)
-        }
-        self.ledger.save(states)
-        active = [cap for state in states.values() for cap in state.active if cap.id in cap_ids]
-        return {cap.id for cap in active if self._remaining(cap) > 0}
+        lease = min(until - self._unix_now(), self.bounds.max_lease.total_seconds())
+        active = {cap.id: cap for state in self.ledger.all().values() for cap in state.active if cap.id in cap_ids}
+        end = self._end_in(lease)
+        longer = {cap_id: end for cap_id, cap in active.items() if self._remaining(cap) < lease}
+        states = self.ledger.all().items()
+        self.ledger.save({uuid: state.renewed(longer) for uuid, state in states if state.has_active(longer)})
+        return {cap_id for cap_id, cap in active.items() if cap_id in longer or self._remaining(cap) > 0}
 
     def overdue(self) -> list[str]:
         """The ids of the active caps whose lease is over."""
@@ -278,17 +284,21 @@ class PowerControl:
         return min(remaining, default=None)
 
     def _remaining(self, cap: PowerCap) -> float:
-        """Seconds that a cap's lease has left: the lesser of those by the clock and those by the time since boot.
+        """Seconds that a cap's lease has left, by the time since boot: a clock that is set makes a lease neither
+        longer nor shorter.
 
-        So a clock that is set back does not make a lease longer, and one that is set back while the agent is away
-        makes it no longer than the policy allows.
+        Of a cap from before this boot only the clock can tell; if that was set back meanwhile, the lease is no longer
+        than the policy allows.
         """
-        by_clock = cap.lease_until - self._unix_now()
-        until, end = self._ends.get(cap.id, (0.0, 0.0))
-        if until != cap.lease_until:
-            end = self._boottime() + min(by_clock, self.bounds.max_lease.total_seconds())
-            self._ends[cap.id] = (cap.lease_until, end)
-        return min(by_clock, end - self._boottime())
+        if self._boot and cap.boot == self._boot:
+            return cap.ends_at - self._boottime()
+        if cap.id not in self._ends:
+            by_clock = cap.lease_until - self._unix_now()
+            self._ends[cap.id] = self._boottime() + min(by_clock, self.bounds.max_lease.total_seconds())
+        return self._ends[cap.id] - self._boottime()
+
+    def _end_in(self, seconds: float) -> LeaseEnd:
+        return LeaseEnd(self._unix_now() + seconds, self._boot, self._boottime() + seconds)
 
     def _unix_now(self) -> float:
         return self._now().timestamp()

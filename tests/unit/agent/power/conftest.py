@@ -33,13 +33,14 @@ class Node:
         self.bounds = bounds
         self.clock = START
         self.boottime = 1000.0
+        self.boot = "boot-1"
         self._open()
 
     def _open(self) -> None:
         self.journal = Journal(self.directory)
         self.gpus = NvmlGpus(lambda: self.boottime)
         self.control = PowerControl(
-            self.gpus, PowerLedger(self.journal), self.bounds, lambda: self.clock, lambda: self.boottime
+            self.gpus, PowerLedger(self.journal), self.bounds, lambda: self.clock, lambda: self.boottime, self.boot
         )
         self.expiry = LeaseExpiry(self.control, lambda: self.boottime)
 
@@ -49,6 +50,13 @@ class Node:
 
     def restart(self) -> None:
         self.close()
+        self._open()
+
+    def reboot(self, seconds: float) -> None:
+        """The machine is off for so long; the card keeps its limit all the same."""
+        self.close()
+        self.clock += timedelta(seconds=seconds)
+        self.boottime, self.boot = 5.0, "boot-2"
         self._open()
 
     def passes(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, cards
 from tests.unit.agent.power.conftest import Node
 from trainmedic_server.agent.policy import PowerBounds
+from trainmedic_server.agent.power.caps import GpuPowerState
 from trainmedic_server.agent.power.executors import RenewLeaseExecutor
 from trainmedic_server.errors import CommandRejected
 
@@ -83,6 +85,7 @@ def test_a_lease_that_ran_out_while_the_agent_was_away_ends_at_once(node: Node) 
     node.cap("a", percent=80)
     node.close()
     node.clock += timedelta(hours=1)
+    node.boottime += 3600
     node._open()
     due = node.expiry.due()
     assert due is not None
@@ -98,6 +101,59 @@ def test_a_clock_that_is_set_back_does_not_keep_a_cap(node: Node) -> None:
     node.clock -= timedelta(hours=5)
     node.passes(300)
     assert node.watts() == 700
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_clock_that_is_set_forward_ends_no_cap(node: Node, away: bool) -> None:
+    """Nor while the agent is away: a lease is measured by the time since boot, and goes on being renewed."""
+    node.cap("a", percent=80)
+    node.clock += timedelta(days=100)
+    if away:
+        node.restart()
+    node.passes(290)
+    assert node.watts() == 560
+    assert node.renew("a", seconds=300)["renewed"] == ["a"]
+    node.passes(290)
+    assert node.watts() == 560
+    node.passes(11)
+    assert node.watts() == 700
+
+
+def test_a_cap_is_renewed_after_the_clock_was_set_back(node: Node) -> None:
+    """The renewals' ends lie before that of the lease then, by the clock."""
+    node.cap("a", percent=80)
+    node.clock -= timedelta(hours=2)
+    for _ in range(5):
+        node.passes(200)
+        assert node.renew("a", seconds=300)["renewed"] == ["a"]
+    assert node.watts() == 560
+    node.passes(301)
+    assert node.watts() == 700
+
+
+@pytest.mark.parametrize(("away", "left"), [(100, 200), (400, 0)])
+def test_after_a_reboot_the_clock_says_when_a_lease_ends(node: Node, away: float, left: float) -> None:
+    """The time since boot has begun anew."""
+    node.cap("a", percent=80)
+    node.reboot(away)
+    node.passes(left - 1 if left else 0)
+    assert node.watts() == (560 if left else 700)
+    node.passes(2)
+    assert node.watts() == 700
+
+
+def test_an_earlier_agent_reads_what_this_one_has_written(node: Node) -> None:
+    """It refuses a field of a cap that it does not know; and what it writes is read here."""
+    node.cap("a", percent=80)
+    (row,) = node.journal.rows("SELECT state FROM power WHERE state LIKE '%\"a\"%'")
+    stored = json.loads(row[0])
+    assert set(stored["holds"][0]) == {
+        *("id", "limit_mw", "lease_until", "lease_seconds", "previous_mw", "requested_mw", "clamped", "ended_at"),
+        "ended_by",
+    }
+    del stored["ends"]
+    (cap,) = GpuPowerState.of_json(stored).caps
+    assert (cap.boot, cap.lease_until) == ("", node.clock.timestamp() + 300)
 
 
 def test_a_clock_that_is_set_back_while_the_agent_is_away_does_not_keep_a_cap(node: Node) -> None:

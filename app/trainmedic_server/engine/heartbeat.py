@@ -1,0 +1,83 @@
+"""The heartbeat: the server notes that it is alive, and what it has noticed about the time.
+
+By the last heartbeat a new start knows for how long no server was up. Who calls it: ``service``. Not here: what
+follows from the time (``timeline``), or what the machine's clock is believed (`ports.outside.ClockWatch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from trainmedic.wire.steady_time import ClockStep
+from trainmedic_server import telemetry
+from trainmedic_server.domain.run import Controls, Event
+from trainmedic_server.domain.time_gaps import TimeGap
+from trainmedic_server.engine.timeline import Timeline
+from trainmedic_server.ports.outside import Clock, ClockWatch
+from trainmedic_server.ports.store import Transaction
+
+_SENTENCES = {
+    "stepped": "the machine's clock was set; the time from before is kept for a while",
+    "believed": "the machine's clock was set, and is followed from now on",
+    "returned": "the machine's clock is back at the time that was kept",
+}
+
+log = telemetry.logger(__name__)
+
+
+class Heartbeat:
+    """One per server. What could not be written is written with the next beat."""
+
+    def __init__(self, clock: Clock, timeline: Timeline, watch: ClockWatch, metrics: telemetry.Metrics) -> None:
+        self._clock = clock
+        self._timeline = timeline
+        self._watch = watch
+        self._metrics = metrics
+        self._events: list[Event] = []
+        self._gaps: list[TimeGap] = []
+        self._set_back_by = timedelta(0)
+        metrics.clock_ahead_seconds.set_function(lambda: watch.ahead)
+
+    def begin(self, tx: Transaction) -> timedelta:
+        """Begin with what an earlier server has left; return for how long none was up, as far as is known."""
+        alive_at, now = tx.controls().alive_at, self._clock.now()
+        self._timeline.begin(tx.time_gaps(), alive_at)
+        return max(now - alive_at, timedelta(0)) if alive_at is not None else timedelta(0)
+
+    def beat(self, tx: Transaction) -> Controls:
+        """Write down that the server is alive, and what it has noticed; `written` must follow once that is durable."""
+        now = self._clock.now()
+        self._notice(now)
+        tx.add_time_gaps(self._gaps)
+        if self._set_back_by:
+            # Else an alert would seem to be heard of, and its run's undo not be due, until the clock has caught up.
+            tx.heard_no_later_than(now)
+        tx.append(self._events)
+        alive = replace(tx.controls(), alive_at=now)
+        tx.save_controls(alive)
+        return alive
+
+    def written(self) -> bool:
+        """What the last beat has written is durable; return whether the clock was set back, so that moments in the
+        future have to be looked at anew."""
+        was_set_back = bool(self._set_back_by)
+        self._events, self._gaps, self._set_back_by = [], [], timedelta(0)
+        return was_set_back
+
+    def _notice(self, now: datetime) -> None:
+        self._gaps += self._timeline.take_unwritten()
+        steps: Sequence[ClockStep] = self._watch.take_steps()
+        for step in steps:
+            seconds = round(step.seconds)
+            log.warning(_SENTENCES[step.kind], seconds=seconds)
+            self._metrics.clock_steps.labels(step.kind).inc()
+            self._events.append(Event("clock_stepped", now, data={"kind": step.kind, "seconds": seconds}))
+        set_back_by = self._timeline.take_set_back()
+        if set_back_by and not any(step.kind == "believed" for step in steps):
+            seconds = -round(set_back_by.total_seconds())
+            log.warning("the machine's clock is behind what it was at the last heartbeat", seconds=seconds)
+            self._metrics.clock_steps.labels("believed").inc()
+            self._events.append(Event("clock_stepped", now, data={"kind": "believed", "seconds": seconds}))
+        self._set_back_by += set_back_by
