@@ -166,8 +166,8 @@ def _continue(
             draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
         draft.add_event("undo_resumed", step=state.id, action=undo.action, command_id=last.command_id)
         return PerformAttempt(state.key, undo=True, resumed=True)
-    # Further away than any retry can be is one from before the clock was set back: an undo does not wait for that.
-    is_later = undo.retry_at is not None and draft.now < undo.retry_at <= draft.now + LONGEST_RETRY
+    # Further away than the wait was, it is from before the clock was set back: an undo does not wait for that.
+    is_later = undo.retry_at is not None and draft.now < undo.retry_at <= draft.now + _wait_after(last.number)
     if undo.retry_at and is_later and not (by_hand and _is_unanswered(by_hand, undo)):
         return undo.retry_at
     return _attempt(draft, state, undo, by_hand)

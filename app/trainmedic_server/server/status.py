@@ -85,10 +85,7 @@ def router(
         return Health(timestamp=clock.now(), version=__version__)
 
     @routes.get(
-        "/ready",
-        summary="Whether the server can do its work",
-        response_model=Ready,
-        responses=_READY_RESPONSES,
+        "/ready", summary="Whether the server can do its work", response_model=Ready, responses=_READY_RESPONSES
     )
     async def ready(
         response: Response,

@@ -167,10 +167,8 @@ class TrainmedicServer:
             topology = TopologyWatch(
                 bus, clock, metrics, lambda: any(map(_works_on_jobs, catalog.all())), written, cluster_topology
             )
-            limits, alerts = settings.limits, services.alertmanager
-            engine = Engine(
-                store, catalog, actions, clock, limits, metrics, topology.topology, alerts, store.fence, clock
-            )
+            limits, alerts, topology_now = settings.limits, services.alertmanager, topology.topology
+            engine = Engine(store, catalog, actions, clock, limits, metrics, topology_now, alerts, store.fence, clock)
             await self._start_work(stack, bus, topology, engine)
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
             await stack.enter_async_context(_background(self._prune(store, engine), "retention"))
