@@ -17,12 +17,11 @@ from starlette.requests import Request
 
 from trainmedic_server.errors import PayloadError, Saturated
 from trainmedic_server.server.body_memory import BodyArrival, BodyMemory
-from trainmedic_server.server.limits import KIB, ServerLimits
+from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.problems import HttpProblem, from_error
 
-_DENSE_BYTES = 64 * KIB
-_BYTES_PER_CONTAINER = 16
-"""The shortest alerts have thirty bytes for each object; a brace within a text counts too."""
+_MOST_CONTAINERS = 1_200_000
+"""Lists and objects in a body. Each takes sixty bytes or more in memory, however short; an alert has four."""
 
 
 class BodyReader:
@@ -77,10 +76,10 @@ class BodyReader:
 
 def parse_json(body: bytes | bytearray) -> Any:
     """The JSON value in `body`. Raises HttpProblem 400 for what is not JSON, PayloadError for half a surrogate pair."""
-    if len(body) > _DENSE_BYTES and body.count(b"{") + body.count(b"[") > len(body) // _BYTES_PER_CONTAINER:
-        # An empty list of two bytes takes sixty in memory. An alert has few objects for its size.
+    # A bracket within a text counts too, which makes no difference to alerts.
+    if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
         raise HttpProblem(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body holds more lists and objects than a body of alerts has."
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body holds more than {_MOST_CONTAINERS} lists and objects."
         )
     try:
         return from_json(body, allow_inf_nan=False)

@@ -144,17 +144,19 @@ def _strings(value: Any, path: str, problems: _Problems, *, required: bool) -> d
     if len(value) > LABELS_PER_ALERT:
         problems.add(path, f"has {len(value)} members; at most {LABELS_PER_ALERT} are taken")
         return None
-    length = sum(len(text) for pair in value.items() for text in pair if type(text) is str)
-    if length > MAPPING_LENGTH:
-        problems.add(path, f"is {length} characters long in all; at most {MAPPING_LENGTH} are taken")
-        return None
     sound = True
     for name, text in value.items():
         wrong = _wrong_with(text) or _wrong_with(name)
         if wrong:
             sound = False
             problems.add(f"{path}.{name[:64]}", wrong)
-    return value if sound else None
+    if not sound:
+        return None
+    length = sum(len(name) + len(text) for name, text in value.items())
+    if length > MAPPING_LENGTH:
+        problems.add(path, f"is {length} characters long in all; at most {MAPPING_LENGTH} are taken")
+        return None
+    return value
 
 
 def _text(value: Any, path: str, problems: _Problems, longest: int = TEXT_LENGTH) -> str:
