@@ -14,8 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.api_world import Address, World, alert, logged, payload
-from trainmedic_server.server import listener
-from trainmedic_server.server.limits import MIB, ServerLimits
+from trainmedic_server.server.limits import MIB, ConnectionLimits, ServerLimits
 
 # One server for all of it, as one would have in production.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -237,13 +236,10 @@ async def test_a_body_that_breaks_off_is_no_delivery(world: World, address: Addr
     assert world.engine.deliveries == []
 
 
-async def test_headers_that_do_not_come_end_the_connection(
-    world: World, address: Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_headers_that_do_not_come_end_the_connection() -> None:
     """A connection costs nothing for long: silent, dripping, or stopped in the middle."""
-    monkeypatch.setattr(listener, "_HEADER_SECONDS", 0.5)
 
-    async def drip(start: bytes) -> bytes:
+    async def drip(address: Address, start: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(address.host, address.port)
         writer.write(start)
         try:
@@ -260,7 +256,8 @@ async def test_headers_that_do_not_come_end_the_connection(
             writer.close()
 
     starts = [b"", b"POST /webhook HTTP/1.1\r\nX-Slow: ", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"]
-    answers = await asyncio.wait_for(asyncio.gather(*[drip(start) for start in starts]), 8)
+    async with World().served(ConnectionLimits(head_seconds=0.5)) as address:
+        answers = await asyncio.wait_for(asyncio.gather(*[drip(address, start) for start in starts]), 8)
     assert answers[:2] == [b"", b""]
 
 
@@ -278,9 +275,9 @@ async def test_headers_that_do_not_come_end_the_connection(
     ids=["one big header", "big path", "many headers", "TLS", "odd version", "smuggling", "negative length"],
 )
 async def test_what_is_not_http_is_refused_at_once(address: Address, request_bytes: bytes) -> None:
-    """400 or the end of the connection, in bounded memory."""
+    """400, 414 or 431, or the end of the connection, in bounded memory."""
     try:
         answer = await address.raw(request_bytes, 5)
     except ConnectionError:
         answer = b""
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 414", b"HTTP/1.1 431"))

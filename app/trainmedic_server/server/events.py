@@ -106,18 +106,26 @@ class WrittenEvents:
 
     def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._kept: dict[int, bytes] = {}
+        self._kept: dict[int, tuple[Event, bytes]] = {}
         self._bytes = 0
 
     def line(self, event: Event) -> bytes:
         assert event.seq is not None, "the history gives events their seq"
-        line = self._kept.get(event.seq)
-        if line is None:
-            line = self._kept[event.seq] = _line(event)
-            self._bytes += len(line)
-            while self._bytes > self._most_bytes:
-                self._bytes -= len(self._kept.pop(next(iter(self._kept))))
+        kept = self._kept.get(event.seq)
+        if kept is not None and kept[0] == event:
+            return kept[1]
+        self._drop(event.seq)  # of a store whose place another one has taken
+        line = _line(event)
+        self._kept[event.seq] = event, line
+        self._bytes += len(line)
+        while self._bytes > self._most_bytes:
+            self._drop(next(iter(self._kept)))
         return line
+
+    def _drop(self, seq: int) -> None:
+        kept = self._kept.pop(seq, None)
+        if kept is not None:
+            self._bytes -= len(kept[1])
 
 
 def _line(event: Event) -> bytes:
