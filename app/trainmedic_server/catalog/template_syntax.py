@@ -208,7 +208,11 @@ class _Metering(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        return _weighed(node) if isinstance(node.arg, nodes.Slice) else node  # Jinja leaves a slice to Python
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        # Jinja leaves a slice to Python, whose compiler warns on standard error where it is of a constant.
+        node.node = _filtered(sandbox.WEIGH, node.node)
+        return node
 
 
 def _weighed(expression: nodes.Expr) -> nodes.Expr:

@@ -153,6 +153,13 @@ def test_nothing_is_evaluated_when_it_is_compiled() -> None:
     assert template_syntax.free_names(tree, "") == {"labels"}
 
 
+def test_a_slice_of_a_constant_is_no_warning_on_standard_error(recwarn: pytest.WarningsRecorder) -> None:
+    """Which only Python's compiler would write there; it is an error where it is evaluated."""
+    with pytest.raises(errors.ExpressionError, match="not subscriptable"):
+        ValueTemplate("{{ 1[0:2] }}", "with").render(SCOPE)
+    assert list(recwarn) == []
+
+
 def test_a_bad_template_is_told_at_its_place() -> None:
     """As every mistake of a playbook is."""
     for text in ("{{ vars.x | round(precision=1, precision=2) }}", "{% for a in [] %}" * 25 + "{% endfor %}" * 25):
