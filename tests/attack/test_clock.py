@@ -49,6 +49,12 @@ def test_whatever_the_clock_is_set_to_nothing_is_lost_or_done_twice(
                 if IS_FULL and random.random() < 0.3:
                     time.sleep(random.uniform(0, 90))
                 assert server.ask("/webhook", fired).body["duplicates"] == 1
+                if random.random() < 0.5:
+                    # An agent that starts with the wrong time has it; what stands on its GPUs it leaves.
+                    for ahead in (clock.ahead, timedelta(0)):
+                        clock.set(ahead)
+                        node.kill()
+                        node.start(**clock.environment)
                 assert driver.watts(gpu) == 560
                 assert server.ask("/webhook", resolved(fired)).status == 200
                 eventually(lambda gpu=gpu: driver.watts(gpu) == 700, 60, "given back")
