@@ -39,6 +39,7 @@ ALERTS = {
     "GPUMemoryBroken": "critical",
     "UndoOverdue": "warning",
     "MessagesNotBelieved": "warning",
+    "PlaybooksBroken": "warning",
 }
 
 
