@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from trainmedic_server.adapters.redis_connection import end_tasks
+from trainmedic_server.ports.ending import end_tasks
 
 
 async def test_a_task_that_loses_its_first_cancellation_ends() -> None:

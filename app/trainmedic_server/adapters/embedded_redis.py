@@ -37,8 +37,8 @@ from redis.exceptions import RedisError
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.redis_connection import end_tasks
 from trainmedic_server.adapters.redis_versions import missing_fixes
+from trainmedic_server.ports.ending import end_tasks
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _START_SECONDS = 10.0

@@ -24,12 +24,13 @@ from trainmedic.wire.connection import ANSWER_SECONDS
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic.wire.signing import Signer, job_identity, node_identity
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, end_tasks, open_client, unavailable
+from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, open_client, unavailable
 from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, LateReply, ReplyInbox
 from trainmedic_server.adapters.redis_outbox import CommandOutbox, QueuedCommand
 from trainmedic_server.adapters.redis_presence import PresenceReader
 from trainmedic_server.adapters.redis_presence_judge import PresenceJudge
 from trainmedic_server.adapters.redis_replies import ReplyRouter, ReplyWaiter
+from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, Presence
 

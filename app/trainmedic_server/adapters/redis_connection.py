@@ -6,7 +6,6 @@ Who calls it: the other ``redis_`` adapters. Not here: what is sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from urllib.parse import urlsplit, urlunsplit
 
 from prometheus_client import Counter
@@ -23,7 +22,6 @@ log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 """What redis-py raises when Redis is unreachable or refuses; it lets some socket errors through as they are."""
-_CANCEL_AGAIN_SECONDS = 0.2
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
@@ -89,16 +87,3 @@ def new_backoff() -> Backoff:
 def unavailable(error: BaseException) -> errors.BusUnavailable:
     """The server's error for one of redis-py's."""
     return errors.BusUnavailable(f"Redis does not answer ({type(error).__name__})")
-
-
-async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks that use Redis, and return once they have ended.
-
-    They are cancelled more than once, because redis-py awaits through `asyncio.wait_for`, which up to Python 3.11
-    forgets a cancellation that comes in the moment in which what it waits for ends.
-    """
-    running = set(tasks)
-    while running:
-        for task in running:
-            task.cancel()
-        _, running = await asyncio.wait(running, timeout=_CANCEL_AGAIN_SECONDS)

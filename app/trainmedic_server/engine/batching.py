@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from trainmedic_server import errors
+from trainmedic_server.ports.ending import end_tasks
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -104,9 +105,6 @@ class Batcher(Generic[Asked, Answer]):
 
     async def stop(self) -> None:
         """Cancel the batches that are being handled, and the callers that wait."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         while self._waiting:
             self._waiting.popleft()[1].cancel()

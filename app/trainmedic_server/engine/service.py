@@ -33,6 +33,7 @@ from trainmedic_server.engine.silent_alerts import SilentAlerts
 from trainmedic_server.engine.timeline import HEARTBEAT, Timeline
 from trainmedic_server.engine.workers import Workers
 from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import AlertSource, Clock, ClockWatch, NoClockWatch
@@ -106,9 +107,7 @@ class Engine:
 
     async def stop(self) -> None:
         """Stop all loops and drivers. All state is in the store, so the next start continues."""
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await end_tasks(self._loops)
         await self._intake.stop()
         await self._workers.stop()
         await self._recorder.stop()

@@ -18,6 +18,7 @@ from trainmedic_server.engine import plan
 from trainmedic_server.engine.driver import Driver, DriverServices
 from trainmedic_server.engine.plan_values import OutsideState, RunDraft, RunPlan
 from trainmedic_server.engine.recorder import RunSnapshot
+from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 
@@ -87,10 +88,7 @@ class Workers:
     async def stop(self) -> None:
         """Cancel all drivers. Their runs continue when the next process starts."""
         self._stopped = True
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._tasks.values())
 
     async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
         run, playbook = snapshot.run, None

@@ -31,7 +31,6 @@ from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.redis_bus import RedisBus
-from trainmedic_server.adapters.redis_connection import end_tasks
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
@@ -45,6 +44,7 @@ from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable, StoreUnavailable
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.cluster import Cluster
+from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import UNSIGNED
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -109,13 +109,15 @@ class TrainmedicServer:
 
         limits = self._connections()
         serving = asyncio.create_task(listener.serve(app, settings.host, settings.port, stop, listening, limits))
-        working = asyncio.create_task(self._work_once_elected(election, app))
+        is_over = asyncio.Event()
+        working = asyncio.create_task(self._work_once_elected(election, app, is_over))
         try:
             await asyncio.wait([serving, working], return_when=asyncio.FIRST_COMPLETED)
         finally:
             # Requests in work end before the engine that they use does.
             stop.set()
             await asyncio.wait([serving])
+            is_over.set()
             working.cancel()
             await asyncio.wait([working])
             await standby.close()
@@ -123,14 +125,14 @@ class TrainmedicServer:
             if not task.cancelled():
                 task.result()
 
-    async def _work_once_elected(self, election: Election, app: SwitchableApp) -> None:
-        """Wait for the lock, then lead until cancelled."""
+    async def _work_once_elected(self, election: Election, app: SwitchableApp, is_over: asyncio.Event) -> None:
+        """Wait for the lock, then lead until it is over; a cancellation may be lost while everything starts."""
         session = await election.win()
         began = asyncio.get_running_loop().time()
         async with self._started(session) as api:
             app.switch_to(api)
             self._log_ready(began)
-            await asyncio.get_running_loop().create_future()
+            await is_over.wait()
 
     def _log_ready(self, began: float, **address: Any) -> None:
         seconds = round(asyncio.get_running_loop().time() - began, 3)

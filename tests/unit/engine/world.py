@@ -7,6 +7,7 @@ memory of command ids, but record the id of every call so that tests can look at
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -37,7 +38,8 @@ class Amount(BaseModel):
 
 
 class Scripted:
-    """An action whose outcomes a test sets: an output, an error to raise, or ``hang``."""
+    """An action whose outcomes a test sets: an output, an error to raise, ``hang``, or ``deaf``, which hangs and loses
+    the first cancellation, as redis-py may."""
 
     name: ClassVar[str]
     summary: ClassVar[str] = "Does as the test says."
@@ -57,7 +59,10 @@ class Scripted:
         outcome = self.outcomes.popleft() if self.outcomes else {"done": True}
         self.in_flight += 1
         try:
-            if outcome == "hang":
+            if outcome == "deaf":
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            if outcome in ("hang", "deaf"):
                 await asyncio.Event().wait()
             if isinstance(outcome, timedelta):
                 await asyncio.sleep(outcome.total_seconds())
