@@ -313,6 +313,29 @@ def is_allowed(client: redis.Redis, attempt: list[str]) -> bool:
     return True
 
 
+LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
+
+
+@pytest.mark.parametrize("trimming", [[], ["MAXLEN", "0"]], ids=["as an entry", "and trimmed away"])
+def test_who_uses_up_the_ids_of_replies_silences_nobody_for_long(
+    chart_redis: ChartRedis, tmp_path: Path, trimming: list[str]
+) -> None:
+    """Redis then takes no reply of anybody; the server has the ids begin anew."""
+    server = Server(tmp_path / "server", PLAYBOOK, "--redis", chart_redis.url())
+    with contextlib.ExitStack() as ended, chart_redis.client("job-llm-2") as tenant:
+        server.start(TRAINMEDIC_SIGNING_KEY=KEY)
+        ended.callback(server.stop)
+        ended.enter_context(job(chart_redis.url("job-llm-1")))
+        with tenant.pipeline(transaction=True) as pipeline:
+            pipeline.execute_command("XADD", envelope.REPLIES, *trimming, LAST_ID, "reply", "{}")
+            pipeline.xadd(envelope.REPLIES, {"reply": "{}"})
+            with pytest.raises(redis.exceptions.ResponseError, match="exhausted"):
+                pipeline.execute()
+        assert server.ask("/webhook", delivery("Spike", "llm-1")).status == 200
+        eventually(lambda: server.only_run()["waiting_on"] == "resolved", 40, "the reply of llm-1", 0.1)
+        assert server.only_run()["steps"][0]["status"] == "succeeded"
+
+
 def test_a_password_is_its_users_alone(chart_redis: ChartRedis) -> None:
     """No user logs in with the password of another, and nobody without one."""
     passwords = {"": "", **chart_redis.passwords}

@@ -20,6 +20,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage
 from trainmedic_server.adapters.redis_outbox import GROUP
 from trainmedic_server.adapters.redis_replies import ReplyRouter
+from trainmedic_server.adapters.redis_reply_ids import begin_ids_anew
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
@@ -33,6 +34,8 @@ REREAD_SECONDS = 3 * BLOCK_SECONDS
 The previous leader read under the same name. If it hangs, Redis may deliver entries to it until its blocking read
 ends, and no other server would read these.
 """
+IDS_SECONDS = 3.0
+"""Seconds between two looks at the last id of the stream."""
 LARGEST_REPLY = 256 * 1024
 _ENTRIES_PER_READ = 500
 
@@ -82,6 +85,7 @@ class ReplyInbox:
         cursor = "0"  # entries that were delivered before and not acknowledged, from the first one
         clock = asyncio.get_running_loop().time
         reread_at: float | None = clock() + REREAD_SECONDS
+        look_at_ids_at = clock()
         while True:
             entries = await self._read(cursor)
             if self._outage.is_on:
@@ -94,6 +98,9 @@ class ReplyInbox:
                 cursor = entries[-1][0].decode() if entries else ">"
             elif reread_at is not None and clock() > reread_at:
                 cursor, reread_at = "0", None
+            if clock() > look_at_ids_at:
+                await begin_ids_anew(self._client)
+                look_at_ids_at = clock() + IDS_SECONDS
             await self._hand_on_late_replies()
 
     async def _make_group(self) -> None:
