@@ -241,6 +241,25 @@ async def test_a_reply_after_the_caller_gave_up_is_handed_on_and_counted(bench: 
     assert bench.refused("unmatched") == 1
 
 
+async def test_a_server_that_may_not_act_leaves_the_replies(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And says so; that is nothing unexpected."""
+    asked = asyncio.Event()
+
+    def fence() -> None:
+        if not asked.is_set():
+            asked.set()
+            raise errors.StoreUnavailable("this server does not work any more")
+
+    metrics = telemetry.Metrics()
+    bus = RedisBus(redis_url, SystemClock(), metrics, None, fence=fence)
+    await bus.start()
+    async with asyncio.timeout(20):
+        await asked.wait()
+    await bus.close()
+    assert "Traceback" not in "".join(capsys.readouterr())
+    assert not metrics.registry.get_sample_value("trainmedic_loop_errors_total", {"loop": "replies"})
+
+
 async def test_a_late_reply_that_the_store_cannot_take_is_handed_on_at_the_next_start(
     bench: Bench, redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,9 @@ class ReplyInbox:
                 await self._follow()
             except FAULTS as error:
                 await asyncio.sleep(self._outage.begin(error))
+            except StoreUnavailable as error:  # the fence: another server works, and takes the replies
+                log.warning("replies are left to the server that works", reason=str(error))
+                await asyncio.sleep(1)
             except Exception:  # the loop's boundary: a connection can die in ways redis-py has no name for
                 self._metrics.loop_errors.labels(loop="replies").inc()
                 log.exception("reading replies failed; trying again")
