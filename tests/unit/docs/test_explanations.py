@@ -43,3 +43,14 @@ def test_the_glossarys_classes_are_there() -> None:
     names = set(re.findall(r"`([A-Z][a-z]\w*)`", (ROOT / PAGES[0]).read_text()))
     assert names
     assert {name for name in names if not re.search(rf"^class {name}\b", SOURCES, re.MULTILINE)} == set()
+
+
+def test_each_promise_of_the_security_page_has_its_test() -> None:
+    """By its file, or by its name in it; where a test is renamed, the page is changed as well."""
+    text = (ROOT / "docs/explanation/security.md").read_text()
+    shown_by = set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", text))
+    assert len(shown_by) > 20
+    for name in shown_by:
+        file, _, test = name.partition("::")
+        assert (ROOT / file).exists(), name
+        assert not test or re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE), name
