@@ -6,6 +6,7 @@ Whatever is sent, the answer is one that is declared, no failure of the server, 
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import http.client
 import json
@@ -86,13 +87,15 @@ def mutated(source: random.Random, document: dict[str, Any]) -> bytes:
         container, key = source.choice(options)
         match source.randrange(3):
             case 0:
-                container[key] = source.choice(ODD_VALUES)
+                container[key] = copy.deepcopy(source.choice(ODD_VALUES))
             case 1:
                 del container[key]
             case _ if isinstance(container, dict):
-                container[source.choice(("", "\x00", "\u2028", "alerts", "x" * 300))] = source.choice(ODD_VALUES)
+                container[source.choice(("", "\x00", "\u2028", "alerts", "x" * 300))] = copy.deepcopy(
+                    source.choice(ODD_VALUES)
+                )
             case _:
-                container.append(source.choice(ODD_VALUES))
+                container.append(copy.deepcopy(source.choice(ODD_VALUES)))
     body = bytearray(json.dumps(document).encode())
     for _ in range(source.choice((0, 0, 0, 1, 1, 3))):
         begin = source.randrange(len(body) + 1)
