@@ -20,6 +20,7 @@ class MachineClock:
     """The time of day of all programs that are started with its `environment`, and of what these start."""
 
     def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         library, file = directory / "libclock.so", directory / "clock-ahead"
         strict = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
         subprocess.run(["cc", *strict, "-o", library, SOURCE, "-ldl"], check=True)

@@ -21,7 +21,6 @@ from typing import Any, Self
 
 import redis
 
-from tests.attack.chaos.movable_clock import MovableClock
 from tests.attack.chaos.small_disk import SmallDisk
 from tests.conftest import RedisServer
 from tests.driver.driver import Driver
@@ -29,6 +28,7 @@ from tests.support.gpu_node import GpuNode
 from tests.support.live import Server
 from tests.support.postgres import PostgresServer
 from tests.support.programs import PYTHON_PATH, ROOT, Program, eventually
+from tests.support.set_clock import MachineClock
 
 GPUS = 4
 JOBS = ("job-0", "job-1", "job-2")
@@ -97,7 +97,7 @@ class Cluster:
         connection = {"TRAINMEDIC_REDIS_URL": redis_server.url, "TRAINMEDIC_SIGNING_KEY": secret.signing_key}
         self.node = DiskNode(directory / "node", redis_server.url, driver, policy="allow: [gpu.power_limit]\n")
         self.node.state = self.disk.path / "agent"
-        self.clocks = {name: MovableClock(directory / f"{name}.clock") for name in ("server", "agent")}
+        self.clocks = {name: MachineClock(directory / f"clock-of-{name}") for name in ("server", "agent")}
         self._node_environment = {**connection, **self.clocks["agent"].environment}
         self.server = self._server(connection)
         self.jobs = [TrainingJob(directory, name, connection) for name in JOBS]

@@ -12,12 +12,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from tests.attack.chaos import movable_clock
 from tests.attack.chaos.cluster import JOBS, PATIENCE, Cluster
-from tests.attack.effort import IS_FULL, trials
+from tests.attack.effort import trials
 from tests.driver.driver import SET_LIMIT, TIMEOUT
 from tests.support.programs import eventually
 
@@ -82,10 +82,9 @@ def fill_the_disk(cluster: Cluster, chance: random.Random) -> None:
 def move_the_clock(cluster: Cluster, chance: random.Random) -> None:
     """The wall clock of one machine jumps, and is put right again."""
     clock = cluster.clocks[chance.choice(sorted(cluster.clocks))]
-    clock.move(chance.choice(JUMPS))
-    time.sleep(1)  # until it is noticed
+    clock.set(timedelta(seconds=chance.choice(JUMPS)))
     pause(chance)
-    clock.move(0)
+    clock.set(timedelta(0))
 
 
 def fail_the_driver(cluster: Cluster, chance: random.Random) -> None:
@@ -237,9 +236,8 @@ def faults(with_postgresql: bool) -> dict[str, dict[str, Fault]]:
         "redis": dict(ON_REDIS),
         "disk": {"fill the disk": fill_the_disk},
         "driver": {"fail the driver": fail_the_driver},
+        "clock": {"move the clock": move_the_clock},
     }
-    if IS_FULL and movable_clock.library() is not None:
-        parts["clock"] = {"move the clock": move_the_clock}
     if with_postgresql:
         parts["postgresql"] = dict(ON_POSTGRESQL)
     return parts
