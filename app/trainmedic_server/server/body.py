@@ -52,8 +52,12 @@ class BodyReader:
                     HTTPStatus.REQUEST_TIMEOUT, f"The body did not arrive within {seconds:g} s.", closes=True
                 ) from None
             self._memory.arrived(arrival)
-            async with self._memory.turn(len(body)):
+            turns = self._memory.turns(len(body))
+            await turns.take(len(body))
+            try:
                 yield body
+            finally:
+                turns.give_back(len(body))
         finally:
             self._memory.release(arrival)
 
@@ -91,8 +95,10 @@ def parse_json(body: bytes | bytearray) -> Any:
 
 
 def _check_headers(request: Request, largest: int) -> None:
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
+    # As they arrived: `request.headers` goes through all of them for each that is asked for.
+    headers: dict[bytes, bytes] = dict(request.scope["headers"])
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"", b"identity"):
         # Unpacking is where a few bytes become gigabytes; Alertmanager never compresses.
         raise HttpProblem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
@@ -100,8 +106,8 @@ def _check_headers(request: Request, largest: int) -> None:
             headers={"Accept-Encoding": "identity"},
             closes=True,
         )
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > largest:
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length[:20]) > largest:
         raise _too_large(largest)
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from trainmedic_server.server.limits import ServerLimits
 
@@ -59,11 +57,9 @@ class BodyMemory:
         self._share(arrival.size).remove(arrival)
         arrival.size = 0
 
-    @asynccontextmanager
-    async def turn(self, size: int) -> AsyncIterator[None]:
-        """Wait until a body of this size may be parsed, and keep its turn until the block ends."""
-        async with (self._small_turns if size <= self._small_body_bytes else self._large_turns).take(size):
-            yield
+    def turns(self, size: int) -> Turns:
+        """The turns in which bodies of this size are parsed."""
+        return self._small_turns if size <= self._small_body_bytes else self._large_turns
 
     def _share(self, size: int) -> _Share:
         return self._small if size <= self._small_body_bytes else self._large
@@ -90,28 +86,24 @@ class Turns:
         self._in_use = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    @asynccontextmanager
-    async def take(self, size: int) -> AsyncIterator[None]:
-        if self._waiting or not self._fits(size):
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append((size, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._give_back(size)
-                raise
-        else:
+    async def take(self, size: int) -> None:
+        """Wait for a turn, which lasts until `give_back`."""
+        if not self._waiting and self._fits(size):
             self._in_use += size
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
         try:
-            yield
-        finally:
-            self._give_back(size)
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(size)
+            raise
 
     def _fits(self, size: int) -> bool:
         return self._in_use == 0 or self._in_use + size <= self._limit
 
-    def _give_back(self, size: int) -> None:
+    def give_back(self, size: int) -> None:
         self._in_use -= size
         while self._waiting and (self._waiting[0][1].cancelled() or self._fits(self._waiting[0][0])):
             waiting_size, turn = self._waiting.popleft()

@@ -49,7 +49,6 @@ class HttpConnection(HttpToolsProtocol):
         self._body_received = 0
         self._outside_bodies = 0
         """Bytes of the piece in hand that have turned out not to be of a body."""
-        self._head_bytes = 0
         self._head_deadline = _NEVER
         """When the head must have arrived, or the next request begun; in the loop's time."""
         self._write_deadline = _NEVER
@@ -111,7 +110,8 @@ class HttpConnection(HttpToolsProtocol):
                 cause if isinstance(cause, _Refusal) else _Refusal(HTTPStatus.BAD_REQUEST, "This is not HTTP.")
             )
         else:
-            if self._received > self._limits.head_bytes + _FRAMING_PER_BYTE * self._body_received:
+            framing = self._received - _FRAMING_PER_BYTE * self._body_received
+            if framing > self._limits.head_bytes or len(self.headers or ()) > self._limits.headers:
                 self._refuse(_oversized(self._limits))
 
     def pause_writing(self) -> None:
@@ -133,21 +133,12 @@ class HttpConnection(HttpToolsProtocol):
             )
         super().on_message_begin()
         self._head_deadline = self.loop.time() + self._limits.head_seconds
-        self._body_received = self._head_bytes = 0
+        self._body_received = 0
         self._received = self._outside_bodies  # at most: the end of the request before may be among it
 
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        if len(self.url) > self._limits.head_bytes:
-            raise _Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, f"The URL is longer than {self._limits.head_bytes} bytes.")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes + len(self.url) > self._limits.head_bytes or len(self.headers) > self._limits.headers:
-            raise _oversized(self._limits)
-
     def on_headers_complete(self) -> None:
+        if self._received > self._limits.head_bytes or len(self.headers) > self._limits.headers:
+            self._check_head()
         self._head_deadline = _NEVER
         self.scope["state"]["vouch"] = self._vouch
         self.app = _answer_503 if self._table.crowded else self.config.loaded_app
@@ -164,6 +155,14 @@ class HttpConnection(HttpToolsProtocol):
         self._table.active(self)
         if not self.in_work and self._head_deadline == _NEVER:
             self._head_deadline = self.loop.time() + self._limits.keep_alive_seconds
+
+    def _check_head(self) -> None:
+        """Refuse a whole head that is too large. What has been received of the body with it does not count."""
+        if len(self.url) > self._limits.head_bytes:
+            raise _Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, f"The URL is longer than {self._limits.head_bytes} bytes.")
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self._limits.head_bytes or len(self.headers) > self._limits.headers:
+            raise _oversized(self._limits)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._serving = cycle

@@ -152,7 +152,7 @@ def _strings(value: Any, path: str, problems: _Problems, *, required: bool) -> d
             problems.add(f"{path}.{name[:64]}", wrong)
     if not sound:
         return None
-    length = sum(len(name) + len(text) for name, text in value.items())
+    length = sum(map(len, value)) + sum(map(len, value.values()))
     if length > MAPPING_LENGTH:
         problems.add(path, f"is {length} characters long in all; at most {MAPPING_LENGTH} are taken")
         return None

@@ -85,12 +85,13 @@ class SiteCheck:
 
 def refuse_other_sites(request: HTTPConnection) -> None:
     """Refuse what another site's page sends: it must not act with the rights that an operator's browser has."""
-    origin = request.headers.get("origin")
-    if origin is None:
+    headers: dict[bytes, bytes] = dict(request.scope["headers"])
+    if b"origin" not in headers:
         return
+    origin = headers[b"origin"].decode("latin-1")
     match = _ORIGIN.fullmatch(origin)
     site = match["authority"] if match else None
-    if not site or site.lower() != request.headers.get("host", "").lower():
+    if not site or site.lower() != headers.get(b"host", b"").decode("latin-1").lower():
         raise HttpProblem(HTTPStatus.FORBIDDEN, "A page of another site may not do this.", closes=True)
 
 
