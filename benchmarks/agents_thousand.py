@@ -60,7 +60,8 @@ async def agent(url: str, node: str, ready: asyncio.Semaphore) -> None:
     await client.xgroup_create(stream, CONSUMER_GROUP, id="0", mkstream=True)
     now = envelope.write_time(datetime.now(UTC))
     presence = json.dumps({"node": node, "actions": ["node.facts"], "instance": node, "at": now})
-    await client.set(envelope.agent_presence(node), SIGNER.seal(presence.encode()), ex=300)
+    key = envelope.agent_presence(node)
+    await client.set(key, SIGNER.seal(presence.encode(), key), ex=300)
     ready.release()
     while True:
         answer = await client.xreadgroup(CONSUMER_GROUP, "agent", {stream: ">"}, count=100, block=1000)

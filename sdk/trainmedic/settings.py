@@ -5,6 +5,7 @@ Arguments win over variables. Who calls it: ``client``. Not here: connecting.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -92,12 +93,25 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
 
 def _key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable[[], Sequence[bytes]] | None:
     def read_keys() -> list[bytes]:
-        keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _key("TRAINMEDIC_PREVIOUS_SIGNING_KEY", None, env)
+        keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _previous_key(env)
         if keys[0] is None and keys[1] is not None:
             raise ConfigurationError("TRAINMEDIC_PREVIOUS_SIGNING_KEY is set, and TRAINMEDIC_SIGNING_KEY is not")
         return [key for key in keys if key is not None]
 
     return read_keys if read_keys() else None
+
+
+def _previous_key(env: Mapping[str, str]) -> bytes | None:
+    """The key that is only accepted still. Where its file is gone or empty, it has been withdrawn."""
+    variable = "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
+    path = env.get(f"{variable}_FILE")
+    if variable not in env and path:
+        with contextlib.suppress(OSError):
+            if not Path(path).read_bytes().strip():
+                return None
+        if not Path(path).exists():
+            return None
+    return _key(variable, None, env)
 
 
 def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:

@@ -36,6 +36,7 @@ OTHERS = [
     Signer.of(b"made up"),
     Signer.of(identity_key(b"the shared key of these tests", job_identity("llm-2"))),
 ]
+KEY = envelope.job_presence("llm-1")
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 TRIALS = trials(2000, 100_000)
 
@@ -162,12 +163,12 @@ def test_only_a_genuine_presence_is_believed_and_every_other_can_be_shown(source
     raw = json.dumps({**details, "at": envelope.write_time(NOW)}).encode()
     for _ in range(TRIALS):
         judge = PresenceJudge(SHARED, clock, telemetry.Metrics()) if source.random() < 0.01 else SHARED_JUDGE
-        sealed = source.choice(signers).seal(raw)
+        sealed = source.choice(signers).seal(raw, KEY)
         value = mutated(sealed, source)
         if source.random() < 0.2:
             changed = mutated(raw, source) or b"{}"
-            value = source.choice(OTHERS).seal(changed)
-        presence = judge.presence_of(envelope.job_presence("llm-1"), value)
+            value = source.choice(OTHERS).seal(changed, KEY)
+        presence = judge.presence_of(KEY, value)
         if presence.doubt is None:
             assert dict(presence.details) == json.loads(raw), value
         view = JobView(**members_of(presence, (), True))

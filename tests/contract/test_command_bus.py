@@ -51,9 +51,14 @@ class Bench:
         return [fields for _, fields in await self.redis.xrange(envelope.job_commands(job))]
 
     async def answer(
-        self, command_id: str, status: str = envelope.APPLIED, rank: int | None = 0, **output: Any
+        self,
+        command_id: str,
+        status: str = envelope.APPLIED,
+        rank: int | None = 0,
+        ranks: int | None = None,
+        **output: Any,
     ) -> None:
-        await self.write(Reply(command_id, "test", status, rank, output).encode())
+        await self.write(Reply(command_id, "test", status, rank, output, ranks=ranks).encode())
 
     async def write(self, raw: bytes) -> None:
         await self.redis.xadd(envelope.REPLIES, {"reply": raw})
@@ -149,6 +154,23 @@ async def test_a_job_that_connects_after_the_command_was_sent_says_who_must_answ
     assert not asked.done()
     await bench.answer(sent.id, rank=1)
     assert len(await asked) == 2
+
+
+async def test_a_reply_itself_says_how_many_there_are(bench: Bench) -> None:
+    """Where no presence is there, or another one was: a job of two ranks has not applied what one of them has, and one
+    that came back with fewer ranks is not waited for."""
+    sent = make_command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.answer(sent.id, rank=0, ranks=2)
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    await bench.answer(sent.id, envelope.FAILED, rank=1, ranks=2)
+    assert sorted(reply.status for reply in await asked) == [envelope.APPLIED, envelope.FAILED]
+    await bench.present("llm-1", ranks=[0, 1, 2])
+    sent = make_command()
+    asked = asyncio.create_task(bench.bus.request(sent))
+    await bench.answer(sent.id, rank=0, ranks=1)
+    assert [reply.rank for reply in await asked] == [0]
 
 
 async def test_what_came_by_the_expiry_is_returned(bench: Bench) -> None:

@@ -62,7 +62,7 @@ def test_of_two_agents_with_one_name_none_is_commanded(node: Node) -> None:
     now = envelope.write_time(envelope.utc_now())
     other = {"node": "n1", "instance": "another", "pid": 7, "host": "other-host", "at": now}
     with redis.Redis.from_url(node.url) as client:
-        sealed = Signer.of(KEY.encode()).seal(json.dumps(other).encode())
+        sealed = Signer.of(KEY.encode()).seal(json.dumps(other).encode(), envelope.agent_presence("n1"))
         client.set(envelope.agent_presence("n1"), sealed, ex=30)
     eventually(lambda: (node.presence() or {}).get("pid") != 7, 15, "the agent's next announcement")
     status, output = node.do("gpu.power_limit")

@@ -22,7 +22,7 @@ from tests.support.live import Job, Server
 from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
 from trainmedic.wire import envelope
-from trainmedic.wire.signing import Signer, identity_key, job_identity
+from trainmedic.wire.signing import Signer, identity_key, job_identity, node_identity
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 PLAYBOOKS = """
@@ -76,7 +76,7 @@ def logged(server: Server) -> str:
 def presence(job: str, signer: Signer | None = None, **members: Any) -> bytes:
     now = envelope.write_time(datetime.now(UTC))
     raw = json.dumps({"job": job, "rank": 0, "at": now, **members}).encode()
-    return raw if signer is None else signer.seal(raw)
+    return raw if signer is None else signer.seal(raw, envelope.job_presence(job))
 
 
 def decision(server: Server, fired: dict[str, Any]) -> str:
@@ -138,8 +138,10 @@ def test_a_job_that_names_the_gpu_of_another_has_it_not_capped(server: Server, a
     assert [item["doubts"][0].rpartition(" by ")[2] for item in items] == ["job llm-2 too", "job llm-1 too"]
 
 
-def forged_replies(command_id: str, status: str) -> Iterator[dict[Any, Any]]:
-    """A reply in every way that somebody without the key could think of."""
+def forged_replies(command_id: str, status: str, genuine: dict[bytes, bytes]) -> Iterator[dict[Any, Any]]:
+    """A reply in every way that somebody without the key could think of; `genuine` is a command of the server's."""
+    yield {"command_id": command_id, "status": status, "x": genuine[b"command"], "signature": genuine[b"signature"]}
+    yield {"reply": genuine[b"command"], "signature": genuine[b"signature"]}
     plain = envelope.Reply(command_id, "llm-1/0@host", status, 0, {"reason": "forged"})
     yield {"reply": plain.encode()}
     yield {"command_id": command_id, "status": status, "from": "llm-1", "rank": "0", "output": "{}"}
@@ -150,10 +152,19 @@ def forged_replies(command_id: str, status: str) -> Iterator[dict[Any, Any]]:
         yield {"reply": reply, **Signer.of(identity_key(KEY.encode(), job_identity("llm-2"))).fields(reply)}
 
 
-def only_command(attacker: redis.Redis, job: str) -> dict[str, Any]:
-    """The one command on the stream of a job, once it is there."""
+def as_value(fields: dict[bytes, bytes], body: bytes) -> bytes:
+    """A genuine entry of a stream in the form of a value of a key."""
+    return fields[body][:-1] + b',"signature":"' + fields[b"signature"] + b'"}'
+
+
+def only_entry(attacker: redis.Redis, job: str) -> dict[bytes, bytes]:
+    """The one command on the stream of a job as it stands there, once it does."""
     ((_, fields),) = eventually(lambda: attacker.xrange(envelope.job_commands(job)), 10, "the command", every=0.005)
-    command: dict[str, Any] = json.loads(fields[b"command"])
+    return dict(fields)
+
+
+def only_command(attacker: redis.Redis, job: str) -> dict[str, Any]:
+    command: dict[str, Any] = json.loads(only_entry(attacker, job)[b"command"])
     return command
 
 
@@ -163,14 +174,14 @@ def test_a_forged_reply_is_no_outcome(server: Server, attacker: redis.Redis, sta
     fired = delivery("LossSpike", "llm-1")
     assert decision(server, fired) == "started"
     command = only_command(attacker, "llm-1")
-    for fields in forged_replies(command["id"], status):
+    for fields in forged_replies(command["id"], status, only_entry(attacker, "llm-1")):
         attacker.xadd(envelope.REPLIES, fields)
     run = server.closed_run()
     step = run["steps"][0]
     assert run["status"] == "failed"
     assert [attempt["status"] for attempt in step["attempts"]] == ["unknown"]
     assert step["undo"]["status"] in ("armed", "running")
-    assert refusals(server, "signature") + refusals(server, "other_command") == 6
+    assert refusals(server, "signature") + refusals(server, "other_command") == 7
     assert "a reply is refused" in logged(server)
 
 
@@ -183,7 +194,8 @@ def test_a_forged_rejection_does_not_end_an_undo(server: Server, redis_url: str,
         assert job.done == ["job.scale_lr 0.5"]
     server.ask("/webhook", resolved(fired))
     for status in ("rejected", "applied", "unsupported"):
-        for fields in forged_replies(only_command(attacker, "llm-1")["id"], status):
+        entry = only_entry(attacker, "llm-1")
+        for fields in forged_replies(json.loads(entry[b"command"])["id"], status, entry):
             attacker.xadd(envelope.REPLIES, fields)
     eventually(lambda: refusals(server, "signature") >= 10, 10, "the forgeries were read")
     assert server.only_run()["steps"][0]["undo"]["status"] == "running"
@@ -218,12 +230,19 @@ def test_a_forged_note_is_no_outcome(server: Server, redis_url: str, attacker: r
         (other,) = [command_id for command_id, _ in job.effects]
     (genuine,) = [value for value in [attacker.get(f"trainmedic:memory:job:llm-1:{other}")] if value]
     made_up = json.dumps({"by": "x", "status": "applied", "output": {}}).encode()
-    for number, forged in enumerate((genuine, made_up, Signer.of(b"made up").seal(made_up)), 1):
+    for number, kind in enumerate(("of another command", "unsigned", "another key", "the command itself"), 1):
         fired = delivery("LossSpike", "llm-1")
         fired["alerts"][0]["fingerprint"] = f"another-{number}"
         assert decision(server, fired) == "started"
         command_id = only_command(attacker, "llm-1")["id"]
-        attacker.set(f"trainmedic:memory:job:llm-1:{command_id}", forged)
+        key = f"trainmedic:memory:job:llm-1:{command_id}"
+        forged = {
+            "of another command": genuine,
+            "unsigned": made_up,
+            "another key": Signer.of(b"made up").seal(made_up, key),
+            "the command itself": as_value(attacker.xrange(envelope.job_commands("llm-1"))[0][1], b"command"),
+        }
+        attacker.set(key, forged[kind])
         with Job("llm-1", redis_url, KEY) as job:
             eventually(lambda: server.runs()[0]["status"] == "failed", 30, "the outcome is given up", 0.1)
             assert job.done == []
@@ -244,8 +263,16 @@ def test_a_forged_rival_stops_no_agent(
         attacker.set(envelope.job_presence("llm-1"), presence("llm-1", signer, ranks=[0], placement=place))
         now = envelope.write_time(datetime.now(UTC))
         rival = {"node": "n1", "instance": "a rival", "pid": 7, "host": "elsewhere", "at": now}
-        for value in (json.dumps(rival).encode(), signer.seal(json.dumps(rival).encode())):
-            attacker.set(envelope.agent_presence("n1"), value)
+        key = envelope.agent_presence("n1")
+        reply = envelope.Reply("c1", "n1", envelope.APPLIED, node="n1").encode()
+        own = Signer.of(identity_key(KEY.encode(), node_identity("n1")))
+        genuine_reply = {b"reply": reply, b"signature": own.fields(reply)[b"signature"].encode()}
+        for value in (
+            json.dumps(rival).encode(),
+            signer.seal(json.dumps(rival).encode(), key),
+            as_value(genuine_reply, b"reply"),
+        ):
+            attacker.set(key, value)
             eventually(lambda: (node.presence() or {}).get("pid") != 7, 15, "the agent's next announcement")
         assert decision(server, delivery("TooHot", "llm-1")) == "started"
         assert server.closed_run()["status"] == "succeeded"

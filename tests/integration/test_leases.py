@@ -67,7 +67,8 @@ class Agent:
         last = b"0"
         while not self._over.is_set():
             presence = {"node": self.node, "at": envelope.write_time(datetime.now(UTC))}
-            self._redis.set(envelope.agent_presence(self.node), SIGNER.seal(json.dumps(presence).encode()), ex=5)
+            key = envelope.agent_presence(self.node)
+            self._redis.set(key, SIGNER.seal(json.dumps(presence).encode(), key), ex=5)
             streams: Any = self._redis.xread({envelope.node_commands(self.node): last}, block=100)
             for _, entries in streams:
                 last = entries[-1][0]
@@ -119,7 +120,8 @@ def test_caps_on_all_gpus_of_a_job_are_kept_up_until_their_server_is_gone(tmp_pa
     placement = [{"rank": rank, "node": node, "gpu": gpu} for rank, (node, gpu) in enumerate(places)]
     now = envelope.write_time(datetime.now(UTC))
     presence = {"job": "llm", "ranks": [0, 1, 2], "placement": placement, "at": now}
-    job.set(envelope.job_presence("llm"), SIGNER.seal(json.dumps(presence).encode()), ex=120)
+    presence_key = envelope.job_presence("llm")
+    job.set(presence_key, SIGNER.seal(json.dumps(presence).encode(), presence_key), ex=120)
     program = (Path(__file__).with_name("hasty_server.py"),)
     server = Server(tmp_path / "server", PLAYBOOK, "--redis", redis_url, program=program)
     with Agent("n1", redis_url, cpu=91.5) as n1, Agent("n2", redis_url, cpu=12.0) as n2:

@@ -31,7 +31,7 @@ class Announcing:
             RedisConnection(lambda: url, OutageLog("a test")),
             CommandMemory("node:presence-test", instance),
             "trainmedic:commands:node:presence-test",
-            PresenceKey(KEY, ("node", "presence-test"), lambda: described, self.rivals.append, every=0.05),
+            PresenceKey(KEY, "presence-test", lambda: described, self.rivals.append, every=0.05),
             signer,
         )
         self.writer.start()
@@ -75,11 +75,11 @@ def test_what_is_no_presence_is_written_over(redis_url: str, client: redis.Redis
     assert client.get(KEY) is None
 
 
-def forged(value: str, signer: Signer | None = None, **members: Any) -> bytes:
+def forged(value: str, signer: Signer | None = None, key: str = KEY, **members: Any) -> bytes:
     """A presence that names another process."""
     at = envelope.write_time(envelope.utc_now() + timedelta(seconds=1))
     raw = json.dumps({"node": "presence-test", "instance": value, "at": at, **members}).encode()
-    return raw if signer is None else signer.seal(raw)
+    return raw if signer is None else signer.seal(raw, key)
 
 
 def test_with_a_key_only_who_has_it_can_be_a_rival(redis_url: str, client: redis.Redis) -> None:
@@ -93,7 +93,7 @@ def test_with_a_key_only_who_has_it_can_be_a_rival(redis_url: str, client: redis
         [
             forged("unsigned"),
             forged("another key", Signer.of(b"a key that somebody made up")),
-            forged("another node", signer, node="gpu-2"),
+            forged("another node", signer, envelope.agent_presence("gpu-2"), node="gpu-2"),
             forged("an earlier process", signer, at=old),
         ]
     ):

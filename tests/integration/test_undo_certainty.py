@@ -87,6 +87,31 @@ def slowed(server: Server) -> dict[str, Any]:
     return fired
 
 
+def test_what_is_in_force_is_undone_whatever_the_memory_says(tmp_path: Path, redis_url: str) -> None:
+    """Somebody has deleted the note of the command, the only one, and the job is another process: its own record of
+    what is in force counts first."""
+    factors: dict[str, float] = {}
+    with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server:
+        with RecordingJob("llm", redis_url, factors):
+            fired = slowed(server)
+        (command_id,) = factors
+        with redis.Redis.from_url(redis_url) as client:
+            assert client.delete(f"trainmedic:memory:job:llm:{command_id}") == 1
+        with RecordingJob("llm", redis_url, factors):
+            assert server.ask("/webhook", resolved(fired)).status == 200
+            assert server.undone_run()["steps"][0]["undo"]["status"] == "done"
+        assert factors == {}
+
+
+def test_what_is_of_another_type_in_redis_keeps_no_command_from_a_job(tmp_path: Path, redis_url: str) -> None:
+    """Whoever put it under the keys of the job's memory."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.rpush("trainmedic:memory-since:job:llm", "x")
+    with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server, Job("llm", redis_url) as job:
+        slowed(server)
+    assert job.done == ["job.scale_lr 0.5"]
+
+
 def test_a_job_that_has_forgotten_the_command_leaves_its_undo_owed_until_a_person_closes_it(
     tmp_path: Path, redis_url: str
 ) -> None:

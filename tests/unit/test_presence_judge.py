@@ -42,9 +42,9 @@ def judge(clock: Clock) -> PresenceJudge:
     return PresenceJudge(Signer.of(SHARED), clock, telemetry.Metrics())
 
 
-def presence(signer: Signer | None = None, at: datetime = NOW, **members: Any) -> bytes:
+def presence(signer: Signer | None = None, at: datetime = NOW, key: str = KEY, **members: Any) -> bytes:
     raw = json.dumps({"job": "llm-1", "ranks": [0, 1], "at": envelope.write_time(at), **members}).encode()
-    return raw if signer is None else signer.seal(raw)
+    return raw if signer is None else signer.seal(raw, key)
 
 
 def test_what_the_job_has_signed_is_believed(judge: PresenceJudge) -> None:
@@ -69,7 +69,9 @@ GENUINE = Signer.of(SHARED)
         (presence(OTHER), "wrong signature"),
         (presence(GENUINE, job="llm-2"), "another job: 'llm-2'"),
         (presence(GENUINE, job=None), "another job"),
-        (GENUINE.seal(b'{"job":"llm-1"}'), "does not say when"),
+        (GENUINE.seal(b'{"job":"llm-1"}', KEY), "does not say when"),
+        (presence(GENUINE, key=envelope.job_presence("llm-2")), "wrong signature"),
+        (presence(GENUINE, key=envelope.agent_presence("llm-1")), "wrong signature"),
         (presence(GENUINE, NOW - OLDEST - timedelta(seconds=5)), "125 s behind"),
         (presence(GENUINE, NOW + OLDEST + timedelta(seconds=5)), "125 s ahead of"),
         (presence(GENUINE).replace(b"[0, 1]", b"[0]"), "wrong signature"),
@@ -127,6 +129,6 @@ def test_a_key_that_goes_out_of_use_is_told(clock: Clock) -> None:
 def test_a_strange_presence_can_be_shown(judge: PresenceJudge, clock: Clock, depth: int) -> None:
     """Deep, with half a surrogate pair, or with numbers that JSON does not have."""
     strange = b'{"job":"llm-1","a":' + b"[" * depth + b"]" * depth + rb',"b":"\ud800","c":NaN,"d":1e999}'
-    for value in (strange, GENUINE.seal(strange)):
+    for value in (strange, GENUINE.seal(strange, KEY)):
         shown = judge.presence_of(KEY, value)
         assert json.dumps([dict(shown.details), dict(shown.claims)], allow_nan=False, ensure_ascii=False).encode()

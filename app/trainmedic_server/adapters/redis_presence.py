@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from redis.asyncio import Redis
@@ -21,8 +22,10 @@ from trainmedic_server.ports.outside import Presence
 log = telemetry.logger(__name__)
 
 MOST_LISTED = 50_000
+MOST_CLAIMS = 1000
+"""Presences of which is shown what they say although it is not believed."""
 _KEYS_PER_CALL = 1000
-_BYTES_PER_CALL = 16 * 1024 * 1024
+_BYTES_PER_CALL = 4 * 1024 * 1024
 
 
 class PresenceReader:
@@ -67,12 +70,18 @@ class PresenceReader:
                 sizes = await self._each([("STRLEN", key) for key in chunk])
                 for batch in _batches(chunk, sizes):
                     values = await self._each([presence_reading(key) for key in batch])
-                    for key, value in zip(batch, values, strict=True):
-                        if isinstance(value, bytes) and value:
-                            presences.append(self._judge.presence_of(key.decode(errors="replace"), value))
+                    # In a thread, because somebody may have put much there that takes long.
+                    presences += await asyncio.to_thread(self._presences_in, batch, values)
         except FAULTS as error:
             raise unavailable(error) from error
-        return presences
+        return _with_few_claims(presences)
+
+    def _presences_in(self, keys: Sequence[bytes], values: Sequence[Any]) -> list[Presence]:
+        return [
+            self._judge.presence_of(key.decode(errors="replace"), value)
+            for key, value in zip(keys, values, strict=True)
+            if isinstance(value, bytes) and value
+        ]
 
     async def _keys(self, prefix: str) -> list[bytes]:
         keys: set[bytes] = set()  # a scan may give a key twice
@@ -89,6 +98,13 @@ class PresenceReader:
         for command in commands:
             pipeline.execute_command(*command)
         return list(await pipeline.execute(raise_on_error=False))
+
+
+def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
+    """The same, with what is not believed shown of the first of them alone."""
+    doubtful = [presence for presence in presences if presence.claims]
+    too_many = {id(presence) for presence in doubtful[MOST_CLAIMS:]}
+    return [replace(presence, claims={}) if id(presence) in too_many else presence for presence in presences]
 
 
 def presence_reading(key: str | bytes) -> tuple[str | bytes | int, ...]:

@@ -8,6 +8,7 @@ there if nobody had overwritten it. Nothing here calls Redis; ``redis_presence``
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -29,7 +30,7 @@ somebody has recorded can be believed once more for so long at most."""
 COUNTS_FOR = timedelta(seconds=45)
 """How long a presence that was believed counts where somebody else has overwritten it. An agent, whose presence is
 the rarer, writes every 10 s, and its presence lives for 30."""
-_LARGEST_CLAIMS = 16 * 1024
+_LARGEST_CLAIMS = 2 * 1024
 """Bytes of a presence that is not believed and is shown all the same."""
 _REMEMBERED = 100_000
 _KINDS = {
@@ -50,7 +51,7 @@ class _Believed(NamedTuple):
 
 
 class PresenceJudge:
-    """Judges presences, one after the other. ``signer`` is None where no signing key is in use."""
+    """Judges presences, in any thread. ``signer`` is None where no signing key is in use."""
 
     def __init__(self, signer: Signer | None, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._signer = signer
@@ -60,28 +61,31 @@ class PresenceJudge:
         self._doubted: OrderedDict[str, None] = OrderedDict()
         """The keys whose doubt is in the log."""
         self._log_limit = LogLimit()
+        self._lock = threading.Lock()
 
     def presence_of(self, key: str, value: bytes) -> Presence:
         """The presence in the value of a key. An existing key counts as present whatever its value."""
         now = self._clock.now()
         prefix = next(prefix for prefix in _KINDS if key.startswith(prefix))
         name = key.removeprefix(prefix)
-        raw, signatures = unseal(value)
-        details = _details(raw)
-        written_at = _time_of(details)
+        sealed = unseal(value)
         if self._signer is None:
-            return Presence(name, written_at or now, details)
+            details = _details(sealed.raw)
+            return Presence(name, _time_of(details) or now, details)
         member, identity_of = _KINDS[prefix]
         try:
-            proof = self._signer.verify(raw, signatures, identity_of(name))
+            # Before anything is read of it: what is not genuine costs no more than that.
+            proof = self._signer.verify_sealed(sealed, key, identity_of(name))
+            details = _details(sealed.raw)
             if details.get(member) != name:
                 raise BadSignature(f"was written by another {member}: {str(details.get(member))[:100]!r}")
-            written_at = self._checked_time(key, written_at, now)
+            written_at = self._checked_time(key, _time_of(details), now)
         except BadSignature as error:
-            doubt = f"it {error}"
+            hint = "" if sealed.signatures else "; older SDKs and agents do not sign"
+            doubt = f"it {error}{hint}"
             self._note(key, doubt)
-            return self._doubtful(key, name, doubt, details if len(raw) <= _LARGEST_CLAIMS else {}, now)
-        self._remember(key, _Believed(written_at, ranks_in(details), raw))
+            return self._doubtful(key, name, doubt, sealed.raw, now)
+        self._remember(key, _Believed(written_at, ranks_in(details), sealed.raw))
         return Presence(name, written_at, details, uses_previous_key=proof.is_previous)
 
     def ranks_of(self, key: str, value: bytes | None) -> frozenset[int] | None:
@@ -90,10 +94,12 @@ class PresenceJudge:
         Where the presence is not believed, or gone, they are those of the last one that was: to hide a presence must
         not hide a rank's answer.
         """
-        presence = self.presence_of(key, value) if value else None
-        if presence is not None and presence.doubt is None:
-            return ranks_in(presence.details)
-        last = self._believed.get(key)
+        with self._lock:
+            last = self._believed.get(key)
+        if value and (last is None or unseal(value).raw != last.raw):
+            presence = self.presence_of(key, value)
+            if presence.doubt is None:
+                return ranks_in(presence.details)
         return last.ranks if last is not None else None
 
     def _checked_time(self, key: str, written_at: datetime | None, now: datetime) -> datetime:
@@ -104,33 +110,38 @@ class PresenceJudge:
             ahead = "ahead of" if written_at > now else "behind"
             seconds = round(abs(now - written_at).total_seconds())
             raise BadSignature(f"has a clock {seconds} s {ahead} this server's, or somebody has put an old one back")
-        last = self._believed.get(key)
+        with self._lock:
+            last = self._believed.get(key)
         if last is not None and written_at < last.written_at:
             raise BadSignature("was put back by somebody, for there was a later one")
         return written_at
 
-    def _doubtful(self, key: str, name: str, doubt: str, claims: Mapping[str, Any], now: datetime) -> Presence:
-        last = self._believed.get(key)
+    def _doubtful(self, key: str, name: str, doubt: str, raw: bytes, now: datetime) -> Presence:
+        claims = _details(raw) if len(raw) <= _LARGEST_CLAIMS else {}
+        with self._lock:
+            last = self._believed.get(key)
         if last is None or abs(now - last.written_at) > COUNTS_FOR:
             return Presence(name, now, doubt=doubt, claims=claims)
         return Presence(name, last.written_at, _details(last.raw), doubt, claims)
 
     def _remember(self, key: str, believed: _Believed) -> None:
-        self._believed[key] = believed
-        self._believed.move_to_end(key)
-        if len(self._believed) > _REMEMBERED:
-            self._believed.popitem(last=False)
-        self._doubted.pop(key, None)
+        with self._lock:
+            self._believed[key] = believed
+            self._believed.move_to_end(key)
+            if len(self._believed) > _REMEMBERED:
+                self._believed.popitem(last=False)
+            self._doubted.pop(key, None)
 
     def _note(self, key: str, doubt: str) -> None:
         """Count a presence that is not believed, and log it once, until there is one that is."""
         self._metrics.refused_messages.labels(reason="presence").inc()
-        if key in self._doubted or not self._log_limit.lets_through():
-            return
-        log.warning("a presence is not believed", key=key[:300], why=doubt)
-        self._doubted[key] = None
-        if len(self._doubted) > _REMEMBERED:
-            self._doubted.popitem(last=False)
+        with self._lock:
+            is_new = key not in self._doubted
+            self._doubted[key] = None
+            if len(self._doubted) > _REMEMBERED:
+                self._doubted.popitem(last=False)
+        if is_new and self._log_limit.lets_through():
+            log.warning("a presence is not believed", key=key[:300], why=doubt)
 
 
 def ranks_in(details: Mapping[str, Any]) -> frozenset[int] | None:

@@ -46,6 +46,10 @@ class ReplyWaiter:
     def is_complete(self) -> bool:
         if not self.finals:
             return False
+        # What a reply itself says of how many there are comes first: a presence is of another moment, and can be lost.
+        counts = [reply.ranks for reply in self.finals.values() if reply.ranks is not None]
+        if counts:
+            return len(self.finals) >= max(counts)
         return self.ranks is None or self.ranks <= self.finals.keys()
 
     def expect(self, ranks: frozenset[int] | None) -> None:

@@ -56,7 +56,7 @@ class AgentReplies:
             connection,
             CommandMemory(f"node:{node}", instance),  # names this process; what it remembers is in the journal
             envelope.node_commands(node),
-            PresenceKey(name, ("node", node), describe, self._on_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
+            PresenceKey(name, node, describe, self._on_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
             context.signer,
             self._on_sent,
         )

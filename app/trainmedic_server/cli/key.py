@@ -35,4 +35,4 @@ def key(identity: str) -> None:
         raise exits.InvalidInput(str(error)) from error
     if shared is None or not shared[0].strip():
         raise exits.InvalidInput("TRAINMEDIC_SIGNING_KEY or TRAINMEDIC_SIGNING_KEY_FILE must hold the shared key")
-    click.echo(identity_key(shared[0].strip().encode(), identity).decode())
+    click.echo(identity_key(shared[0].encode().strip(), identity).decode())

@@ -132,14 +132,14 @@ SETTINGS: Mapping[str, AgentSetting] = {
     "signing_key": AgentSetting(
         SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True, shown_default="none"),
         _nothing,
-        lambda text: text.strip().encode(),
+        lambda text: text.encode().strip(),
         "The server's key. With it, a command without the right signature is refused; without it, whoever can write "
         "to Redis can command this agent within its policy. No flag, because other users can see a command line.",
     ),
     "previous_signing_key": AgentSetting(
         SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True, shown_default="none"),
         _nothing,
-        lambda text: text.strip().encode(),
+        lambda text: text.encode().strip(),
         "A key that counts beside the signing key, while one takes the place of the other.",
     ),
     "state_dir": AgentSetting(

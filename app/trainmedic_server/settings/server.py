@@ -263,7 +263,7 @@ class ServerSettings(BaseModel):
             return None
         # Trimmed as the SDK trims them, because a file often ends in a newline.
         keys = [self.signing_key, *filter(None, [self.previous_signing_key])]
-        return Signer.of(*(key.get_secret_value().strip().encode() for key in keys))
+        return Signer.of(*(key.get_secret_value().encode().strip() for key in keys))
 
     @property
     def kubeconfig(self) -> Path | None:

@@ -64,7 +64,7 @@ def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[
 
 def _read_secret(variable: str, file: str) -> str:
     try:
-        text = Path(file).expanduser().read_text(encoding="utf-8").strip()
+        text = Path(file).expanduser().read_text(encoding="utf-8").strip(" \t\r\n\f\v")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigurationError(f"{variable}: cannot read {file}: {reason}") from error

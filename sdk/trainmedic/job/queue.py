@@ -88,7 +88,7 @@ class CommandQueue:
         except ValueError as error:
             self._remember(command.id, envelope.REJECTED, {"reason": str(error)}, entry)
             return
-        if command.undo_of is not None and self._was_never_applied(received.client, command.undo_of):
+        if command.undo_of is not None and self._was_never_applied(received.client, command.action, command.undo_of):
             self._remember(command.id, envelope.APPLIED, undoing.nothing_to_undo(undoing.NEVER_APPLIED), entry)
             return
         record = self._memory.claim(received.client, command.id)
@@ -139,8 +139,10 @@ class CommandQueue:
             if waiting is None or waiting.entry != received.entry:
                 received.drop()
 
-    def _was_never_applied(self, client: redis.Redis, command_id: str) -> bool:
+    def _was_never_applied(self, client: redis.Redis, action: str, command_id: str) -> bool:
         """Whether the command was certainly not applied, nor will be. `take_due` decides about all others."""
+        if self._handlers.is_in_force(action, command_id):
+            return False  # whatever the memory says: somebody can have deleted what it holds in Redis
         record = self._memory.look_up(client, command_id)
         if record is None and self._memory.covers(client, command_id):
             self._memory.revoke(client, command_id)
@@ -216,12 +218,13 @@ class CommandQueue:
         self.waiting.pop(command.id, None)
         # Without a reply nothing would go to the writer, and the entry would stay on the stream.
         ranks = sorted(outcomes.keys() - set(replied)) or [0]
-        replies = tuple(self._reply(command.id, rank, record.of_rank(rank)) for rank in ranks)
+        replies = tuple(self._reply(command.id, rank, record.of_rank(rank), len(outcomes)) for rank in ranks)
         self._put(OutgoingReplies(replies, command.entry, record))
 
     def reply_so_far(self, command: JobCommand, ranks: Iterable[int]) -> None:
         """Send what these ranks have answered by now. The command stays on the stream until all have."""
-        replies = tuple(self._reply(command.id, rank, command.outcomes[rank]) for rank in sorted(ranks))
+        count = len({*self.ranks, *command.outcomes})
+        replies = tuple(self._reply(command.id, rank, command.outcomes[rank], count) for rank in sorted(ranks))
         if replies:
             self._put(OutgoingReplies(replies))
 
@@ -238,13 +241,13 @@ class CommandQueue:
     ) -> None:
         """Send the final reply of every rank; then the entry is off the stream."""
         ranks = sorted({*self.ranks, *record.ranks})
-        replies = tuple(self._reply(command_id, rank, record.of_rank(rank)) for rank in ranks)
+        replies = tuple(self._reply(command_id, rank, record.of_rank(rank), len(ranks)) for rank in ranks)
         self._put(OutgoingReplies(replies, entry, record if remember else None, forget))
 
-    def _reply(self, command_id: str, rank: int, outcome: RankOutcome) -> envelope.Reply:
+    def _reply(self, command_id: str, rank: int, outcome: RankOutcome, ranks: int | None = None) -> envelope.Reply:
         status, output = outcome
         host = f"@{self.hosts[rank]}" if rank in self.hosts else ""
-        return envelope.Reply(command_id, f"{self._job}/{rank}{host}", status, rank, output, job=self._job)
+        return envelope.Reply(command_id, f"{self._job}/{rank}{host}", status, rank, output, job=self._job, ranks=ranks)
 
 
 def _is_refusal(record: CommandRecord) -> bool:

@@ -50,7 +50,7 @@ class ServerConnection:
         signer = Signer(settings.read_keys) if settings.read_keys is not None else None
         memory = CommandMemory(f"job:{job}", self._instance, signer)
         stream = envelope.job_commands(job)
-        presence = PresenceKey(envelope.job_presence(job), ("job", job), self._describe, self._log_conflict)
+        presence = PresenceKey(envelope.job_presence(job), job, self._describe, self._log_conflict)
         self.writer = ReplyWriter(writing, memory, stream, presence, signer)
         self.queue = CommandQueue(job, self._host, memory, handlers, self.writer.put, on_outcome)
         addressee = Addressee("job", job, stream, "rank-0", job)

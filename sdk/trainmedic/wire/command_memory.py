@@ -75,18 +75,12 @@ class CommandRecord:
         }
         return CommandRecord(self.owner, self.status, {}, ranks, is_cut=True)
 
-    def encode(self, command_id: str = "") -> bytes:
-        """The record of the command of this id, as it is kept."""
-        fields: dict[str, Any] = {
-            "id": command_id,
-            "by": self.owner,
-            "status": self.status,
-            "output": dict(self.output),
-        }
+    def encode(self) -> bytes:
+        fields: dict[str, Any] = {"by": self.owner, "status": self.status, "output": dict(self.output)}
         if self.ranks:
             fields["ranks"] = {str(rank): [status, dict(output)] for rank, (status, output) in self.ranks.items()}
         raw = json.dumps(fields).encode()
-        return raw if len(raw) <= _LARGEST_IN_REDIS or self.is_cut else self.cut().encode(command_id)
+        return raw if len(raw) <= _LARGEST_IN_REDIS or self.is_cut else self.cut().encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> CommandRecord:
@@ -131,7 +125,7 @@ class CommandMemory:
 
     def entry(self, command_id: str, record: CommandRecord) -> bytes:
         """What is kept in Redis under `key`."""
-        return self._sealed(record.encode(command_id))
+        return self._sealed(self.key(command_id), record.encode())
 
     def recall(self, command_id: str) -> CommandRecord | None:
         """The record of a command in this process, if any."""
@@ -143,8 +137,8 @@ class CommandMemory:
         here = self.recall(command_id)
         if here is not None and not here.is_cut:
             return here
-        raw: Any = client.getrange(self.key(command_id), 0, 2 * _LARGEST_IN_REDIS)
-        stored = self._record_in(command_id, raw) if raw else None
+        raw = _read(client, self.key(command_id))
+        stored = self._record_in(command_id, raw) if raw is not None else None
         if here is not None:
             return stored if stored is not None and stored.is_final else here
         if stored is not None and stored.is_final:
@@ -182,10 +176,9 @@ class CommandMemory:
             return None
         if is_evicting:
             return None
-        raw: Any = client.get(self._since_key)
-        since = self._since_in(raw, run) or envelope.utc_now()
-        mark = {"key": self._since_key, "since": envelope.write_time(since), "redis": run}
-        client.set(self._since_key, self._sealed(json.dumps(mark).encode()), ex=SECONDS)
+        since = self._since_in(_read(client, self._since_key), run) or envelope.utc_now()
+        mark = json.dumps({"since": envelope.write_time(since), "redis": run}).encode()
+        client.set(self._since_key, self._sealed(self._since_key, mark), ex=SECONDS)
         oldest = envelope.utc_now() - timedelta(seconds=SECONDS)
         with self._lock:
             self._whole_in_redis_since = max(since, oldest)
@@ -230,22 +223,20 @@ class CommandMemory:
             if self.recall(command_id) is None:
                 client.delete(self.key(command_id))
 
-    def _sealed(self, raw: bytes) -> bytes:
-        return raw if self._signer is None else self._signer.seal(raw)
+    def _sealed(self, key: str, raw: bytes) -> bytes:
+        return raw if self._signer is None else self._signer.seal(raw, key)
 
-    def _opened(self, value: bytes) -> bytes:
-        """What was sealed in `value`. Raises BadSignature."""
-        raw, signatures = unseal(value)
+    def _opened(self, key: str, value: bytes) -> bytes:
+        """What was sealed for `key` in `value`. Raises BadSignature."""
+        sealed = unseal(value)
         if self._signer is not None:
-            self._signer.verify(raw, signatures)
-        return raw
+            self._signer.verify_sealed(sealed, key)
+        return sealed.raw
 
     def _record_in(self, command_id: str, value: bytes) -> CommandRecord:
         try:
-            raw = self._opened(value)
-            if self._signer is not None and read_object(raw).get("id") != command_id:
-                raise BadSignature("is the record of another command")
-        except ValueError as error:
+            raw = self._opened(self.key(command_id), value)
+        except BadSignature as error:
             if self._log_limit.lets_through():
                 log.warning("what is kept in Redis of the command %s is not genuine: it %s", command_id, error)
             return CommandRecord("", envelope.ACCEPTED, is_forged=True)
@@ -256,8 +247,18 @@ class CommandMemory:
         if value is None:
             return None
         try:
-            mark = read_object(self._opened(value))
-            is_ours = self._signer is None or mark["key"] == self._since_key
-            return envelope.read_time(mark["since"]) if is_ours and mark["redis"] == run else None
+            mark = read_object(self._opened(self._since_key, value))
+            return envelope.read_time(mark["since"]) if mark["redis"] == run else None
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
+
+def _read(client: redis.Redis, key: str) -> bytes | None:
+    """What is under a key, within bounds; None if nothing is. What is no text, somebody else has put there."""
+    try:
+        value: Any = client.getrange(key, 0, 2 * _LARGEST_IN_REDIS)
+    except redis.ResponseError as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        return b"of another type"
+    return value or None

@@ -45,6 +45,7 @@ FINAL = STATUSES - {ACCEPTED}
 _REASONS = ("reason", "error", "message")
 _LONGEST_NAME = 253
 """Characters of a job or node."""
+_MOST_RANKS = 1_000_000
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -147,6 +148,8 @@ class Reply:
     """The job that answers; None for an agent."""
     node: str | None = None
     """The node whose agent answers; None for a job."""
+    ranks: int | None = None
+    """How many ranks answer the command; None where the sender does not say."""
     is_to_genuine: bool = True
     """False where the command was not genuine: whoever wrote it may have given it the id of a genuine command, so this
     is no answer to that one."""
@@ -173,6 +176,8 @@ class Reply:
             "at": write_time(self.at),
         }
         fields |= {name: value for name, value in (("job", self.job), ("node", self.node)) if value is not None}
+        if self.ranks is not None:
+            fields["ranks"] = self.ranks
         if not self.is_to_genuine:
             fields["genuine"] = False
         return _encode(fields).encode()
@@ -186,7 +191,7 @@ class Reply:
     def of_entry(cls, fields: Mapping[bytes, bytes]) -> Reply:
         """The reply in a stream entry: JSON in one field (see `body_of`), or each member in a field of its own, which
         can have no signature. Raises EnvelopeError."""
-        if b"command_id" in fields and b"reply" not in fields:
+        if is_in_several_fields(fields):
             return cls._of({_text(name): _flat_member(name, value) for name, value in fields.items()})
         return cls.decode(body_of(fields, b"reply"))
 
@@ -206,8 +211,14 @@ class Reply:
             at=_time_or_now(fields.get("at")),
             job=_name(fields.get("job")),
             node=_name(fields.get("node")),
+            ranks=_count(fields.get("ranks")),
             is_to_genuine=fields.get("genuine") is not False,
         )
+
+
+def is_in_several_fields(fields: Mapping[bytes, bytes]) -> bool:
+    """Whether a stream entry holds a reply with each member in a field of its own."""
+    return b"command_id" in fields and b"reply" not in fields
 
 
 def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
@@ -318,6 +329,10 @@ def _time_or_now(value: Any) -> datetime:
         return read_time(value) if isinstance(value, str) else utc_now()
     except EnvelopeError:
         return utc_now()
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_RANKS else None
 
 
 def _name(value: Any) -> str | None:

@@ -31,12 +31,33 @@ def read_object(raw: bytes) -> dict[str, Any]:
 def read_json(raw: bytes) -> Any:
     """The JSON value in `raw`. Raises ValueError where it is something else."""
     text = raw.decode("utf-8", "replace")
-    if text.count("[") + text.count("{") > DEEPEST:
-        text = _without_depths(text)
-    value = json.loads(text, parse_int=_read_int, parse_float=_read_float, parse_constant=str)
+    try:
+        value = json.loads(text, parse_float=_read_float, parse_constant=str)
+        is_plain = not _is_deep(value)
+    except (ValueError, RecursionError):
+        # It may be malformed, or merely hold a whole number of thousands of digits, or be very deep.
+        is_plain = False
+    if not is_plain:
+        shallow = _without_depths(text)
+        value = json.loads(shallow, parse_int=_read_int, parse_float=_read_float, parse_constant=str)
     # Only an escape can still write half a surrogate pair, which is no text, and no database takes it. Honest replies
     # hold such halves: Python makes them of file names that are not UTF-8 (PEP 383).
     return _each_text(value, _without_surrogates) if "\\u" in text else value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [
+            member
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for member in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(member, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def without_nul(value: Any) -> Any:

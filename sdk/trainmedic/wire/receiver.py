@@ -31,7 +31,8 @@ _BLOCK_MS = 1000
 _PENDING_EVERY = 5.0
 """Seconds after which pending entries are read again: an earlier process may have been given a command in the moment
 of its end."""
-_COUNT = 100
+_COUNT = 20
+"""Few, for each can be as large as Redis lets it be, and only who has read it knows."""
 _EMPTY_ANSWER_WAIT = 0.25
 """Seconds to wait where Redis has answered at once that there is nothing, though it was asked to wait for it."""
 _NO_GROUP_WAIT = 0.1

@@ -11,13 +11,15 @@ and for nobody else. The server signs with the shared key and the receiver's ide
 check a command.
 
 An entry of a stream carries signatures in fields of their own (`Signer.fields`, `signatures_of`). A value of a key
-carries them as the last member of its JSON object (`seal`, `unseal`). It needs the standard library only.
+carries them as the last member of its JSON object (`seal`, `unseal`). What is signed there begins with a line that has
+the key: else somebody could put a genuine value under another key, or a genuine reply under any.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import time
 from functools import lru_cache
@@ -32,8 +34,12 @@ _READ_AGAIN_AFTER = 60.0
 """Seconds after which keys are read again though nothing is wrong with them."""
 _READ_AGAIN_AT_ONCE_AFTER = 2.0
 """Seconds, at least, between two readings where signatures are wrong, which anybody can bring about."""
-_SEAL = re.compile(rb'\s*,\s*"signature"\s*:\s*"([0-9a-f ]{0,1024})"\s*\}\s*\Z')
+_SEAL_BEGINS = b',"signature":"'
+_SEAL_ENDS = b'"}'
+_SEAL = re.compile(rb"[0-9a-f ]{0,1024}")
 _LONGEST_SEAL = 2048
+
+log = logging.getLogger("trainmedic")
 
 ReadKeys = Callable[[], Sequence[bytes]]
 
@@ -111,10 +117,15 @@ class Signer:
         first, *more = self.sign(raw, identity)
         return {FIRST_FIELD: first, MORE_FIELD: " ".join(more)} if more else {FIRST_FIELD: first}
 
-    def seal(self, raw: bytes, identity: str | None = None) -> bytes:
-        """`raw`, the bytes of a JSON object that has members, with its signatures as one more member."""
-        signatures = " ".join(self.sign(raw, identity)).encode()
-        return raw[:-1] + b',"signature":"' + signatures + b'"}'
+    def seal(self, raw: bytes, key: str) -> bytes:
+        """`raw`, the bytes of a JSON object that has members, as the value of a Redis key: with one more member, its
+        signatures for this key."""
+        signatures = " ".join(self.sign(_for_key(raw, key))).encode()
+        return raw[:-1] + _SEAL_BEGINS + signatures + _SEAL_ENDS
+
+    def verify_sealed(self, sealed: Sealed, key: str, identity: str | None = None) -> Proof:
+        """The same as `verify`, for the value of a Redis key. Raises BadSignature."""
+        return self.verify(_for_key(sealed.raw, key), sealed.signatures, identity)
 
     def verify(self, raw: bytes, signatures: Iterable[str], identity: str | None = None) -> Proof:
         """By which kind of key `raw` is genuine. With `identity`, its identity keys count as well as the signer's own.
@@ -145,7 +156,8 @@ class Signer:
         self._read_at = self._clock()
         try:
             keys = tuple(self._read_keys())
-        except TrainmedicError:
+        except TrainmedicError as error:
+            log.warning("the signing keys could not be read again, and stay as they were: %s", error)
             return False
         has_changed = bool(keys) and keys != self._keys
         if has_changed:
@@ -169,8 +181,12 @@ class Sealed(NamedTuple):
 
 def unseal(value: bytes) -> Sealed:
     """The object in `value` and its signatures; of a value that has none, the value itself."""
-    tail_at = max(len(value) - _LONGEST_SEAL, 0)
-    seal = _SEAL.search(value, tail_at)
-    if seal is None:
+    begins_at = value.rfind(_SEAL_BEGINS, max(len(value) - _LONGEST_SEAL, 0))
+    signatures = value[begins_at + len(_SEAL_BEGINS) : -len(_SEAL_ENDS)]
+    if begins_at < 0 or not value.endswith(_SEAL_ENDS) or not _SEAL.fullmatch(signatures):
         return Sealed(value, [])
-    return Sealed(value[: seal.start()] + b"}", seal.group(1).decode().split())
+    return Sealed(value[:begins_at] + b"}", signatures.decode().split())
+
+
+def _for_key(raw: bytes, key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape") + b"\n" + raw

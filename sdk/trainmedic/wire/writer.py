@@ -21,6 +21,7 @@ import redis
 from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import SECONDS, CommandMemory, CommandRecord
 from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection
+from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.output import LARGEST_REPLY, too_large
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.signing import BadSignature, Signer, unseal
@@ -60,8 +61,8 @@ class PresenceKey:
     """The expiring key by which this process says that it is connected."""
 
     name: str
-    owner: tuple[str, str]
-    """The member of the presence that names its writer, and the name: ``("job", "llm-1")``."""
+    owner: str
+    """The job or node that it speaks for."""
     describe: Callable[[], Mapping[str, Any]]
     """What the key says, asked in the writer's thread; the time is added to it."""
     on_conflict: Callable[[Mapping[str, Any]], None]
@@ -101,6 +102,7 @@ class ReplyWriter:
         self._presence_due = 0.0
         self._refusals = 0
         self._has_seen_forgery = False
+        self._log_limit = LogLimit()
 
     def start(self) -> None:
         self._thread.start()
@@ -110,7 +112,8 @@ class ReplyWriter:
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
-            log.error("too many replies wait for Redis; that to %s is left out", outgoing.command_id)
+            if self._log_limit.lets_through():
+                log.error("too many replies wait for Redis; that to %s is left out", outgoing.command_id)
             return False
         return True
 
@@ -216,7 +219,7 @@ class ReplyWriter:
     def _describe(self) -> bytes:
         at = envelope.write_time(envelope.utc_now())
         raw = json.dumps({**self._presence.describe(), "at": at}).encode()
-        return raw if self._signer is None else self._signer.seal(raw)
+        return raw if self._signer is None else self._signer.seal(raw, self._presence.name)
 
     def _check_for_conflict(self, client: redis.Redis) -> None:
         """Check whether another process has announced itself under this name since this one did. An older presence
@@ -248,13 +251,10 @@ class ReplyWriter:
             value: Any = client.getrange(self._presence.name, 0, LARGEST_PRESENCE)
             if not value or len(value) > LARGEST_PRESENCE:
                 return {}
-            raw, signatures = unseal(value)
-            present = read_object(raw)
-            if self._signer is None:
-                return present
-            self._signer.verify(raw, signatures)
-            member, name = self._presence.owner
-            return present if present.get(member) == name else {}
+            sealed = unseal(value)
+            if self._signer is not None:
+                self._signer.verify_sealed(sealed, self._presence.name)
+            return read_object(sealed.raw)
         except BadSignature as error:
             self._log_forged_presence(error)
         except (ValueError, redis.ResponseError):  # another program's value, perhaps of another type
@@ -265,5 +265,5 @@ class ReplyWriter:
         """Say once that somebody without the key writes under this process's name; the presence is written anew."""
         if not self._has_seen_forgery:
             self._has_seen_forgery = True
-            name = self._presence.owner[1]
-            log.warning("%s: somebody without the signing key has written %s: it %s", name, self._presence.name, error)
+            message = "%s: somebody without the signing key has written %s: it %s"
+            log.warning(message, self._presence.owner, self._presence.name, error)

@@ -80,6 +80,23 @@ def test_a_previous_key_counts_beside_the_key(tmp_path: Path) -> None:
     assert read_keys() == [b"second", b"old"]
 
 
+@pytest.mark.parametrize("withdrawn", ["deleted", "emptied"])
+def test_a_previous_key_is_withdrawn_by_its_file(tmp_path: Path, withdrawn: str) -> None:
+    """While the job runs, and the key itself can be exchanged again afterwards."""
+    key, previous = tmp_path / "key", tmp_path / "previous"
+    key.write_text("new")
+    previous.write_text("old")
+    files = {"TRAINMEDIC_SIGNING_KEY_FILE": str(key), "TRAINMEDIC_PREVIOUS_SIGNING_KEY_FILE": str(previous)}
+    read_keys = settled(files).read_keys
+    assert read_keys is not None
+    assert read_keys() == [b"new", b"old"]
+    if withdrawn == "deleted":
+        previous.unlink()
+    else:
+        previous.write_text("\n")
+    assert read_keys() == [b"new"]
+
+
 @pytest.mark.parametrize(
     ("environment", "given", "named"),
     [

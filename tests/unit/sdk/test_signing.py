@@ -126,11 +126,16 @@ def test_a_sealed_object_is_an_object_still(members: dict[str, str | int], keys:
     members.pop("signature", None)
     raw = json.dumps({"at": "now", **members}).encode()
     signer = Signer.of(*(bytes([number]) * 16 for number in range(1, keys + 1)))
-    sealed = signer.seal(raw)
+    sealed = signer.seal(raw, "a key")
     assert {name: value for name, value in json.loads(sealed).items() if name != "signature"} == json.loads(raw)
     taken = unseal(sealed)
     assert taken.raw == raw
-    signer.verify(taken.raw, taken.signatures)
+    signer.verify_sealed(taken, "a key")
+    for wrong in ("another key", ""):
+        with pytest.raises(BadSignature):
+            signer.verify_sealed(taken, wrong)
+    with pytest.raises(BadSignature):
+        signer.verify(taken.raw, taken.signatures)  # as a message of a stream
 
 
 @given(st.binary(max_size=200))
