@@ -25,6 +25,7 @@ import uvloop
 from benchmarks.alert_storm import redis_server
 from benchmarks.sender import Connection, Exchange, alert, get, send_all, webhook
 from tests.support.programs import PYTHON_PATH, Program, eventually, start_server
+from trainmedic.envelope import verify
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import CONSUMER_GROUP
 from trainmedic.wire.signing import Signer
@@ -71,7 +72,7 @@ async def agent(url: str, node: str, ready: asyncio.Semaphore) -> None:
 
 async def reply(client: Any, node: str, stream: str, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
     raw = envelope.body_of(fields, b"command")
-    envelope.verify(raw, fields.get(b"signature"), KEY.encode())
+    verify(raw, fields.get(b"signature"), KEY.encode())
     command = envelope.Command.decode(raw)
     pipe = client.pipeline(transaction=False)
     outputs: Mapping[str, Mapping[str, Any]] = {envelope.ACCEPTED: {}, envelope.APPLIED: {"cpu": {"percent": 12.5}}}

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from tests.support.messages import make_command
+from trainmedic.envelope import verify
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic.wire.signing import Signer
@@ -125,9 +126,9 @@ async def test_commands_are_signed_where_a_key_is_in_use(redis_server: Any) -> N
         sent = make_command(seconds=0.2)
         await bench.bus.request(sent)
         (fields,) = await bench.commands("llm-1")
-        envelope.verify(fields[b"command"], fields[b"signature"], KEY)
+        verify(fields[b"command"], fields[b"signature"], KEY)
         with pytest.raises(envelope.EnvelopeError):
-            envelope.verify(fields[b"command"], fields[b"signature"], b"another key")
+            verify(fields[b"command"], fields[b"signature"], b"another key")
 
 
 async def test_every_rank_that_the_job_names_must_answer(bench: Bench) -> None:

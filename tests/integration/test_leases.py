@@ -18,6 +18,7 @@ from tests.integration.hasty_server import LEASE
 from tests.support.live import Server
 from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
+from trainmedic.envelope import verify
 from trainmedic.wire import envelope
 from trainmedic.wire.signing import Signer
 
@@ -73,7 +74,7 @@ class Agent:
             for _, entries in streams:
                 last = entries[-1][0]
                 for _, fields in entries:
-                    envelope.verify(fields[b"command"], fields[b"signature"], KEY)
+                    verify(fields[b"command"], fields[b"signature"], KEY)
                     command = envelope.Command.decode(fields[b"command"])
                     answer = envelope.Reply(command.id, self.node, envelope.APPLIED, output=self._do(command))
                     fields_of_reply: dict[Any, Any] = {"reply": answer.encode(), **SIGNER.fields(answer.encode())}

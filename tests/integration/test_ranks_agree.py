@@ -24,6 +24,7 @@ from tests.support.messages import KEY, make_command
 from tests.support.rank_processes import RankProcesses, ask, until_present
 from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory
+from trainmedic.wire.signing import Signer
 from trainmedic_server.adapters.redis_bus import RedisBus
 
 TRIALS = int(os.environ.get("TRAINMEDIC_RANKS_TRIALS", "10"))
@@ -104,7 +105,7 @@ async def test_a_restarted_job_answers_for_all_of_its_ranks(bus: RedisBus, redis
     """What its former life had begun: not before the ranks have found each other, however long that takes."""
     sent = make_command("job.scale_lr", params={"factor": 0.999})
     with redis.Redis.from_url(redis_server.url) as direct:
-        assert CommandMemory("job:llm-1", envelope.new_id()).claim(direct, sent.id) is None
+        assert CommandMemory("job:llm-1", envelope.new_id(), Signer.of(KEY.encode())).claim(direct, sent.id) is None
     asked = asyncio.create_task(ask(bus, sent))
     ranks = [
         trainmedic.connect(job="llm-1", redis_url=redis_server.url, rank=rank, world_size=2, signing_key=KEY)

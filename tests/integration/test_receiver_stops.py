@@ -43,6 +43,9 @@ class CutOff:
     def note_unreadable(self) -> None:
         raise AssertionError("it was a command")
 
+    def connected(self, client: redis.Redis) -> None:
+        pass
+
 
 def test_a_command_in_hand_when_the_job_ends_is_left_for_the_next(redis_url: str, caplog: Any) -> None:
     """It is neither taken off the stream nor called one that cannot be dealt with."""

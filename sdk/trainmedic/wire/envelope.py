@@ -24,7 +24,7 @@ from typing import Any, Mapping
 
 from trainmedic.wire import steady_time
 from trainmedic.wire.reading import read_json, read_object, without_nul
-from trainmedic.wire.signing import BadSignature, Signer, job_identity, node_identity
+from trainmedic.wire.signing import job_identity, node_identity
 from trainmedic.wire.signing import sign as sign  # programs that write commands themselves import it from here
 
 VERSION = 1
@@ -230,17 +230,6 @@ def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
     if len(objects) != 1:
         raise EnvelopeError(f"the entry has no field {name.decode()!r}")
     return objects[0]
-
-
-def verify(raw: bytes, signature: bytes | str | None, key: bytes | None) -> None:
-    """Raise EnvelopeError unless `signature` is that of `raw`. Without a key everything passes."""
-    if key is None:
-        return
-    text = signature.decode("ascii", "replace") if isinstance(signature, bytes) else signature
-    try:
-        Signer.of(key).verify(raw, [text] if text else [])
-    except BadSignature as error:
-        raise EnvelopeError(f"the command {error}") from error
 
 
 def new_id(now_ms: int | None = None, counter: int | None = None) -> str:

@@ -37,6 +37,8 @@ REPLIES_KEPT = 100_000
 _QUEUE = 1000
 _BATCH = 100
 _MOST_REFUSALS = 5
+_LONGEST_REFUSAL = 30.0
+"""Seconds. By then the server has mended what somebody may have done to the stream of replies."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class ReplyWriter:
         self._thread = threading.Thread(target=self._run, name="trainmedic-writer", daemon=True)
         self._presence_due = 0.0
         self._refusals = 0
+        self._refused_since = 0.0
         self._has_seen_forgery = False
         self._log_limit = LogLimit()
 
@@ -208,8 +211,11 @@ class ReplyWriter:
         self._presence_due = 0.0
         if isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError):
             return unsent
+        if self._refusals == 0:
+            self._refused_since = time.monotonic()
         self._refusals += 1
-        if self._refusals < _MOST_REFUSALS:
+        is_lasting = "exhausted" not in str(error) or time.monotonic() - self._refused_since > _LONGEST_REFUSAL
+        if self._refusals < _MOST_REFUSALS or not is_lasting:
             return unsent
         self._refusals = 0
         for batch in unsent:

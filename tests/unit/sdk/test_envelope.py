@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainmedic.envelope import verify
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, EnvelopeError, Reply
 from trainmedic.wire.reading import without_nul
@@ -88,9 +89,9 @@ def test_members_that_are_not_known_are_left_out() -> None:
 def test_a_signature_is_of_exactly_these_bytes_and_this_key() -> None:
     """One changed byte, another key, or none at all is refused; without a key nothing is asked for."""
     signature = envelope.sign(b"command", b"key")
-    envelope.verify(b"command", signature, b"key")
-    envelope.verify(b"command", signature.encode(), b"key")
-    envelope.verify(b"anything", None, None)
+    verify(b"command", signature, b"key")
+    verify(b"command", signature.encode(), b"key")
+    verify(b"anything", None, None)
     for raw, given_, key in (
         (b"Command", signature, b"key"),
         (b"command", signature, b"another"),
@@ -99,7 +100,7 @@ def test_a_signature_is_of_exactly_these_bytes_and_this_key() -> None:
         (b"command", None, b"key"),
     ):
         with pytest.raises(EnvelopeError):
-            envelope.verify(raw, given_, key)
+            verify(raw, given_, key)
 
 
 def test_the_signature_is_hmac_sha256() -> None:

