@@ -141,9 +141,11 @@ class HttpConnection(HttpToolsProtocol):
             self._check_head()
         self._head_deadline = _NEVER
         self.scope["state"]["vouch"] = self._vouch
+        self.scope["state"]["has_arrived"] = self._has_arrived
         self.app = _answer_503 if self._table.crowded else self.config.loaded_app
         self._table.active(self)
         super().on_headers_complete()
+        self.cycle.transport = _JoinedWrites(self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         self._body_received += len(body)
@@ -151,6 +153,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_response_complete(self) -> None:
+        if self._serving is not None and isinstance(self._serving.transport, _JoinedWrites):
+            self._serving.transport.flush()  # of a response without a body, such as that to HEAD
         super().on_response_complete()
         self._table.active(self)
         if not self.in_work and self._head_deadline == _NEVER:
@@ -172,6 +176,10 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_Refusal(HTTPStatus.BAD_REQUEST, msg))
+
+    def _has_arrived(self) -> bool:
+        """Whether all of the body of the request in work is here."""
+        return self._serving is not None and not self._serving.more_body
 
     def _vouch(self, standing: Standing) -> None:
         self._table.vouch(self, standing)
@@ -203,6 +211,38 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
         else:
             last.keep_alive = False
+
+
+class _JoinedWrites:
+    """The transport as one response sees it. A head that says how long the body is goes out together with the body: one
+    system call in place of two, which are a good part of the time of a short response."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held = b""
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        if not self._has_begun and b"\r\ncontent-length: " in data:
+            self._held = data
+        elif self._held:
+            self._held, data = b"", self._held + data
+            self._transport.write(data)
+        else:
+            self._transport.write(data)
+        self._has_begun = True
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 class _Flow(FlowControl):

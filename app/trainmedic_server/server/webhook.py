@@ -56,6 +56,7 @@ def endpoint(
     engine: EnginePort, auth: Authenticator, bodies: BodyReader, clock: Clock, metrics: telemetry.Metrics
 ) -> _Handler:
     """Make the handler of deliveries."""
+    outcomes = {name: metrics.deliveries.labels(name) for name in ("accepted", "refused", "unavailable", "failed")}
 
     async def webhook(request: Request) -> Response:
         """Take a delivery of alerts.
@@ -80,7 +81,7 @@ def endpoint(
             outcome = _outcome(problems.from_error(error).status)
             raise
         finally:
-            metrics.deliveries.labels(outcome).inc()
+            outcomes[outcome].inc()
             metrics.webhook_seconds.observe(time.perf_counter() - began)
 
     return webhook
