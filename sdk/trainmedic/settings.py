@@ -5,7 +5,6 @@ Arguments win over variables. Who calls it: ``client``. Not here: connecting.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ def resolve(
     if not 0 <= my_rank < size:
         raise ConfigurationError(f"rank {my_rank} does not exist in a world of {size}")
     state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(env.get("HOME") or Path.home()) / ".local/state/trainmedic")
-    return Settings(name, my_rank, size, _key_reader(signing_key, env), url, state / URL_FILE)
+    return Settings(name, my_rank, size, key_reader(signing_key, env), url, state / URL_FILE)
 
 
 def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
@@ -91,7 +90,10 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
     return 0, 1
 
 
-def _key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable[[], Sequence[bytes]] | None:
+def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable[[], Sequence[bytes]] | None:
+    """What reads the signing key, and after it the previous one where there is one; None where no key is set. Raises
+    ConfigurationError, and so does what it returns, which reads files again each time."""
+
     def read_keys() -> list[bytes]:
         keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _previous_key(env)
         if keys[0] is None and keys[1] is not None:
@@ -105,13 +107,19 @@ def _previous_key(env: Mapping[str, str]) -> bytes | None:
     """The key that is only accepted still. Where its file is gone or empty, it has been withdrawn."""
     variable = "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
     path = env.get(f"{variable}_FILE")
-    if variable not in env and path:
-        with contextlib.suppress(OSError):
-            if not Path(path).read_bytes().strip():
-                return None
-        if not Path(path).exists():
-            return None
-    return _key(variable, None, env)
+    if env.get(variable):
+        return _key(variable, None, env)
+    if not path or is_withdrawn(path):
+        return None
+    return _key(variable, None, {f"{variable}_FILE": path})
+
+
+def is_withdrawn(path: str) -> bool:
+    """Whether the file of a previous key is gone or empty."""
+    try:
+        return not Path(path).read_bytes().strip()
+    except OSError:
+        return not Path(path).exists()
 
 
 def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:

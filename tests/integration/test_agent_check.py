@@ -7,15 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from tests.driver.driver import Driver, cards
 from tests.support.gpu_node import GpuNode
 from tests.support.programs import PYTHON_PATH, inherited
 from trainmedic.wire import envelope
+from trainmedic.wire.signing import Signer
 
 POLICY = """
 allow: [gpu.power_limit, disk.clean]
@@ -103,6 +106,21 @@ def test_a_mistake_in_the_policy_is_shown_where_it_is(tmp_path: Path, policy: Pa
     report = told(driver, "--policy", policy, "--redis", NO_REDIS, "--state-dir", tmp_path, status=1)
     assert any(one.startswith(f"{policy}:5:") and "did you mean 'min_age'?" in one for one in report["errors"])
     assert len(report["gpus"]) == len(driver.cards)
+
+
+@pytest.mark.parametrize("is_genuine", [True, False])
+def test_the_agent_that_runs_is_told_where_its_presence_is_genuine(
+    tmp_path: Path, policy: Path, driver: Driver, redis_url: str, is_genuine: bool
+) -> None:
+    """With a signing key. What somebody else has put there is no agent."""
+    key = envelope.agent_presence("n1")
+    now = envelope.write_time(datetime.now(UTC))
+    raw = json.dumps({"node": "n1", "host": "here", "pid": 4242, "version": "0.1.0", "at": now}).encode()
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(key, Signer.of(b"a key of sixteen or more characters").seal(raw, key) if is_genuine else raw)
+    given = ("--node", "n1", "--policy", policy, "--redis", redis_url, "--state-dir", tmp_path)
+    report = told(driver, *given, TRAINMEDIC_SIGNING_KEY="a key of sixteen or more characters")
+    assert (report["redis"]["agent"] is not None) == is_genuine
 
 
 def healthy(driver: Driver, *options: str) -> subprocess.CompletedProcess[str]:

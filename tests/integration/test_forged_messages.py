@@ -152,6 +152,20 @@ def forged_replies(command_id: str, status: str, genuine: dict[bytes, bytes]) ->
         yield {"reply": reply, **Signer.of(identity_key(KEY.encode(), job_identity("llm-2"))).fields(reply)}
 
 
+def test_a_rank_that_did_not_answer_is_missed(server: Server, attacker: redis.Redis) -> None:
+    """Genuine replies say that there are four ranks; the presence, of another moment, lists one."""
+    genuine = Signer.of(identity_key(KEY.encode(), job_identity("llm-1")))
+    attacker.set(envelope.job_presence("llm-1"), presence("llm-1", genuine, ranks=[0]))
+    assert decision(server, delivery("LossSpike", "llm-1")) == "started"
+    command_id = only_command(attacker, "llm-1")["id"]
+    reply = envelope.Reply(command_id, "llm-1/0@host", envelope.APPLIED, 0, job="llm-1", ranks=4).encode()
+    fields: dict[Any, Any] = {"reply": reply, **genuine.fields(reply)}
+    attacker.xadd(envelope.REPLIES, fields)
+    run = server.closed_run()
+    assert (run["status"], run["steps"][0]["attempts"][0]["status"]) == ("failed", "unknown")
+    assert "only 1 of 4 ranks" in run["message"]
+
+
 def as_value(fields: dict[bytes, bytes], body: bytes) -> bytes:
     """A genuine entry of a stream in the form of a value of a key."""
     return fields[body][:-1] + b',"signature":"' + fields[b"signature"] + b'"}'

@@ -90,11 +90,19 @@ def test_anything_else_is_not(judge: PresenceJudge, value: bytes, doubt: str) ->
 def test_what_was_there_before_cannot_be_put_back(judge: PresenceJudge, clock: Clock) -> None:
     """Although it is genuine: there was a later one."""
     judge.presence_of(KEY, presence(GENUINE, NOW))
-    clock.time += timedelta(seconds=10)
+    clock.time += timedelta(seconds=30)
     judge.presence_of(KEY, presence(GENUINE, clock.time, ranks=[0]))
     replayed = judge.presence_of(KEY, presence(GENUINE, NOW))
     assert replayed.doubt == "it was put back by somebody, for there was a later one"
     assert replayed.details["ranks"] == [0]
+
+
+def test_what_was_read_a_moment_ago_is_no_sign_of_anything(judge: PresenceJudge, clock: Clock) -> None:
+    """While thousands are read, one of them is believed anew elsewhere: the newer counts."""
+    clock.time += timedelta(seconds=5)
+    judge.presence_of(KEY, presence(GENUINE, clock.time, ranks=[0]))
+    older = judge.presence_of(KEY, presence(GENUINE, NOW))
+    assert (older.doubt, older.last_seen, older.details["ranks"]) == (None, clock.time, [0])
 
 
 def test_who_overwrites_a_presence_hides_nothing(judge: PresenceJudge, clock: Clock) -> None:

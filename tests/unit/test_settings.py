@@ -152,6 +152,33 @@ def _row(name: str) -> str:
     return f"| {flag} | {variable} | `{settings.default_of(name)}` | {description} |"
 
 
+@pytest.mark.parametrize("blank", [" ", "\n", "\t \n"])
+@pytest.mark.parametrize("variable", ["TRAINMEDIC_SIGNING_KEY", "TRAINMEDIC_PREVIOUS_SIGNING_KEY"])
+def test_a_blank_key_is_none(variable: str, blank: str) -> None:
+    """Everybody has an empty key, so one that came of an emptied Secret is refused by server and agent."""
+    environ = {"TRAINMEDIC_SIGNING_KEY": "0123456789abcdef", variable: blank}
+    for load in (settings.load, agent.load):
+        with pytest.raises(ConfigurationError, match=f"{variable}.*blank"):
+            load({}, environ)
+
+
+def test_server_and_agent_read_keys_in_files_again(tmp_path: Path) -> None:
+    """So a key is exchanged, and the previous one withdrawn, without a restart."""
+    key, previous = tmp_path / "key", tmp_path / "previous"
+    key.write_text("0123456789abcdef\n")
+    files = {"TRAINMEDIC_SIGNING_KEY_FILE": str(key), "TRAINMEDIC_PREVIOUS_SIGNING_KEY_FILE": str(previous)}
+    for load in (settings.load, agent.load):
+        previous.unlink(missing_ok=True)
+        signer = load({}, files).signer
+        assert signer is not None
+        previous.write_text("fedcba9876543210")
+        signer._read_again()
+        assert [len(signer.sign(b"x"))] == [2]
+        previous.write_text("")
+        signer._read_again()
+        assert len(signer.sign(b"x")) == 1
+
+
 def test_the_documentation_lists_every_setting_with_its_default() -> None:
     """docs/reference/settings.md has exactly one row for each setting, in the order of the tree."""
     text = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")

@@ -108,6 +108,9 @@ class CommandAction(BasicAction):
         deadline: then it knew of a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
+        counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]
+        if counts and len(finals) < max(counts):
+            return f"only {len(finals)} of {max(counts)} ranks of {_receiver(call.target)} answered in time"
         if not replies and (presence is None or not (presence.details or presence.doubt is None)):
             return _nobody_connected(call.target, presence)
         expected = _ranks(presence)

@@ -24,6 +24,8 @@ log = telemetry.logger(__name__)
 MOST_LISTED = 50_000
 MOST_CLAIMS = 1000
 """Presences of which is shown what they say although it is not believed."""
+_LONGEST_NAME = 4 * 253
+"""Bytes of the name of a job or node, which has 253 characters at most."""
 _KEYS_PER_CALL = 1000
 _BYTES_PER_CALL = 4 * 1024 * 1024
 
@@ -86,7 +88,8 @@ class PresenceReader:
     async def _keys(self, prefix: str) -> list[bytes]:
         keys: set[bytes] = set()  # a scan may give a key twice
         async for key in self._client.scan_iter(match=f"{prefix}*", count=_KEYS_PER_CALL):
-            keys.add(key)
+            if len(key) <= len(prefix) + _LONGEST_NAME:
+                keys.add(key)
             if len(keys) >= MOST_LISTED:
                 log.warning("there are too many presences; the others are left out", prefix=prefix, listed=MOST_LISTED)
                 break

@@ -30,6 +30,8 @@ somebody has recorded can be believed once more for so long at most."""
 COUNTS_FOR = timedelta(seconds=45)
 """How long a presence that was believed counts where somebody else has overwritten it. An agent, whose presence is
 the rarer, writes every 10 s, and its presence lives for 30."""
+_READ_MEANWHILE = timedelta(seconds=15)
+"""While many presences are read, newer ones are: what is older by so much at most is no sign of anything."""
 _LARGEST_CLAIMS = 2 * 1024
 """Bytes of a presence that is not believed and is shown all the same."""
 _REMEMBERED = 100_000
@@ -79,13 +81,15 @@ class PresenceJudge:
             details = _details(sealed.raw)
             if details.get(member) != name:
                 raise BadSignature(f"was written by another {member}: {str(details.get(member))[:100]!r}")
-            written_at = self._checked_time(key, _time_of(details), now)
+            written_at = self._checked_time(_time_of(details), now)
+            newest = self._newest(key, _Believed(written_at, ranks_in(details), sealed.raw))
         except BadSignature as error:
             hint = "" if sealed.signatures else "; older SDKs and agents do not sign"
             doubt = f"it {error}{hint}"
             self._note(key, doubt)
             return self._doubtful(key, name, doubt, sealed.raw, now)
-        self._remember(key, _Believed(written_at, ranks_in(details), sealed.raw))
+        if newest.raw is not sealed.raw:
+            written_at, details = newest.written_at, _details(newest.raw)
         return Presence(name, written_at, details, uses_previous_key=proof.is_previous)
 
     def ranks_of(self, key: str, value: bytes | None) -> frozenset[int] | None:
@@ -102,7 +106,7 @@ class PresenceJudge:
                 return ranks_in(presence.details)
         return last.ranks if last is not None else None
 
-    def _checked_time(self, key: str, written_at: datetime | None, now: datetime) -> datetime:
+    def _checked_time(self, written_at: datetime | None, now: datetime) -> datetime:
         """When a signed presence was written. Raises BadSignature where that was not of late."""
         if written_at is None:
             raise BadSignature("does not say when it was written")
@@ -110,11 +114,23 @@ class PresenceJudge:
             ahead = "ahead of" if written_at > now else "behind"
             seconds = round(abs(now - written_at).total_seconds())
             raise BadSignature(f"has a clock {seconds} s {ahead} this server's, or somebody has put an old one back")
+        return written_at
+
+    def _newest(self, key: str, genuine: _Believed) -> _Believed:
+        """Believe a genuine presence, unless a later one was believed; return the later. Raises BadSignature where it
+        is so much older that it was not merely read a moment ago."""
         with self._lock:
             last = self._believed.get(key)
-        if last is not None and written_at < last.written_at:
-            raise BadSignature("was put back by somebody, for there was a later one")
-        return written_at
+            if last is not None and genuine.written_at < last.written_at:
+                if last.written_at - genuine.written_at > _READ_MEANWHILE:
+                    raise BadSignature("was put back by somebody, for there was a later one")
+                return last
+            self._believed[key] = genuine
+            self._believed.move_to_end(key)
+            if len(self._believed) > _REMEMBERED:
+                self._believed.popitem(last=False)
+            self._doubted.pop(key, None)
+            return genuine
 
     def _doubtful(self, key: str, name: str, doubt: str, raw: bytes, now: datetime) -> Presence:
         claims = _details(raw) if len(raw) <= _LARGEST_CLAIMS else {}
@@ -123,14 +139,6 @@ class PresenceJudge:
         if last is None or abs(now - last.written_at) > COUNTS_FOR:
             return Presence(name, now, doubt=doubt, claims=claims)
         return Presence(name, last.written_at, _details(last.raw), doubt, claims)
-
-    def _remember(self, key: str, believed: _Believed) -> None:
-        with self._lock:
-            self._believed[key] = believed
-            self._believed.move_to_end(key)
-            if len(self._believed) > _REMEMBERED:
-                self._believed.popitem(last=False)
-            self._doubted.pop(key, None)
 
     def _note(self, key: str, doubt: str) -> None:
         """Count a presence that is not believed, and log it once, until there is one that is."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class AgentSettings:
     exporter_host: str
     exporter_port: int
     log_level: str
+    read_keys: Callable[[], Sequence[bytes]] | None = field(default=None, repr=False)
+    """Reads the keys that are set, those in files again each time."""
 
     def find_redis(self) -> str | None:
         """The Redis URL: the one that is set, else what a server has left in the state directory by now."""
@@ -47,7 +49,9 @@ class AgentSettings:
 
     @property
     def signer(self) -> Signer | None:
-        """Checks and signs with the keys that are set."""
+        """Checks and signs with the keys that are set. Those in files are read again while the agent runs."""
+        if self.read_keys is not None:
+            return Signer(self.read_keys)
         if self.signing_key is None:
             return None
         return Signer.of(self.signing_key, *filter(None, [self.previous_signing_key]))
@@ -72,6 +76,13 @@ def _node(text: str) -> str:
     if not _NODE.fullmatch(text):
         raise ValueError("must be the node's name as its alerts give it, without spaces, at most 253 characters")
     return text
+
+
+def _signing_key(text: str) -> bytes:
+    key = text.encode().strip()
+    if not key:
+        raise ValueError("must not be blank: everybody has an empty key")
+    return key
 
 
 def _url(text: str) -> str:
@@ -132,14 +143,14 @@ SETTINGS: Mapping[str, AgentSetting] = {
     "signing_key": AgentSetting(
         SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True, shown_default="none"),
         _nothing,
-        lambda text: text.encode().strip(),
+        _signing_key,
         "The server's key. With it, a command without the right signature is refused; without it, whoever can write "
         "to Redis can command this agent within its policy. No flag, because other users can see a command line.",
     ),
     "previous_signing_key": AgentSetting(
-        SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True, shown_default="none"),
+        SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True, shown_default="none", can_be_withdrawn=True),
         _nothing,
-        lambda text: text.encode().strip(),
+        _signing_key,
         "A key that counts beside the signing key, while one takes the place of the other.",
     ),
     "state_dir": AgentSetting(
@@ -169,7 +180,7 @@ SETTINGS: Mapping[str, AgentSetting] = {
     ),
 }
 """Every setting by its field's name, in the order of the documentation."""
-assert tuple(SETTINGS) == tuple(setting.name for setting in fields(AgentSettings))
+assert (*SETTINGS, "read_keys") == tuple(setting.name for setting in fields(AgentSettings))
 
 # Variables with the same prefix that other programs read: one environment may serve the server too.
 _OF_OTHER_PROGRAMS = frozenset(
@@ -199,7 +210,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
         mistakes.append("TRAINMEDIC_PREVIOUS_SIGNING_KEY: is set, and TRAINMEDIC_SIGNING_KEY is not")
     if mistakes:
         raise ConfigurationError("\n".join(mistakes))
-    return AgentSettings(**values)
+    return AgentSettings(**values, read_keys=sdk.key_reader(None, sources.without_empty(environ)))
 
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -12,13 +12,14 @@ environment, except the agent's settings and the clients' ``--server`` and ``--t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
 
+from trainmedic.settings import key_reader
 from trainmedic.wire.signing import Signer
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.playbook import Mode
@@ -39,6 +40,7 @@ from trainmedic_server.settings.values import (
     LogLevel,
     PositiveDuration,
     RedisUrl,
+    SigningKey,
     TakeoverDuration,
 )
 
@@ -116,18 +118,18 @@ class ServerSettings(BaseModel):
         description="YAML list of {name, sha256, roles}: who may call the API. None by default, which is accepted "
         "on loopback only.",
     )
-    signing_key: Annotated[SecretStr | None, SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True)] = Field(
+    signing_key: Annotated[SigningKey | None, SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True)] = Field(
         None,
         description="Key with which commands, replies and presences are signed (HMAC-SHA256). Without one, whoever "
         "can write to Redis can command agents and jobs, and speak for them. No flag, because other users can see a "
         "command line.",
     )
-    previous_signing_key: Annotated[SecretStr | None, SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True)] = (
-        Field(
-            None,
-            description="A key that counts beside the signing key, while one takes the place of the other: both sign, "
-            "and what either has signed is genuine.",
-        )
+    previous_signing_key: Annotated[
+        SigningKey | None, SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True, can_be_withdrawn=True)
+    ] = Field(
+        None,
+        description="A key that counts beside the signing key, while one takes the place of the other: both sign, "
+        "and what either has signed is genuine.",
     )
     allow_anonymous: Annotated[bool, SettingSource("TRAINMEDIC_ALLOW_ANONYMOUS", value="BOOLEAN")] = Field(
         False,
@@ -256,14 +258,16 @@ class ServerSettings(BaseModel):
             return self.database.get_secret_value()
         return f"sqlite:///{self.state_dir.resolve() / 'trainmedic.db'}"
 
+    _read_keys: Callable[[], Sequence[bytes]] | None = PrivateAttr(None)
+
     @property
     def signer(self) -> Signer | None:
-        """Signs and checks with the keys that are set."""
-        if self.signing_key is None:
-            return None
+        """Signs and checks with the keys that are set. Those in files are read again while the server runs."""
+        if self._read_keys is not None:
+            return Signer(self._read_keys)
+        keys = [key for key in (self.signing_key, self.previous_signing_key) if key is not None]
         # Trimmed as the SDK trims them, because a file often ends in a newline.
-        keys = [self.signing_key, *filter(None, [self.previous_signing_key])]
-        return Signer.of(*(key.get_secret_value().encode().strip() for key in keys))
+        return Signer.of(*(key.get_secret_value().encode().strip() for key in keys)) if self.signing_key else None
 
     @property
     def kubeconfig(self) -> Path | None:
@@ -329,9 +333,11 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings
     if "previous_signing_key" in values and "signing_key" not in values:
         raise ConfigurationError(f"{origins['previous_signing_key']}: is set, and TRAINMEDIC_SIGNING_KEY is not")
     try:
-        return ServerSettings(**values)
+        loaded = ServerSettings(**values)
     except ValidationError as error:
         raise ConfigurationError("\n".join(explain(error, values, origins, SOURCES))) from None
+    loaded._read_keys = key_reader(None, sources.without_empty(environ))
+    return loaded
 
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainmedic.settings import is_withdrawn
 from trainmedic_server.errors import ConfigurationError
 
 PREFIX = "TRAINMEDIC_"
@@ -24,8 +25,8 @@ class SettingSource:
     ``value`` is the placeholder for the flag's value in the help. A ``secret`` is never shown, and can be read
     from the file that ``<variable>_FILE`` names. A ``repeatable`` setting takes several values: its flag can
     be repeated, and its variable separates them by a colon, as ``PATH`` does. A ``family`` takes every variable
-    that begins with ``variable``. ``shown_default`` is the default in the documentation, where it is not the
-    field's own.
+    that begins with ``variable``. One that ``can_be_withdrawn`` is not set where its file is gone or empty.
+    ``shown_default`` is the default in the documentation, where it is not the field's own.
     """
 
     variable: str
@@ -35,6 +36,7 @@ class SettingSource:
     repeatable: bool = False
     family: bool = False
     shown_default: str | None = None
+    can_be_withdrawn: bool = False
 
 
 def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
@@ -52,6 +54,8 @@ def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[
     text, file = environ.get(source.variable), environ.get(f"{source.variable}_FILE") if source.secret else None
     if text and file:
         raise ConfigurationError(f"{source.variable} and {source.variable}_FILE are both set; keep one of them")
+    if file and source.can_be_withdrawn and is_withdrawn(file):
+        return None
     if file:
         return _read_secret(f"{source.variable}_FILE", file), f"{source.variable}_FILE"
     if not text:
@@ -60,6 +64,11 @@ def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[
         # Kubernetes sets this in every pod beside a Service that is called trainmedic.
         return None
     return (tuple(filter(None, text.split(os.pathsep))) if source.repeatable else text), source.variable
+
+
+def without_empty(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables that are set: an empty one counts as unset."""
+    return {name: value for name, value in environ.items() if value}
 
 
 def _read_secret(variable: str, file: str) -> str:

@@ -51,6 +51,12 @@ def _database(url: SecretStr) -> SecretStr:
     return url
 
 
+def _signing_key(key: SecretStr) -> SecretStr:
+    if not key.get_secret_value().encode().strip():
+        raise ValueError("must not be blank: everybody has an empty key")
+    return key
+
+
 def _host_and_port(value: str) -> str:
     """The address with brackets around an IPv6 host, which may be given without them."""
     host, colon, port = value.rpartition(":")
@@ -84,6 +90,7 @@ AnyCaseMode = Annotated[Mode, BeforeValidator(_lower)]
 ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
+SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_url_of("redis", "rediss", "unix"))]
 HttpUrl = Annotated[SecretStr, AfterValidator(_url_of("http", "https"))]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database)]

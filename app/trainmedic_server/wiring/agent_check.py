@@ -22,7 +22,7 @@ import redis
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import open_client
 from trainmedic.wire.reading import read_object
-from trainmedic.wire.signing import Signer, unseal
+from trainmedic.wire.signing import unseal
 from trainmedic_server import __version__
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent import privileges
@@ -184,7 +184,7 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
     if url is not None:
         try:
             with contextlib.closing(open_client(url)) as client:
-                running = _presence(client.get(envelope.agent_presence(settings.node)), settings.signer)
+                running = _presence(client, settings)
                 reason = ""
         except (redis.RedisError, OSError, ValueError, TypeError) as error:
             reason = str(error) or type(error).__name__
@@ -207,15 +207,17 @@ def _other_agents(report: CheckReport) -> None:
     report.warnings.extend(taken_by(uuid, pid) for uuid, pid in report.agents.items() if pid != running)
 
 
-def _presence(value: Any, signer: Signer | None) -> Mapping[str, Any] | None:
+def _presence(client: redis.Redis, settings: AgentSettings) -> Mapping[str, Any] | None:
     """What a running agent says of itself, as far as it matters here; None if none runs, or it cannot be believed."""
+    key = envelope.agent_presence(settings.node)
+    value: Any = client.get(key)
     if value is None:
         return None
     try:
-        raw, signatures = unseal(value)
-        if signer is not None:
-            signer.verify(raw, signatures)
-        values = read_object(raw)
+        sealed = unseal(value)
+        if settings.signer is not None:
+            settings.signer.verify_sealed(sealed, key)
+        values = read_object(sealed.raw)
     except ValueError:
         return None
     return {name: values.get(name) for name in ("host", "pid", "version", "policy")}

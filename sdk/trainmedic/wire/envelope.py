@@ -295,8 +295,8 @@ def _rank(value: Any) -> int | None:
             return None
         if re.fullmatch(r"\s*\d{1,9}\s*", value, re.ASCII):
             return int(value)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise EnvelopeError("reply: rank is not a whole number")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MOST_RANKS):
+        raise EnvelopeError(f"reply: rank is not a whole number of at most {_MOST_RANKS}")
     return value
 
 

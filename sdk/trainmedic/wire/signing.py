@@ -98,7 +98,7 @@ class Signer:
     def __init__(self, read_keys: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:
         self._read_keys = read_keys
         self._clock = clock
-        self._keys = tuple(read_keys())
+        self._keys = _checked(read_keys())
         self._read_at = clock()
 
     @classmethod
@@ -144,8 +144,9 @@ class Signer:
         return self._keys if identity is None else _with_identity_keys(self._keys, identity)
 
     def _proof(self, raw: bytes, sent: Sequence[bytes], identity: str | None) -> Proof | None:
-        own = len(self._keys)
-        for number, key in enumerate(self._keys_for(identity)):
+        keys = self._keys_for(identity)
+        own = len(keys) if identity is None else len(keys) // 2
+        for number, key in enumerate(keys):
             expected = sign(raw, key).encode()
             if any(hmac.compare_digest(expected, signature) for signature in sent):
                 return Proof(is_shared=number < own, is_previous=number % own > 0)
@@ -155,14 +156,21 @@ class Signer:
         """Read the keys again; return whether they have changed."""
         self._read_at = self._clock()
         try:
-            keys = tuple(self._read_keys())
-        except TrainmedicError as error:
+            keys = _checked(self._read_keys())
+        except (TrainmedicError, ValueError) as error:
             log.warning("the signing keys could not be read again, and stay as they were: %s", error)
             return False
-        has_changed = bool(keys) and keys != self._keys
+        has_changed = keys != self._keys
         if has_changed:
             self._keys = keys
         return has_changed
+
+
+def _checked(keys: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Raises ValueError where a key is missing or empty: everybody has an empty one."""
+    if not keys or not all(keys):
+        raise ValueError("a signing key is empty")
+    return tuple(keys)
 
 
 def signatures_of(fields: Mapping[bytes, bytes]) -> list[str]:

@@ -105,6 +105,13 @@ def test_a_key_in_a_file_is_read_again_where_a_signature_is_wrong() -> None:
     assert readings == 2
 
 
+@pytest.mark.parametrize("keys", [(), (b"",), (b"key", b"")])
+def test_an_empty_key_is_none(keys: tuple[bytes, ...]) -> None:
+    """For everybody has it."""
+    with pytest.raises(ValueError, match="empty"):
+        Signer.of(*keys)
+
+
 def test_a_key_that_cannot_be_read_again_stays() -> None:
     """A secret that is away for a moment stops nothing."""
     clock, is_there = Clock(), True
