@@ -118,7 +118,7 @@ def test_the_agent_that_runs_is_told_where_its_presence_is_genuine(
     raw = json.dumps({"node": "n1", "host": "here", "pid": 4242, "version": "0.1.0", "at": now}).encode()
     with redis.Redis.from_url(redis_url) as client:
         client.set(key, Signer.of(b"a key of sixteen or more characters").seal(raw, key) if is_genuine else raw)
-    given = ("--node", "n1", "--policy", policy, "--redis", redis_url, "--state-dir", tmp_path)
+    given = ("--node", "n1", "--policy", policy, "--redis", redis_url, "--state-dir", tmp_path / "state")
     report = told(driver, *given, TRAINMEDIC_SIGNING_KEY="a key of sixteen or more characters")
     assert (report["redis"]["agent"] is not None) == is_genuine
 
