@@ -7,6 +7,7 @@ the log. Who calls it: ``exporter``.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import io
 import logging
@@ -101,7 +102,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
             request.shutdown(socket.SHUT_RDWR)
 
 
-class MetricsRequestHandler(BaseHTTPRequestHandler):
+class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
     """Reads one request of bounded size, and answers it by `page`, which a subclass defines."""
 
     server: MetricsServer
@@ -133,9 +134,9 @@ class MetricsRequestHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
+    @abc.abstractmethod
     def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
         """The headers and the content of the response to a request with this path and these headers."""
-        raise NotImplementedError
 
     def log_message(self, format: str, *args: object) -> None:
         """Scrapes are not worth a line."""
