@@ -1,7 +1,8 @@
 """Milliseconds from the sending of a webhook to its command in the loop of a training job that uses the SDK.
 
 Server, Redis (the embedded one) and job are processes of their own, as in use. One alert at a time: the next
-is sent when the run of the last has closed.
+is sent when the run of the last has closed. Two such sets run side by side, without and with a signing key, and take
+turns in blocks, so that the ratio shows what signatures cost: of commands, replies and presences.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -20,6 +24,7 @@ from benchmarks.sender import Connection, alert, get, webhook
 from tests.support.programs import PYTHON_PATH, Program, eventually, start_server
 
 JOB = "waiting-job"
+BLOCK = 20  # alerts to the one, before the other has its turn
 PLAYBOOK = """\
 playbook: latency
 on: {alert: Latency}
@@ -30,21 +35,53 @@ steps:
 """
 
 
-async def measure(url: str, job: Program, rounds: int) -> list[float]:
-    """Seconds from each webhook's sending to its handling, in order."""
-    connection = await Connection.open(url)
-    taken: list[float] = []
-    for number in range(rounds):
-        labels = {"alertname": "Latency", "severity": "critical", "job_name": JOB, "number": str(number)}
-        exchange = await connection.send(webhook([alert(labels)]))
-        runs = exchange.json()["runs"] if exchange.status == 200 else []
-        if [run["decision"] for run in runs] != ["started"]:
-            raise SystemExit(f"alert {number} started no run: {exchange.status} {exchange.body.decode()}")
-        handled = await nth_line(job.log, number + 1)
-        taken.append(float(handled) - exchange.sent_at)
-        await closed(connection, runs[0]["run_id"])
-    connection.close()
-    return taken
+@dataclass
+class Deployment:
+    """A server and a job that waits for its commands. ``taken`` are the seconds from each webhook to its handling."""
+
+    url: str
+    job: Program
+    taken: list[float] = field(default_factory=list)
+
+    async def measure(self, rounds: int) -> None:
+        connection = await Connection.open(self.url)
+        for _ in range(rounds):
+            number = len(self.taken)
+            labels = {"alertname": "Latency", "severity": "critical", "job_name": JOB, "number": str(number)}
+            exchange = await connection.send(webhook([alert(labels)]))
+            runs = exchange.json()["runs"] if exchange.status == 200 else []
+            if [run["decision"] for run in runs] != ["started"]:
+                raise SystemExit(f"alert {number} started no run: {exchange.status} {exchange.body.decode()}")
+            handled = await nth_line(self.job.log, number + 1)
+            self.taken.append(float(handled) - exchange.sent_at)
+            await closed(connection, runs[0]["run_id"])
+        connection.close()
+
+    def __str__(self) -> str:
+        slow = statistics.quantiles(self.taken, n=20, method="inclusive")[18] if len(self.taken) > 1 else self.taken[0]
+        return f"{statistics.median(self.taken) * 1000:.1f} ms, p95 {slow * 1000:.1f} ms"
+
+
+@contextmanager
+def deployed(directory: Path, step_seconds: float, keys: Mapping[str, str]) -> Iterator[Deployment]:
+    """Server and job with the environment ``keys``."""
+    (directory / "playbooks").mkdir(parents=True)
+    (directory / "playbooks" / "latency.yaml").write_text(PLAYBOOK)
+    server, url = start_server(directory, "--mode", "enforce", environment=keys, playbooks=directory / "playbooks")
+    environment = {"PYTHONPATH": PYTHON_PATH, "TRAINMEDIC_STATE_DIR": str(directory / "state"), **keys}
+    argv = [sys.executable, "-m", "benchmarks.waiting_job", JOB, str(step_seconds)]
+    with server, Program(argv, directory / "job.log", environment) as job:
+        eventually(lambda: job.log.read_text().startswith("ready"), 20, "the job")
+        yield Deployment(url, job)
+
+
+async def take_turns(deployments: list[Deployment], rounds: int) -> None:
+    """Measure each so many times, in blocks that alternate."""
+    left = rounds
+    while left > 0:
+        for deployment in deployments:
+            await deployment.measure(min(left, BLOCK))
+        left -= BLOCK
 
 
 async def nth_line(log: Path, number: int, within: float = 10.0) -> str:
@@ -74,22 +111,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--step-ms", type=float, default=1.0, help="length of the job's training step")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "playbooks").mkdir()
-        (directory / "playbooks" / "latency.yaml").write_text(PLAYBOOK)
-        server, url = start_server(directory, "--mode", "enforce", playbooks=directory / "playbooks")
-        environment = {
-            "PYTHONPATH": PYTHON_PATH,
-            "TRAINMEDIC_STATE_DIR": str(directory / "state"),
-        }
-        argv = [sys.executable, "-m", "benchmarks.waiting_job", JOB, str(options.step_ms / 1000)]
-        with server, Program(argv, directory / "job.log", environment) as job:
-            eventually(lambda: job.log.read_text().startswith("ready"), 20, "the job")
-            taken = uvloop.run(measure(url, job, options.rounds))
-    slow = statistics.quantiles(taken, n=20, method="inclusive")[18]
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        unsigned, signed = (
+            stack.enter_context(deployed(Path(name) / kind, options.step_ms / 1000, keys))
+            for kind, keys in (("unsigned", {}), ("signed", {"TRAINMEDIC_SIGNING_KEY": "k" * 32}))
+        )
+        uvloop.run(take_turns([unsigned, signed], options.rounds))
+    ratio = statistics.median(signed.taken) / statistics.median(unsigned.taken)
     print(
-        f"receipt to handler: {statistics.median(taken) * 1000:.1f} ms, p95 {slow * 1000:.1f} ms"
+        f"receipt to handler: {unsigned}; signed {signed}, ratio {ratio:.2f}"
         f" (median of {options.rounds}, steps of {options.step_ms:g} ms, of which half is waited for on average)"
     )
 

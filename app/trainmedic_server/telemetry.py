@@ -11,13 +11,51 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections.abc import Collection, Iterator, Sequence
 from typing import TextIO
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trainmedic_server.domain.job_life import JobLife, LifeState
 
 # From a fast commit (1 ms) to a step that waits for a slow action (30 min).
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+
+MOST_JOBS_SHOWN = 1000
+"""Jobs that have series; the names come from whoever can write to Redis."""
+
+
+class JobMetrics(Collector):
+    """What is known of whether jobs live, as it was last worked out."""
+
+    def __init__(self) -> None:
+        self._lives: Sequence[JobLife] = ()
+
+    def show(self, lives: Collection[JobLife]) -> None:
+        """Show these from now on; where they are too many, those that are gone before others."""
+        by_worth = sorted(lives, key=lambda life: (life.state is not LifeState.GONE, life.name))
+        self._lives = by_worth[:MOST_JOBS_SHOWN]
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["job_name"]
+        gone = GaugeMetricFamily(
+            "trainmedic_job_gone", "1 for a job that is gone and did not say that it ended.", labels=labels
+        )
+        failures = CounterMetricFamily(
+            "trainmedic_job_failures", "Failures that a job or its launcher has told of.", labels=labels
+        )
+        restarts = CounterMetricFamily(
+            "trainmedic_job_restarts", "Attempts that a launcher has begun after the first.", labels=labels
+        )
+        for life in self._lives:
+            gone.add_metric([life.name], float(life.state is LifeState.GONE))
+            failures.add_metric([life.name], life.failures)
+            restarts.add_metric([life.name], life.restarts)
+        yield from (gone, failures, restarts)
 
 
 class Metrics:
@@ -28,6 +66,8 @@ class Metrics:
         self._add_counters()
         self._add_durations()
         self._add_gauges()
+        self.jobs = JobMetrics()
+        self.registry.register(self.jobs)
 
     def _add_counters(self) -> None:
         counter = functools.partial(Counter, registry=self.registry)

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from types import TracebackType
-from typing import Any, Callable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Mapping, TypeVar
 
 from trainmedic.errors import ConfigurationError
 from trainmedic.job import devices
@@ -24,10 +24,14 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Group, SingleRankGroup
 from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED, HandlerRegistry, InForce
 from trainmedic.job.metrics import MetricsEndpoint
-from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress, Stall, Window, whole
+from trainmedic.job.parameters import LARGEST_LR_SCALE
+from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress
 from trainmedic.job.queue import CommandQueue
 from trainmedic.job.rank_stats import RankStats
+from trainmedic.job.reported_values import whole
+from trainmedic.job.reports import JobReports
 from trainmedic.job.server_connection import ServerConnection
+from trainmedic.job.status_file import begin_status_file
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.ranks.shared_store import KeyValueStore
 from trainmedic.settings import Settings, resolve
@@ -50,6 +54,8 @@ def connect(
     capabilities: Mapping[str, str] | None = None,
     hang_floor: float = HANG_FLOOR,
     startup_floor: float = STARTUP_FLOOR,
+    largest_lr_scale: float = LARGEST_LR_SCALE,
+    layer_norms: int = 0,
 ) -> Medic:
     """Connect a training job. Returns at once, whether or not Redis answers; never stops the training.
 
@@ -68,22 +74,33 @@ def connect(
     ``hang_floor``: a loop that completes no step for five times its usual time, and for at least so
     many seconds, hangs. ``startup_floor`` holds until it has its pace, and for a window (see `window`).
 
+    ``largest_lr_scale``: commands that would make the learning rate more than so many times the script's are rejected.
+    ``layer_norms``: of how many layers, the largest, the gradient norm is shown; the integrations measure them.
+
     Raises ConfigurationError.
     """
     settings = resolve(job, redis_url, signing_key, rank, world_size)
-    for action, how in (capabilities or {}).items():
-        if how not in (LIVE, RESTART, UNSUPPORTED):
-            raise ConfigurationError(f"capabilities: {action} is {how!r}; it can be live, restart or unsupported")
+    _check_options(capabilities or {}, largest_lr_scale, layer_norms)
     if settings.redis_url is not None:
         try:
             open_client(settings.redis_url).close()
         except (ValueError, TypeError) as error:
             raise ConfigurationError("the Redis URL cannot be read") from error
-    progress = Progress(time.perf_counter(), hang_floor, startup_floor)
-    return Medic(settings, dict(capabilities or {}), metrics_port, metrics_host, progress)
+    progress = Progress(time.perf_counter(), hang_floor, startup_floor, layer_norms)
+    return Medic(settings, dict(capabilities or {}), metrics_port, metrics_host, progress, largest_lr_scale)
 
 
-class Medic:
+def _check_options(capabilities: Mapping[str, str], largest_lr_scale: float, layer_norms: int) -> None:
+    for action, how in capabilities.items():
+        if how not in (LIVE, RESTART, UNSUPPORTED):
+            raise ConfigurationError(f"capabilities: {action} is {how!r}; it can be live, restart or unsupported")
+    if not 1.0 <= largest_lr_scale < float("inf"):
+        raise ConfigurationError(f"largest_lr_scale is {largest_lr_scale!r}; it is a number of 1 or more")
+    if isinstance(layer_norms, bool) or not isinstance(layer_norms, int) or layer_norms < 0:
+        raise ConfigurationError(f"layer_norms is {layer_norms!r}; it is a whole number of layers, or 0 for none")
+
+
+class Medic(JobReports):
     """A connected job. Made by `connect`; also a context manager that closes it."""
 
     def __init__(
@@ -93,12 +110,14 @@ class Medic:
         metrics_port: int | None,
         metrics_host: str,
         progress: Progress,
+        largest_lr_scale: float = LARGEST_LR_SCALE,
     ) -> None:
+        super().__init__(progress)
+        self.largest_lr_scale = largest_lr_scale
         self.job = settings.job
         self.rank = settings.rank
         self.world_size = settings.world_size
-        self.progress = progress
-        # Returns the figures of all ranks once the ranks agree; this rank's own are measured when they are needed.
+        # Returns the figures of all ranks once the ranks agree.
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.step: int | None = None
         self.share: Share | None = None
@@ -108,6 +127,7 @@ class Medic:
         self._host = socket.gethostname()
         self._stats = RankStats(progress, self._node)
         self._handlers = HandlerRegistry(self.job, capabilities, lambda: self.window(REPAIR))
+        self._status_file = begin_status_file(progress, self.rank)
         self._pid = os.getpid()
         self._is_closed = False
         self._endpoint: MetricsEndpoint | None = None
@@ -136,50 +156,9 @@ class Medic:
 
     # --- the training loop's calls --------------------------------------------------------------------
 
-    def report(
-        self,
-        step: int | None = None,
-        loss: Any = None,
-        grad_norm: Any = None,
-        learning_rate: Any = None,
-        samples: float | None = None,
-        expected_learning_rate: Any = None,
-        memory_bytes: float | None = None,
-        own_seconds: float | None = None,
-    ) -> None:
-        """Report how a step went, once per step or every few steps. Values are numbers, or tensors of one element.
-
-        ``samples`` is how many were trained on since the last report, on all ranks. ``expected_learning_rate``
-        is the rate of the schedule times Trainmedic's scale; a rate that differs from it is a mistake in the job.
-        ``memory_bytes`` is the memory in use on an accelerator that is not a CUDA device. ``own_seconds`` is the
-        part of the step's time in which this rank computed instead of waiting for others; it shows which rank
-        slows down the rest. A call costs about a microsecond and never blocks: of reports that come faster than
-        twenty a second, only that many have their tensors taken.
-        """
-        now = time.perf_counter()
-        self.progress.add_report(
-            step, loss, grad_norm, learning_rate, samples, now, expected_learning_rate, memory_bytes, own_seconds
-        )
-
-    def window(self, name: str) -> Window:
-        """``with medic.window("checkpoint"):``, or ``"evaluation"``: time that belongs to no step.
-
-        It counts neither as step time nor as a hang, for half an hour; a pause for as long as it lasts. Windows
-        nest. For the training thread only.
-        """
-        return Window(self.progress, name)
-
-    def saved(self, step: int) -> None:
-        """Say that a checkpoint of that step is complete now."""
-        self.progress.saved(whole(step) or 0, time.time())
-
     def stats(self) -> Mapping[str, Any]:
         """This rank's memory and pace, for rank 0 to show; takes about a millisecond, in any thread."""
         return self._stats.measure(time.perf_counter())
-
-    def stall(self) -> Stall:
-        """The time since the last completed step, without windows, and how long a time counts as a hang."""
-        return self.progress.stall(time.perf_counter())
 
     def commands(self, step: int) -> list[JobCommand]:
         """Carry out the commands that are due now, between two steps. Usually there are none; that costs a microsecond.
@@ -198,7 +177,7 @@ class Medic:
             handlers.fail_unanswered(envelope.utc_now())
         if self.share is not None:
             due = self.share.tick(step)
-        elif self._queue is not None and self._queue.arrived:
+        elif self._queue is not None and self._queue.has_work:
             due = self._queue.take_due(envelope.utc_now())
         else:
             return []
@@ -208,7 +187,7 @@ class Medic:
         """True if `commands` would have nothing to do at this step, so that it need not be called."""
         self.step = step
         is_alone = self._is_receiving and self.share is None
-        return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.arrived
+        return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.has_work
 
     def unanswered(self) -> list[JobCommand]:
         """The commands that have arrived and are not answered yet. Any thread may call it, and must only read them.
@@ -279,10 +258,8 @@ class Medic:
         return self.share
 
     def close(self) -> None:
-        """Answer every open command with ``failed``, tell the other ranks that this one leaves, and end the threads.
-
-        It takes a few seconds at most.
-        """
+        """Answer every open command with ``failed``, tell the server and the other ranks, and end the threads; it takes
+        a few seconds at most."""
         if self._is_closed or self._pid != os.getpid():
             return  # a forked child has no threads, and its parent goes on
         self._is_closed = True
@@ -290,14 +267,15 @@ class Medic:
         if self._server is not None and self._is_receiving:
             self._server.receiver.stop(_CLOSE_SECONDS / 2)
         for command in list(self._handlers.in_progress.values()):
-            command.failed("the job ended before it answered the command")
+            command.end("the job ended before it answered the command")
         if self.share is not None:
             self.share.close(_CLOSE_SECONDS / 2)
         if self._server is not None:
-            self._server.queue.fail_all("the job ended before it came to the command")
-            self._server.writer.stop(_CLOSE_SECONDS)
+            self._server.close(_CLOSE_SECONDS)
         if self._endpoint is not None:
             self._endpoint.close()
+        if self._status_file is not None:
+            self._status_file.close()
 
     def __enter__(self) -> Medic:
         return self
@@ -305,6 +283,8 @@ class Medic:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._server is not None:
+            self._server.error = error
         self.close()
 
     def _ranks(self) -> Mapping[int, Mapping[str, Any]]:
@@ -333,18 +313,13 @@ class Medic:
 
     def _describe(self) -> Mapping[str, Any]:
         """The presence key's content, except which process it is. ``ranks`` are the ranks that answer each command."""
+        # With several ranks the placement comes from `Share`.
+        own_placement = {"placement": devices.placement(self._node)} if self.world_size == 1 else {}
         return {
             "world_size": self.world_size,
             "ranks": [0] if self._is_receiving else list(range(self.world_size)),
-            **(self.share.describe() if self.share is not None else self._own_placement()),
+            **(self.share.describe() if self.share is not None else own_placement),
             "capabilities": dict(self._handlers.capabilities),
             "interrupts_hangs": self.on_arrival is not None,
             "step": self.progress.step if self.progress.step is not None else self.step,
         }
-
-    def _own_placement(self) -> Mapping[str, Any]:
-        """The placement of a job of one process; empty with several ranks, whose placement comes from `Share`."""
-        if self.world_size > 1:
-            return {}
-        gpus: Sequence[str | None] = devices.in_use() or (None,)
-        return {"placement": [{"rank": 0, "node": self._node, "gpu": gpu} for gpu in gpus]}

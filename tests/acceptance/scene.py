@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,13 +97,20 @@ def watching(directory: Path, alertmanager: Path, receiver: str, **configured: A
 
 
 @contextmanager
-def running(directory: Path, alertmanager: Path, receiver: str, environment: Mapping[str, str]) -> Iterator[Scene]:
-    """The whole scene of a training job; `receiver` is the URL of the server, without a path."""
+def running(
+    directory: Path,
+    alertmanager: Path,
+    receiver: str,
+    environment: Mapping[str, str],
+    start: Callable[[Path, int, Mapping[str, str]], Program] | None = None,
+) -> Iterator[Scene]:
+    """The whole scene of a training job; `receiver` is the URL of the server, without a path. `start` starts another
+    job than `train` does, in that directory, with its metrics on that port, and with that environment."""
     metrics_port = free_port()
     with ExitStack() as stack:
         jobs = [f"127.0.0.1:{metrics_port}"]
         prometheus_url, alertmanager_url = stack.enter_context(watching(directory, alertmanager, receiver, jobs=jobs))
-        job = stack.enter_context(train(directory, metrics_port, environment))
+        job = stack.enter_context((start or train)(directory, metrics_port, environment))
         yield Scene(job, prometheus_url, alertmanager_url, directory / "checkpoints")
 
 

@@ -16,6 +16,7 @@ from tests.contract.run_store_values import at, closed, event, gpu, heard, not_s
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.run import (
     Controls,
     Decision,
@@ -603,6 +604,23 @@ async def test_gaps_in_the_time_are_kept_in_their_order_until_they_are_old(store
     assert await store.transact(add) == [long_ago, lately, early]
     await store.prune(at(50))
     assert await store.transact(lambda tx: tx.time_gaps()) == [lately, early]
+
+
+async def test_what_became_of_jobs_is_remembered_until_it_is_forgotten(store: SqlStore) -> None:
+    """The last record of each, also within one unit."""
+    first = JobLife("llm-1", LifeState.PRESENT, at(1), "an instance")
+    gone = replace(first, state=LifeState.GONE, since=at(2), reason="Grund: ünklar", failures=3, numbers={"a": 7})
+    other = JobLife("llm-2", LifeState.ENDED, at(3))
+
+    def work(tx: Tx) -> list[JobLife]:
+        tx.save_job_lives([first, other])
+        tx.save_job_lives([gone])
+        return tx.job_lives()
+
+    by_name = {life.name: life for life in await store.transact(work)}
+    assert by_name == {"llm-1": gone, "llm-2": other}
+    await store.transact(lambda tx: tx.forget_job_lives(["llm-2", "nobody"]))
+    assert await store.transact(lambda tx: tx.job_lives()) == [gone]
 
 
 async def test_alerts_of_the_future_are_brought_back(store: SqlStore) -> None:

@@ -22,6 +22,7 @@ if not torch.cuda.is_available():
 import trainmedic  # noqa: E402
 import trainmedic.torch  # noqa: E402
 from trainmedic.job import parameters  # noqa: E402
+from trainmedic.torch.stopwatches import CudaStopwatch  # noqa: E402
 from trainmedic.wire import envelope  # noqa: E402
 
 STEPS = 40
@@ -157,3 +158,18 @@ def test_a_scaled_rate_holds_for_fused_optimizers(medic: trainmedic.Medic, order
     assert [command.status for command in commands] == ["applied"]
     assert training.run.lr_scale == 0.5
     assert training.run.training.rate.value < 5e-3
+
+
+def test_a_span_in_the_devices_queue_is_measured_without_waiting_for_it() -> None:
+    """It is known once the device has passed it, and not before."""
+    stopwatch = CudaStopwatch()
+    torch.cuda.synchronize()
+    stopwatch.start()
+    torch.cuda._sleep(200_000_000)  # cycles, which are about a tenth of a second
+    stopwatch.stop()
+    stopwatch.step_ends(is_known=True)
+    assert stopwatch.seconds_per_step() is None
+    torch.cuda.synchronize()
+    seconds = stopwatch.seconds_per_step()
+    assert seconds is not None
+    assert 0.01 < seconds < 10.0

@@ -23,6 +23,7 @@ BENCHMARKS = (
     "disk_clean",
     "receipt_to_handler",
     "sdk_bad_redis",
+    "sdk_step_meter",
     "sdk_step_overhead",
     "time_to_ready",
     "webhook_throughput",

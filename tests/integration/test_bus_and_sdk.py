@@ -111,7 +111,7 @@ async def finals(client: Redis, command_id: str, count: int = 1, seconds: float 
     async with asyncio.timeout(seconds):
         while True:
             entries = await client.xrange(envelope.REPLIES)
-            replies = [Reply.decode(fields[b"reply"]) for _, fields in entries]
+            replies = [Reply.decode(fields[b"reply"]) for _, fields in entries if b"reply" in fields]
             found = [reply for reply in replies if reply.command_id == command_id and reply.is_final]
             if len(found) >= count:
                 return found

@@ -33,7 +33,18 @@ def test_prometheus_gets_what_was_reported() -> None:
     """By job_name, and never by step, which would make a new series each step."""
     with connect(metrics_port=0) as medic:
         for step in range(3):
-            medic.report(step=step, loss=2.5, grad_norm=0.5, learning_rate=1e-4, samples=8, expected_learning_rate=1e-4)
+            medic.report(
+                step=step,
+                loss=2.5,
+                grad_norm=0.5,
+                learning_rate=1e-4,
+                samples=8,
+                tokens=80,
+                expected_learning_rate=1e-4,
+                data_seconds=0.0,
+                wait_seconds=0.0,
+            )
+        medic.report_evaluation(loss=1.5, perplexity=4.5)
         with medic.window("checkpoint"):
             medic.saved(2)
         found = scrape(medic.metrics_port)
@@ -42,8 +53,10 @@ def test_prometheus_gets_what_was_reported() -> None:
         "training_cuda_memory_reserved_bytes",
         "training_cuda_memory_retries_total",
         "training_memory_growth_bytes_per_step",
-        "training_own_median_seconds",
-        "training_rank_own_seconds",
+        "training_layer_gradient_norm",
+        # Of more reports.
+        "training_loss_lowest_of_five",
+        "training_loss_spread",
     }
     ours = {name: labels for name, (labels, _) in found.items() if not name.startswith("process_")}
     assert {labels.pop("job_name") for labels in ours.values()} == {"llm-1"}
@@ -53,7 +66,11 @@ def test_prometheus_gets_what_was_reported() -> None:
         "training_memory_used_bytes": {"memory"},
         "training_memory_limit_bytes": {"memory"},
         "training_memory_rank": {"memory"},
+        "training_rank_own_seconds": {"rank", "rank_node"},
+        "training_rank_data_seconds": {"rank", "rank_node"},
     }
+    evaluation = [found[f"training_evaluation_{name}"][1] for name in ("step", "loss", "perplexity")]
+    assert evaluation == [2, 1.5, 4.5]
     assert (found["training_loss"][1], found["training_steps_total"][1], found["training_checkpoint_step"][1]) == (
         2.5,
         3,

@@ -60,7 +60,7 @@ class Commander:
     def replies(self, sent: str) -> list[envelope.Reply]:
         """All replies to it so far."""
         entries: Any = self._client.xrange(envelope.REPLIES)
-        replies = [envelope.Reply.of_entry(fields) for _, fields in entries]
+        replies = [envelope.Reply.of_entry(fields) for _, fields in entries if b"notice" not in fields]
         return [reply for reply in replies if reply.command_id == sent]
 
     def final(self, sent: str, within: float = 10.0) -> envelope.Reply:

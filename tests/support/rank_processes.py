@@ -49,9 +49,10 @@ class RankProcesses:
         self.processes.append(process)
         return process
 
-    def torchrun(self, ranks: int, *options: str) -> subprocess.Popen[bytes]:
+    def torchrun(self, ranks: int, *options: str, **environment: str) -> subprocess.Popen[bytes]:
         """The program with its arguments, after options of torchrun."""
-        return self.start("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options)
+        run = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+        return self.start(*run, *options, **environment)
 
     def lines(self, rank: int) -> list[dict[str, Any]]:
         path = self.directory / f"rank-{rank}.jsonl"
@@ -92,5 +93,5 @@ async def until_present(url: str, job: RankProcesses, ranks: int, pids: int = 1,
             lives = job.pids(0)
             if len(lives) >= pids and said.get("pid") == lives[-1] and len(said.get("placement", ())) == ranks:
                 return
-            assert job.processes[0].poll() is None, job.log()
+            assert job.processes[-1].poll() is None, job.log()
             await asyncio.sleep(0.05)

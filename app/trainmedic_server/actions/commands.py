@@ -68,7 +68,7 @@ class CommandAction(BasicAction):
         receiver = _receiver(call.target)
         output = judge(receiver, replies, missing)
         if call.undo_of is not None:
-            _check_undone(receiver, replies, output, call.undoes_applied)
+            check_undone(receiver, replies, output, call.undoes_applied)
         return output
 
     def outcome_saved(self, command_id: str) -> None:
@@ -149,7 +149,7 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
     return outputs
 
 
-def _check_undone(
+def check_undone(
     receiver: str, replies: Sequence[envelope.Reply], output: Mapping[str, Any], was_applied: bool
 ) -> None:
     """Raises TemporaryFailure where it is not certain that nothing is left to take back. The next attempt has a new id,

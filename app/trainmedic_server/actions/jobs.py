@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, ClassVar, cast
 
-from pydantic import AwareDatetime, BaseModel, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from trainmedic.wire import envelope
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.ports.actions import Action, Call, Inverse
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse
 
 _SLOW = timedelta(minutes=10)  # reading or writing a checkpoint of a large model takes minutes
 
@@ -74,10 +74,37 @@ class JobRollback(Irreversible, _JobAction):
         return wire
 
 
-class FactorParams(ActionParams):
-    """A factor; the undo uses its reciprocal."""
+def _factor(least: float, most: float) -> Any:
+    return Field(
+        gt=0,
+        description="What the present value is multiplied by.",
+        json_schema_extra={"minimum": least, "maximum": most},
+    )
 
-    factor: int | float = Field(gt=0, le=1000, description="What the present value is multiplied by.")
+
+class FactorParams(ActionParams):
+    """A factor; the undo uses its reciprocal.
+
+    The bounds are a playbook's. What a run has on record is taken: the reciprocal of a small factor is a large one.
+    """
+
+    least: ClassVar[float] = 0.001
+    most: ClassVar[float] = 1000
+    factor: int | float = _factor(least, most)
+
+    @field_validator("factor")
+    @classmethod
+    def _is_a_repair(cls, factor: int | float, info: ValidationInfo) -> int | float:
+        if info.context is not ON_RECORD and not cls.least <= factor <= cls.most:
+            raise ValueError(f"must be between {cls.least:g} and {cls.most:g}, not {factor:g}")
+        return factor
+
+
+class ScaleLrParams(FactorParams):
+    """A repair lowers the rate. Ten times as much is a slip of the pen, and would end most trainings."""
+
+    most: ClassVar[float] = 10
+    factor: int | float = _factor(FactorParams.least, most)
 
 
 class _Scaling(_JobAction):
@@ -91,6 +118,7 @@ class _Scaling(_JobAction):
 class JobScaleLr(_Scaling):
     name: ClassVar[str] = "job.scale_lr"
     summary: ClassVar[str] = "Multiply the learning rate."
+    Params: ClassVar[type[BaseModel]] = ScaleLrParams
 
 
 class ScaleBatchParams(FactorParams):

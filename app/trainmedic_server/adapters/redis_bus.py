@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from redis.asyncio import Redis
 
-from trainmedic.wire import envelope
+from trainmedic.wire import envelope, notice
 from trainmedic.wire.connection import ANSWER_SECONDS
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic.wire.signing import Signer, job_identity, node_identity
@@ -32,6 +32,7 @@ from trainmedic_server.adapters.redis_presence_judge import PresenceJudge
 from trainmedic_server.adapters.redis_replies import ReplyRouter, ReplyWaiter
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence, no_fence
+from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Clock, Presence
 
 GRACE = timedelta(seconds=1)
@@ -134,6 +135,19 @@ class RedisBus:
         """Raises BusUnavailable."""
         return await self._presences.all_under(envelope.job_presence(""))
 
+    async def launchers(self) -> list[Presence]:
+        """Raises BusUnavailable."""
+        presences = await self._presences.all_under(notice.launcher_presence(""))
+        return [replace(presence, name=notice.job_of_launcher(presence.name)) for presence in presences]
+
+    def notices(self) -> list[ArrivedNotice]:
+        return [ArrivedNotice(entry, arrived) for entry, arrived in self._inbox.notices.items()]
+
+    def discard_notices(self, entries: Collection[bytes]) -> None:
+        for entry in entries:
+            if self._inbox.notices.pop(entry, None) is not None:
+                self._router.discard(entry)
+
     async def check(self) -> None:
         if self._reader_outage.is_on:
             raise errors.BusUnavailable("Redis does not answer the reader of replies")
@@ -220,8 +234,11 @@ class CommandAddress:
 
 
 def _address_of(command: Command) -> CommandAddress:
-    """Return the address of the command's receiver: its job, else its node."""
-    job, node = command.target.get("job"), command.target.get("node")
+    """Return the address of the command's receiver: a launcher, else its job, else its node."""
+    job, node, launcher = (command.target.get(name) for name in ("job", "node", "launcher"))
+    if isinstance(launcher, str) and launcher:
+        owner = job_identity(notice.job_of_launcher(launcher))
+        return CommandAddress(notice.launcher_commands(launcher), notice.launcher_presence(launcher), owner)
     if isinstance(job, str) and job:
         return CommandAddress(envelope.job_commands(job), envelope.job_presence(job), job_identity(job))
     if isinstance(node, str) and node:

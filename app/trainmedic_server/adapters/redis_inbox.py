@@ -15,7 +15,8 @@ from redis.exceptions import ResponseError
 
 from trainmedic.wire import envelope
 from trainmedic.wire.log_limit import LogLimit
-from trainmedic.wire.signing import BadSignature, Signer, signatures_of
+from trainmedic.wire.notice import FIELD, Notice
+from trainmedic.wire.signing import BadSignature, Signer, job_identity, signatures_of
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage
 from trainmedic_server.adapters.redis_outbox import GROUP
@@ -37,6 +38,8 @@ ends, and no other server would read these.
 IDS_SECONDS = 3.0
 """Seconds between two looks at the last id of the stream."""
 LARGEST_REPLY = 256 * 1024
+MOST_NOTICES = 1000
+"""Notices that wait for the engine, which takes them every few seconds."""
 _ENTRIES_PER_READ = 100
 """Few, for each can be as large as Redis lets it be, and only who has read it knows."""
 
@@ -68,6 +71,8 @@ class ReplyInbox:
         self._on_late_reply = on_late_reply
         self._fence = fence
         self._log_limit = LogLimit()
+        self.notices: dict[bytes, Notice] = {}
+        """The genuine notices that have come, by their entries; whoever has dealt with one takes it out."""
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -123,13 +128,18 @@ class ReplyInbox:
 
     def _take(self, entry: bytes, fields: dict[bytes, bytes] | None) -> None:
         fields = fields or {}
+        reply = None
         try:
             if sum(map(len, fields.values())) > LARGEST_REPLY:
                 raise envelope.EnvelopeError("the reply is too large")
+            if FIELD in fields:
+                self._take_notice(entry, fields)
+                return
             reply = envelope.Reply.of_entry(fields)
             self._verify(reply, fields)
         except BadSignature as error:
-            self._note_refused("signature", "a reply is refused", reply, why=f"it {error}")
+            event = "a notice is refused" if reply is None else "a reply is refused"
+            self._note_refused("signature", event, reply, why=f"it {error}")
             self._router.discard(entry)
         except envelope.EnvelopeError as error:
             self._note_refused("unreadable", "a reply cannot be read", entry=entry.decode(), why=str(error)[:200])
@@ -138,6 +148,15 @@ class ReplyInbox:
             if not self._router.take(entry, reply, self._clock.now()):
                 why = "it answers another command than was sent under this id"
                 self._note_refused("other_command", "a reply is refused", reply, why=why)
+
+    def _take_notice(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
+        raw = fields[FIELD]
+        if len(self.notices) >= MOST_NOTICES:
+            raise envelope.EnvelopeError("too many notices wait")
+        notice = Notice.decode(raw)
+        if self._signer is not None:
+            self._signer.verify(raw, signatures_of(fields), job_identity(notice.job))
+        self.notices[entry] = notice
 
     def _verify(self, reply: envelope.Reply, fields: dict[bytes, bytes]) -> None:
         """Raise BadSignature where a key is in use and the reply is not genuine."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from trainmedic.wire import envelope
+from trainmedic.wire import envelope, notice
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.signing import BadSignature, Signer, job_identity, node_identity, unseal
@@ -35,11 +35,13 @@ _READ_MEANWHILE = timedelta(seconds=15)
 _LARGEST_CLAIMS = 2 * 1024
 """Bytes of a presence that is not believed and is shown all the same."""
 _REMEMBERED = 100_000
-_KINDS = {
-    envelope.agent_presence(""): ("node", node_identity),
-    envelope.job_presence(""): ("job", job_identity),
+_KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {
+    envelope.agent_presence(""): ("node", node_identity, str),
+    envelope.job_presence(""): ("job", job_identity, str),
+    notice.launcher_presence(""): ("job", job_identity, notice.job_of_launcher),
 }
-"""By the beginning of the key: the member that names the writer, and the identity that signs."""
+"""By the beginning of the key: the member that names the writer, the identity that signs, and the writer's name in the
+rest of the key."""
 
 
 class _Believed(NamedTuple):
@@ -74,12 +76,12 @@ class PresenceJudge:
         if self._signer is None:
             details = _details(sealed.raw)
             return Presence(name, _time_of(details) or now, details)
-        member, identity_of = _KINDS[prefix]
+        member, identity_of, writer_of = _KINDS[prefix]
         try:
             # Before anything is read of it: what is not genuine costs no more than that.
-            proof = self._signer.verify_sealed(sealed, key, identity_of(name))
+            proof = self._signer.verify_sealed(sealed, key, identity_of(writer_of(name)))
             details = _details(sealed.raw)
-            if details.get(member) != name:
+            if details.get(member) != writer_of(name):
                 raise BadSignature(f"was written by another {member}: {str(details.get(member))[:100]!r}")
             written_at = self._checked_time(_time_of(details), now)
             newest = self._newest(key, _Believed(written_at, ranks_in(details), sealed.raw))

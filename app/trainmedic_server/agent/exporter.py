@@ -151,11 +151,13 @@ class AgentCollector(Collector):
             labels=["uuid"],
         )
         owed = GaugeMetricFamily(
-            "trainmedic_agent_power_owed", "1 for a GPU that could not be given its power back yet.", labels=["uuid"]
+            "trainmedic_agent_power_owed",
+            "1 for a GPU whose limit is not yet what it should be: its power is to be given back, or a cap to be set.",
+            labels=["uuid"],
         )
         for uuid, state in sorted(self._power().items()):
             caps.add_metric([uuid], len(state.active))
-            owed.add_metric([uuid], int(state.baseline is not None and not state.active))
+            owed.add_metric([uuid], int(state.needs_reconciling))
             if state.active:
                 ends.add_metric([uuid], min(cap.lease_until for cap in state.active))
         yield from (caps, ends, owed)

@@ -216,16 +216,23 @@ class _Compilation:
     def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
         """Return the parameters where they are all constants; what is wrong with those that are, otherwise.
 
-        A templated value is known only when it is rendered; that it has a place is checked here.
+        A templated value is known only when it is rendered, unless it is one variable; that it has a place is checked
+        here.
         """
         place = (*path, "with")
         templates = [inner for inner, text in _texts(raw, ()) if expressions.is_template(text)]
+        filled = expressions.with_variables(raw, self._vars)
+        unknown = [inner for inner, text in _texts(filled, ()) if expressions.is_template(text)]
         faults: list[model_errors.ValidationFault] = []
         params: BaseModel | None = None
         try:
-            params = action.Params.model_validate(raw)
+            params = action.Params.model_validate(filled)
         except ValidationError as error:
-            faults = [fault for fault in model_errors.faults(error, action.Params, raw) if _is_sure(fault, templates)]
+            wrong = model_errors.faults(error, action.Params, filled)
+            # A number that a template makes where text is wanted is written out.
+            faults = [
+                fault for fault in wrong if _is_sure(fault, templates if fault.type == "string_type" else unknown)
+            ]
             self.problems.extend(model_errors.problems(self.document, place, faults))
         if isinstance(action, TemplateChecked) and (templates or not faults):
             try:

@@ -9,6 +9,7 @@ Not here: which names exist where (``scope_check``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from trainmedic_server.catalog.problems import cut, shown
 Scope = Mapping[str, Any]
 T = TypeVar("T")
 
+_VARIABLE = re.compile(r"^\{\{[+-]? *vars\.(\w+) *[+-]?\}\}$")
 LONGEST_TEXT = 65_536
 """Characters that one template may make."""
 
@@ -120,6 +122,17 @@ def _render(made: Any, scope: Scope) -> Any:
     if isinstance(made, list):
         return [_render(each, scope) for each in made]
     return made.evaluate(scope) if isinstance(made, (Expression, TextTemplate)) else made
+
+
+def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
+    """Return `value` with the numbers of those variables that stand in it as a whole template, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: with_variables(each, variables) for key, each in value.items()}
+    if isinstance(value, list):
+        return [with_variables(each, variables) for each in value]
+    match = _VARIABLE.match(value) if isinstance(value, str) else None
+    number = variables.get(match[1]) if match else None
+    return number if isinstance(number, (int, float)) else value
 
 
 def _guarded(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) -> T:

@@ -318,7 +318,7 @@ class Event:
     """One line of the append-only history."""
 
     kind: str
-    """What happened, such as ``step_started``; the reference of the HTTP API lists all."""
+    """What happened, such as ``step_started``; ``docs/reference/events.md`` lists all."""
     at: datetime
     """When it happened, an aware UTC datetime."""
     run_id: str | None = None

@@ -6,17 +6,18 @@ Who calls it: ``driver``, which puts the attempt on record before it is made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Attempt, Decision, Run, StepState
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt
-from trainmedic_server.ports.actions import Actions, Call, Clearance, MultiNodeAction, NodeTouchingAction
+from trainmedic_server.ports.actions import ON_RECORD, Actions, Call, Clearance, MultiNodeAction, NodeTouchingAction
 
 GRACE = timedelta(seconds=5)
 """How long after its deadline an action may still report before it is cut off."""
@@ -55,7 +56,7 @@ def call_of(
         run_id=run.id,
         playbook=run.playbook,
         target=run.target,
-        params=action_class.Params.model_validate(undo.params if undo else state.params),
+        params=action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD),
         reason=f"{alert.name}: {undo.because}" if undo else alert.name,
         issued_at=attempt.started_at,
         deadline=attempt.deadline,
@@ -72,13 +73,19 @@ def _was_applied(state: StepState, command_id: str) -> bool:
     return any(attempt.command_id == command_id and attempt.status == "applied" for attempt in state.attempts)
 
 
+@functools.cache
+def _has_methods_of(action_class: Hashable, protocol: type) -> bool:
+    """Kept by class: each attempt asks several times, and Python 3.11 takes tens of microseconds to compare them."""
+    return isinstance(action_class, protocol)
+
+
 def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
     """The action of this name, if it finds out itself on which nodes it works."""
     try:
         action = actions.get(name)
     except errors.PermanentFailure:
         return None  # the attempt fails with the reason
-    return action if isinstance(action, MultiNodeAction) else None
+    return cast("MultiNodeAction", action) if _has_methods_of(type(action), MultiNodeAction) else None
 
 
 def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
@@ -88,13 +95,13 @@ def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Targ
     state = run.step(act.key)
     undo = state.undo if act.undo else None
     action_class = actions.action_class(undo.action if undo else state.action or "")
-    if action_class is None or not action_class.harmful or not isinstance(action_class, MultiNodeAction):
+    if action_class is None or not action_class.harmful or not _has_methods_of(action_class, MultiNodeAction):
         return (run.target,)
     try:
-        params = action_class.Params.model_validate(undo.params if undo else state.params)
+        params = action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD)
     except ValueError:
         return (run.target,)  # the attempt will not be made
-    return (run.target, *action_class.places(params))
+    return (run.target, *cast("type[MultiNodeAction]", action_class).places(params))
 
 
 def nodes_touched(run: Run, act: PerformAttempt, actions: Actions) -> set[str]:
@@ -106,9 +113,10 @@ def nodes_touched(run: Run, act: PerformAttempt, actions: Actions) -> set[str]:
         return set()
     assert run.target is not None
     nodes = {target.node for target in targets_of(run, act, actions) if target.node is not None}
-    if isinstance(action_class, NodeTouchingAction):
+    if _has_methods_of(action_class, NodeTouchingAction):
         try:
-            nodes |= set(action_class.touches(action_class.Params.model_validate(state.params), run.target))
+            params = action_class.Params.model_validate(state.params, context=ON_RECORD)
+            nodes |= set(cast("type[NodeTouchingAction]", action_class).touches(params, run.target))
         except Exception as error:  # it may be another package's, and what it touches must be known
             raise errors.ConfigurationError(
                 f"action {state.action} does not say which nodes it touches: {type(error).__name__}: {error}"

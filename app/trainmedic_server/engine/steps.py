@@ -33,7 +33,7 @@ from trainmedic_server.domain.run import (
 )
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import step_definition
-from trainmedic_server.ports.actions import Action, Actions
+from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
@@ -284,7 +284,7 @@ def _undo_of(
 ) -> Undo | None:
     """The undo as far as it is known: before the attempt, or with its output. It is owed from before the attempt, so
     that after a crash in between the next server finds it; unless the playbook says ``undo: never``."""
-    inverse = action.inverse(action.Params.model_validate(params), output)
+    inverse = action.inverse(action.Params.model_validate(params, context=ON_RECORD), output)
     if inverse is None:
         return None
     status = UndoStatus.AVAILABLE if trigger is UndoTrigger.NEVER else UndoStatus.ARMED

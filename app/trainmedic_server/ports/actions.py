@@ -58,6 +58,11 @@ class Call:
     """Asks for operators' orders since the attempt began. None where nobody holds the attempt back, as with undos."""
 
 
+ON_RECORD: Mapping[str, Any] = {"on_record": True}
+"""The validation context of parameters that a run has on record. A model that bounds what a playbook may ask takes
+these as they are: a bound of a newer release, or of the act itself, must not keep an undo from being carried out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inverse:
     """The action that takes another back, by its name, and its parameters."""

@@ -101,6 +101,10 @@ class CommandBus(Protocol):
         """Return everybody who says that he is a job. Raises BusUnavailable."""
         ...
 
+    async def launchers(self) -> list[Presence]:
+        """Return everybody who says that he launches a job, by the job's name. Raises BusUnavailable."""
+        ...
+
     async def check(self) -> None:
         """Return if the bus answers; else raise BusUnavailable."""
         ...

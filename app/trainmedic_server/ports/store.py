@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
 from trainmedic_server.domain.time_gaps import TimeGap
 
@@ -164,6 +165,15 @@ class Transaction(Protocol):
         ...
 
     def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None: ...
+    def job_lives(self) -> list[JobLife]:
+        """Return the record of each job that is remembered, in no order."""
+        ...
+
+    def save_job_lives(self, lives: Sequence[JobLife]) -> None:
+        """Insert or replace, by the job's name."""
+        ...
+
+    def forget_job_lives(self, names: Collection[str]) -> None: ...
     def controls(self) -> Controls: ...
     def save_controls(self, controls: Controls) -> None: ...
     def keep_playbook(self, name: str, version: str, text: str, at: datetime) -> None:

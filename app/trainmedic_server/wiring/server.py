@@ -39,6 +39,7 @@ from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.playbook import TargetParts
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
+from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable, StoreUnavailable
@@ -171,7 +172,7 @@ class TrainmedicServer:
             )
             limits, alerts, topology_now = settings.limits, services.alertmanager, topology.topology
             engine = Engine(store, catalog, actions, clock, limits, metrics, topology_now, alerts, store.fence, clock)
-            await self._start_work(stack, bus, topology, engine)
+            await self._start_work(stack, bus, store, topology, engine)
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
             await stack.enter_async_context(_background(self._prune(store, engine), "retention"))
             yield factory.create_app(
@@ -191,9 +192,9 @@ class TrainmedicServer:
             )
 
     async def _start_work(
-        self, stack: contextlib.AsyncExitStack, bus: RedisBus, topology: TopologyWatch, engine: Engine
+        self, stack: contextlib.AsyncExitStack, bus: RedisBus, store: RunStore, topology: TopologyWatch, engine: Engine
     ) -> None:
-        """Start the bus, the topology and the engine, in this order, and have `stack` stop them."""
+        """Start the bus, the topology, the engine and the watch over jobs, in this order; `stack` stops them."""
         await bus.start()
         stack.push_async_callback(bus.close)
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` logs it, and tries again
@@ -202,6 +203,8 @@ class TrainmedicServer:
         await stack.enter_async_context(_background(topology.watch(), "whereabouts"))
         await engine.start()
         stack.push_async_callback(engine.stop)
+        jobs = JobWatch(bus, store, self._clock, self._metrics, engine.ago)
+        await stack.enter_async_context(_background(jobs.watch(), "jobs"))
         self._metrics.working.set(1)
         stack.callback(self._metrics.working.set, 0)
 

@@ -1,7 +1,7 @@
 {{/*
 What an agent or a job may do in Redis: receive commands, announce itself, and append to the replies of all without
 reading them. A job also keeps the outcomes of commands, and asks by INFO whether Redis can have lost any.
-docs/how-to/secure-redis.md shows the same rules.
+Its launcher (trainmedic-run) has keys of its own. docs/how-to/secure-redis.md shows the same rules.
 */}}
 {{- define "trainmedic.receiverRules" -}}
 resetchannels +get +getrange +set +del +expire +xgroup|create +xreadgroup +xack +xdel +multi +exec +ping (%W~trainmedic:replies +xadd)
@@ -31,7 +31,7 @@ somebody else keeps the server's password, none is generated here, and agents ha
 - name: job-{{ $job }}
   secret: {{ default (printf "%s-redis-job-%s" $name $job) $users.existingSecret }}
   key: {{ ternary (printf "job-%s" $job) "password" (not (empty $users.existingSecret)) }}
-  rules: "~trainmedic:commands:job:{{ $job }} ~trainmedic:job:{{ $job }} ~trainmedic:memory:job:{{ $job }}:* ~trainmedic:memory-since:job:{{ $job }} +info {{ $rules }}"
+  rules: "~trainmedic:commands:job:{{ $job }} ~trainmedic:job:{{ $job }} ~trainmedic:memory:job:{{ $job }}:* ~trainmedic:memory-since:job:{{ $job }} ~trainmedic:launcher:{{ $job }}/* ~trainmedic:commands:launcher:{{ $job }}/* ~trainmedic:memory:launcher:{{ $job }}/* ~trainmedic:memory-since:launcher:{{ $job }}/* +info {{ $rules }}"
 {{- end }}
 {{- end -}}
 

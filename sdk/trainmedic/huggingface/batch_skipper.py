@@ -2,7 +2,8 @@
 
 The Trainer finds its position by itself: after the batches that the checkpoint's steps were trained on. From there
 `BatchSkipper` reads further batches and does not train on them; over the end of an epoch too, which gets shorter by
-them. `HuggingFaceLoop` uses it around ``Trainer.train``.
+them. Each batch that is trained on is told to the proof of rollbacks. `HuggingFaceLoop` uses it around
+``Trainer.train``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from types import TracebackType
 from typing import Any, Iterator
+
+from trainmedic.trainer.rollback_proof import RollbackProof
 
 
 class BatchSkipper:
@@ -21,8 +24,10 @@ class BatchSkipper:
     step is trained on, for the Trainer ends at an empty epoch. ``skipped`` counts what really was left out.
     """
 
-    def __init__(self, trainer: Any, batches: int) -> None:
+    def __init__(self, trainer: Any, batches: int, proof: RollbackProof, why_not: str = "") -> None:
         self._trainer = trainer
+        self._proof = proof
+        self._why_not = why_not
         self._left = batches
         self._original: Any = None
         self._shortened: Any = None  # the iterator of the epoch in which batches were left out
@@ -30,9 +35,8 @@ class BatchSkipper:
         self.skipped = 0
 
     def __enter__(self) -> BatchSkipper:
-        if self._left:
-            self._original = self._trainer.get_batch_samples
-            self._trainer.get_batch_samples = self._take
+        self._original = self._trainer.get_batch_samples
+        self._trainer.get_batch_samples = self._take
         return self
 
     def __exit__(
@@ -42,6 +46,13 @@ class BatchSkipper:
             del self._trainer.get_batch_samples
 
     def _take(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
+        epoch, before = int(self._trainer.state.epoch or 0), self._proof.before_draw()
+        samples, items = self._take_samples(batches, count, *arguments, **options)
+        for batch in samples:
+            self._proof.drawn(batch, epoch, before, self._why_not)
+        return samples, items
+
+    def _take_samples(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
         if batches is not self._shortened:
             if not self._left:
                 return self._original(batches, count, *arguments, **options)

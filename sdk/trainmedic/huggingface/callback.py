@@ -22,7 +22,9 @@ from trainmedic.huggingface.loop import HuggingFaceLoop
 from trainmedic.huggingface.step_reports import StepReports
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import as_it_was
+from trainmedic.torch.digests import Modules, Optimizers
 from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
+from trainmedic.trainer.evaluations import loss_and_perplexity
 
 _RESTARTER = "trainmedic.huggingface.train and trainmedic.huggingface.protect"
 _NO_ACCUMULATION = (
@@ -75,6 +77,11 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
         start = checkpoints.path_of(directory, state.global_step) if state.global_step else None
         writes = state.is_world_process_zero
         self._training_begins(objects["optimizer"], objects["lr_scheduler"], directory, start, writes)
+        if self.loop is not None:
+            self.loop.begins(*_parts(objects))
+        # Without a loop it is not seen how the ranks wait for each other before they count their tokens.
+        is_seen = self.loop is not None or not getattr(args, "average_tokens_across_devices", False)
+        self._measure([objects.get("model")], is_seen)
         self._arm()
 
     @log_errors
@@ -94,6 +101,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
             samples=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
             learning_rate=optimizer.param_groups[0]["lr"],
             expected_learning_rate=self._live.expected_learning_rate,
+            **self._parts_of_step(step),
         )
         self._step_end = step_end
         try:
@@ -118,23 +126,43 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     @log_errors
     def on_evaluate(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.reports.evaluated(control.should_save)
+        is_of_tokens = _kind_of(objects.get("model")).endswith(("ForCausalLM", "LMHeadModel"))
+        loss, perplexity = loss_and_perplexity(objects.get("metrics") or {}, is_of_tokens)
+        if loss is not None or perplexity is not None:
+            self.medic.report_evaluation(loss, perplexity, state.global_step)
 
     @log_errors
     def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         path = checkpoints.path_of(args.output_dir, state.global_step)
-        if args.should_save and path.is_dir():
-            skipped_batches = self.loop.skipped_batches if self.loop is not None else 0
-            checkpoints.mark(path, step=state.global_step, skipped_batches=skipped_batches)
+        if path.is_dir():
+            self._complete(path, args.should_save, state.global_step, objects)
         self.medic.saved(state.global_step)
+        self._live.checkpoint_written(state.global_step)
         self.reports.saved()
         waiting, self._saving = self._saving, []
         for command in waiting:
             command.applied(checkpoint=path.name, checkpoint_step=state.global_step)
 
     @log_errors
+    def _complete(self, path: Path, writes: bool, step: int, objects: Mapping[str, Any]) -> None:
+        """Keep in a checkpoint what it will be judged and compared by, and mark it."""
+        if self.loop is None:
+            if writes:
+                checkpoints.mark(path, step=step, skipped_batches=0)
+            return
+        modules, optimizers = _parts(objects)
+        self.loop.keep(path, modules, optimizers)
+        if writes:
+            health = self.loop.health_now(modules, optimizers)
+            checkpoints.mark(path, step=step, skipped_batches=self.loop.skipped_batches, health=health)
+
+    @log_errors
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self._disarm()
+        self._end_measuring()
         self.reports.step_begins()
+        if self.loop is not None:
+            self.loop.ends()
         for command in self._saving:
             command.failed("training ended before the checkpoint was written")
         self._saving.clear()
@@ -163,7 +191,8 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
         return None
 
     def _roll_back(self, command: JobCommand) -> None:
-        self._required_loop.roll_back(command)
+        if not self._required_loop.roll_back(command):
+            return
         if self._step_end is not None:  # else the loop hung, and has ended already
             control = self._step_end.control
             control.should_training_stop = True
@@ -179,11 +208,12 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     def _set_workers(self, command: JobCommand) -> None:
         self._restart_from_here(command, self._required_loop.set_workers)
 
-    def _restart_from_here(self, command: JobCommand, ask: Callable[[JobCommand, Path], None]) -> None:
+    def _restart_from_here(self, command: JobCommand, ask: Callable[[JobCommand, Path], bool]) -> None:
         """Let the Trainer save this step and end; `ask` asks for the restart from that checkpoint."""
         self._require_room(command)
         step_end = self._required_step_end
-        ask(command, step_end.checkpoint)
+        if not ask(command, step_end.checkpoint):
+            return
         step_end.control.should_training_stop = step_end.control.should_save = True
         self._live.pause.end()
 
@@ -201,3 +231,15 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
         if self._step_end is None:
             raise Rejected(HUNG)
         return self._step_end
+
+
+def _kind_of(model: Any) -> str:
+    """The name of a model's class, without what wraps it."""
+    while hasattr(model, "module") or hasattr(model, "_orig_mod"):
+        model = getattr(model, "_orig_mod", None) or model.module
+    return type(model).__name__
+
+
+def _parts(objects: Mapping[str, Any]) -> tuple[Modules, Optimizers]:
+    """The model and the optimizer that the Trainer shows to its callbacks, as digests are made of them."""
+    return {"model": objects["model"]}, {"optimizer": objects["optimizer"]}

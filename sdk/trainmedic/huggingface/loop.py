@@ -15,15 +15,22 @@ from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.huggingface import checkpoints
 from trainmedic.huggingface.batch_skipper import BatchSkipper
+from trainmedic.huggingface.batch_timer import BatchTimer
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import DataloaderWorkers, ScaleBatch
 from trainmedic.recovery.changes import check_workers
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.health import problem
 from trainmedic.recovery.restarts import LoopRestart, RestartLimits
+from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED
+from trainmedic.torch.digests import Modules, Optimizers
 from trainmedic.trainer.loop import TrainerLoop
 
 _MODEL_ONLY = "the Trainer saves the model alone (save_only_model), and cannot go on from that"
 _NO_PLACE = "with ignore_data_skip the Trainer does not know which batches to leave out"
+_BEGINS_ANEW = f"{NOT_REPLAYED}: with ignore_data_skip the Trainer begins its data anew"
+_OTHER_BATCHES = "the same samples come in other batches: a command has changed their size since"
+_SHARDED = "DeepSpeed or FSDP keeps the parameters in shards of its own"
 _BATCH = "per_device_train_batch_size"
 _ACCUMULATION = "gradient_accumulation_steps"
 _WORKERS = "dataloader_num_workers"
@@ -42,7 +49,9 @@ class HuggingFaceLoop(TrainerLoop):
             self.no_restart_because = _MODEL_ONLY
         if trainer.args.ignore_data_skip:
             self._no_skip_because = _NO_PLACE
-        self._skipper = BatchSkipper(trainer, 0)
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            self.proof.not_comparable = _SHARDED
+        self._skipper = BatchSkipper(trainer, 0, self.proof)
         self._skipped_before = 0  # batches that were left out before the checkpoint that the loop started from
         self._scaled_by: set[str] = set()  # ids of the commands that scaled the batch since the process began
         _ = self.budget  # raises ValueError now, and not in the middle of the training
@@ -58,10 +67,22 @@ class HuggingFaceLoop(TrainerLoop):
                 self._start_fresh()
             self._skipped_before = checkpoints.skipped_batches(start) if start else 0
             skip = self._skipped_before + (restart.skip_batches if restart else 0)
-            with BatchSkipper(self._trainer, skip) as self._skipper:
+            self._note_start(start, restart)
+            why_not = "" if self._data == REPLAYED else self._data
+            timed = BatchTimer(self._trainer, lambda: self.meter)
+            with self._attempting(), timed, BatchSkipper(self._trainer, skip, self.proof, why_not) as self._skipper:
                 return original(start, *arguments, **options)
 
         return self.restarts.run(attempt)
+
+    def _note_start(self, start: Any, restart: LoopRestart | None) -> None:
+        self._kept = checkpoints.kept(start, self._trainer.args.process_index) if start else None
+        if restart is None:
+            self.proof.resumes(self._kept)
+        elif _BATCH in restart.settings:
+            self.proof.changes_batches(_OTHER_BATCHES)
+        else:
+            self.proof.goes_back(self._kept, self._skipped_batches)
 
     def _first_checkpoint(self, resume: Any) -> Any:
         """The checkpoint that the caller of ``Trainer.train`` means, by the Trainer's own rules."""
@@ -94,12 +115,21 @@ class HuggingFaceLoop(TrainerLoop):
         return checkpoints.step_of(checkpoint)
 
     def _newest(self) -> Path | None:
-        """The one of the latest step, as the Trainer itself has it, and not the one that was written last."""
-        complete = [checkpoint.path for checkpoint in self._checkpoints() if checkpoint.complete]
-        return complete[-1] if complete else None
+        """The healthy one of the latest step, as the Trainer itself has it, and not the one that was written last."""
+        complete = [checkpoint for checkpoint in self._checkpoints() if checkpoint.complete]
+        healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]
+        return (healthy or complete)[-1].path if complete else None
 
     def _skipped_batches(self) -> int:
         return max(self.skipped_batches - self._skipped_before, 0)
+
+    @property
+    def _accumulation(self) -> int:
+        return int(getattr(self._trainer.args, _ACCUMULATION))
+
+    @property
+    def _data(self) -> str:
+        return _BEGINS_ANEW if self._trainer.args.ignore_data_skip else REPLAYED
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
         command = restart.command
@@ -108,6 +138,16 @@ class HuggingFaceLoop(TrainerLoop):
         return super()._finish(restart)
 
     # --- called by the callback -------------------------------------------------------------------------
+
+    def health_now(self, modules: Modules, optimizers: Optimizers) -> Mapping[str, Any]:
+        """The health of the checkpoint that was just written, for its mark."""
+        return self.proof.health(modules, optimizers).to_json()
+
+    def keep(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:
+        """Every rank keeps in the checkpoint what it will compare with; the digests are rank 0's, who writes the
+        weights. Raises OSError."""
+        kept = self.proof.kept(modules, optimizers) if self._writes else {"batches": self.proof.batch_log.state()}
+        checkpoints.keep(checkpoint, self._trainer.args.process_index, kept)
 
     @property
     def skipped_batches(self) -> int:
@@ -119,8 +159,9 @@ class HuggingFaceLoop(TrainerLoop):
         has begun with the script's own batches."""
         return command_id in self._scaled_by
 
-    def scale_batch(self, command: JobCommand, here: Path) -> None:
-        """``here`` is the checkpoint that is about to be written. Raises Rejected."""
+    def scale_batch(self, command: JobCommand, here: Path) -> bool:
+        """``here`` is the checkpoint that is about to be written. False where the restart is refused. Raises
+        Rejected."""
         scale, args = command.parameters, self._trainer.args
         assert isinstance(scale, ScaleBatch)
         if not scale.keep_global_batch:
@@ -128,10 +169,11 @@ class HuggingFaceLoop(TrainerLoop):
         if args.auto_find_batch_size:
             raise Rejected("the Trainer was told to find its batch size by itself (auto_find_batch_size)")
         batch, accumulation = split(getattr(args, _BATCH), getattr(args, _ACCUMULATION), scale.factor)
-        self._restart_with({_BATCH: batch, _ACCUMULATION: accumulation}, command, here)
+        return self._restart_with({_BATCH: batch, _ACCUMULATION: accumulation}, command, here)
 
-    def set_workers(self, command: JobCommand, here: Path) -> None:
-        """``here`` is the checkpoint that is about to be written. Raises Rejected."""
+    def set_workers(self, command: JobCommand, here: Path) -> bool:
+        """``here`` is the checkpoint that is about to be written. False where the restart is refused. Raises
+        Rejected."""
         workers = command.parameters
         assert isinstance(workers, DataloaderWorkers)
         check_workers(workers.count)
@@ -139,15 +181,15 @@ class HuggingFaceLoop(TrainerLoop):
         if workers.count == 0:  # torch refuses both without workers
             settings.update(dataloader_persistent_workers=False, dataloader_prefetch_factor=None)
         output = {"count": workers.count, "previous": getattr(self._trainer.args, _WORKERS)}
-        self._restart_with(settings, command, here, output)
+        return self._restart_with(settings, command, here, output)
 
     def _restart_with(
         self, settings: Mapping[str, Any], command: JobCommand, here: Path, output: Mapping[str, Any] | None = None
-    ) -> None:
+    ) -> bool:
         """Ask for a restart with other arguments. Without ``output`` the answer tells them, and the previous ones."""
         previous = {name: getattr(self._trainer.args, name) for name in settings}
         output = output or {**settings, "previous": previous}
-        self.restarts.ask(LoopRestart(here, command, settings=settings, previous=previous, output=output))
+        return self.restarts.ask(LoopRestart(here, command, settings=settings, previous=previous, output=output))
 
 
 def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:

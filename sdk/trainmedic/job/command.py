@@ -46,6 +46,7 @@ class JobCommand:
         self.expires_at: datetime = sent.expires_at
         self.status: str | None = None
         self.is_deferred = False
+        self.answer_at_end: Callable[[], None] | None = None
         self.entry = entry
         # The ranks that carry out the command together; a handler agrees with them through it.
         self.group: Group = SingleRankGroup()
@@ -79,12 +80,20 @@ class JobCommand:
         """Answer that it was tried without success. It may be tried again."""
         self.answer(envelope.FAILED, {"reason": reason})
 
-    def later(self) -> None:
+    def later(self, answer_at_end: Callable[[], None] | None = None) -> None:
         """Say that the command is answered later, such as after a restart of the loop.
 
-        A handler calls this before it returns; otherwise returning means applied.
+        A handler calls this before it returns; otherwise returning means applied. Where the job ends first,
+        ``answer_at_end`` is called to answer; without it, the answer is ``failed``.
         """
-        self.is_deferred = True
+        self.is_deferred, self.answer_at_end = True, answer_at_end
+
+    def end(self, reason: str) -> None:
+        """Answer because the job ends, unless it was answered."""
+        if self.answer_at_end is not None and not self.is_answered:
+            self.answer_at_end()
+        if not self.is_answered:
+            self.failed(reason)
 
     def answer(self, status: str, output: Mapping[str, Any]) -> None:
         """Answer with any of the four statuses above."""

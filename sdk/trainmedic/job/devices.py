@@ -7,7 +7,7 @@ They come from PyTorch, if the job itself has loaded it. Asking makes no CUDA co
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Sequence
 
 
 def nvml_name(uuid: Any) -> str:
@@ -29,3 +29,9 @@ def in_use() -> list[str]:
         return [nvml_name(cuda.get_device_properties(index).uuid) for index in indexes]
     except (AttributeError, RuntimeError, AssertionError):
         return []  # a PyTorch that is being imported, is too old, or has lost its GPU
+
+
+def placement(node: str) -> list[dict[str, Any]]:
+    """Where a job of one process runs: on that node, with the devices in use."""
+    gpus: Sequence[str | None] = in_use() or (None,)
+    return [{"rank": 0, "node": node, "gpu": gpu} for gpu in gpus]

@@ -95,6 +95,13 @@ class HandlerRegistry:
             log.exception("%s: whether a %s is in force cannot be told", self._job, action)
             return None
 
+    def was_applied(self, action: str, command_id: str) -> bool | None:
+        """Whether the record of what is in force proves that a command was applied, which an earlier process may have
+        died over; None where that record is not there yet. Any thread may call it."""
+        if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
+            return False
+        return self.is_in_force(action, command_id)
+
     def _call(self, handler: CommandHandler, command: JobCommand) -> None:
         try:
             with self._window():

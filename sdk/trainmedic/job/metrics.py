@@ -9,6 +9,8 @@ import time
 from typing import Any, Callable, Iterator, Mapping
 
 from trainmedic.errors import ConfigurationError
+from trainmedic.job.layer_samples import largest
+from trainmedic.job.loss_trend import LossTrend
 from trainmedic.job.progress import WINDOWS, Progress
 from trainmedic.job.rank_stats import Sample, prometheus_samples
 
@@ -25,8 +27,15 @@ Ranks = Callable[[], Mapping[int, Mapping[str, Any]]]
 
 HELP = {
     "training_loss": "Loss of the last reported step.",
+    "training_loss_lowest_of_five": "The lowest loss of the last five reports.",
+    "training_loss_spread": "Median absolute deviation of the losses of the last hundred reports.",
     "training_throughput_samples_per_second": "Samples per second, over the last few steps.",
+    "training_throughput_tokens_per_second": "Tokens per second, over the last few steps.",
+    "training_evaluation_loss": "Loss of the last evaluation.",
+    "training_evaluation_perplexity": "Perplexity of the last evaluation.",
+    "training_evaluation_step": "Step of the last evaluation.",
     "gradient_norm": "Norm of the gradient at the last reported step.",
+    "training_layer_gradient_norm": "The same of a layer, for the layers where it is no number, and the largest.",
     "training_learning_rate": "Learning rate at the last reported step.",
     "training_learning_rate_expected": "What the schedule says, times what Trainmedic has scaled it by.",
     "training_learning_rate_deviation": "How far the two are apart, as a part of the larger one; 0 to 1.",
@@ -50,6 +59,10 @@ HELP = {
     "training_cuda_memory_retries_total": "How often CUDA memory was only found after the cache was emptied.",
     "training_own_median_seconds": "Time per step that a rank works and does not wait for others, the median.",
     "training_rank_own_seconds": "The same for each of the slowest ranks.",
+    "training_data_seconds": "Time per step that a rank waits for its batches, the median rank.",
+    "training_compute_seconds": "Time per step that a rank neither waits for batches nor for others, the median rank.",
+    "training_wait_seconds": "Time per step that a rank waits for others, the median rank.",
+    "training_rank_data_seconds": "Time per step that a rank waits for its batches, each of the slowest ranks.",
 }
 
 
@@ -61,6 +74,7 @@ class JobCollector(Collector):
         self._progress = progress
         self._ranks = ranks
         self._now = now
+        self._loss_trend = LossTrend()
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
@@ -77,6 +91,10 @@ class JobCollector(Collector):
     def _samples(self) -> Iterator[Sample]:
         now, progress = self._now(), self._progress
         for name, value in progress.values(now).items():
+            yield Sample(name, {}, value)
+        for layer, norm in largest(progress.layer_norms, progress.most_layers).items():
+            yield Sample("training_layer_gradient_norm", {"layer": layer}, norm)
+        for name, value in self._loss_trend.values(progress.record).items():
             yield Sample(name, {}, value)
         yield Sample("training_steps_total", {}, progress.steps)
         if progress.step is not None:

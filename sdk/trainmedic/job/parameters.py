@@ -20,6 +20,9 @@ _LONGEST_PAUSE = timedelta(days=30)
 _LARGEST_COUNT = (1 << 63) - 1
 _MOST_SKIPPED = 1_000_000
 """Batches: beyond that it is no repair, and reading past them would hold the loop up for good."""
+LARGEST_LR_SCALE = 4.0
+"""Times the script's own learning rate. A repair lowers the rate; what raises it makes up for a batch that has grown,
+and at four times of what was tuned for it most trainings diverge. ``connect(largest_lr_scale=...)`` allows more."""
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,18 @@
 Numbers are kept as they come and turned into floats, means and medians when they are read, so that a
 step costs next to nothing and the training thread never waits for a tensor on a GPU. Who calls it:
 ``client`` from the training thread; ``metrics``, the writer and ``interrupt`` from others. Not here: what
-Prometheus is shown (``metrics``), memory that is measured (``memory_usage``).
+Prometheus is shown (``metrics``), memory that is measured (``memory_usage``), what a step's time goes into (``pace``).
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections import deque
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Mapping, NamedTuple
+
+from trainmedic.job.pace import Interval, Pace
+from trainmedic.job.reported_values import ReportRecord, detached, number, whole
 
 HANG_FLOOR = 60.0
 """Seconds without a step that are never a hang: a slow read from a shared file system takes as long."""
@@ -31,12 +32,9 @@ OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 """The kinds of windows; a window of another name counts as ``other``."""
 
-_WEIGHT = 0.2  # of the newest report, in the mean from which the throughput is taken
 TENSOR_INTERVAL = 0.05
 """Seconds between two reports whose tensors are taken: freeing a tensor from its graph takes tens of microseconds where
 a step has emptied the processor's caches."""
-_KEPT = 101  # reports: enough for a median that ten slow ones do not move
-_RECENT = 20
 _PACE = 5  # intervals that make a pace
 _NAN = float("nan")
 
@@ -60,22 +58,34 @@ class OpenWindows(NamedTuple):
     before: float
 
 
+class Evaluation(NamedTuple):
+    """What the last evaluation has shown, as it was reported."""
+
+    step: int | None
+    loss: Any
+    perplexity: Any
+
+
 class Progress:
     """The latest reported values. Only the training thread writes them; other threads read them."""
 
     __slots__ = (
         "_began",
-        "_intervals",
         "_mark",
         "_open",
         "_reported_step",
         "checkpoint",
+        "evaluation",
         "expected_learning_rate",
         "grad_norm",
         "hang_floor",
+        "layer_norms",
         "learning_rate",
         "loss",
         "memory_bytes",
+        "most_layers",
+        "pace",
+        "record",
         "startup_floor",
         "step",
         "steps",
@@ -83,7 +93,13 @@ class Progress:
         "window_seconds",
     )
 
-    def __init__(self, now: float = 0.0, hang_floor: float = HANG_FLOOR, startup_floor: float = STARTUP_FLOOR) -> None:
+    def __init__(
+        self,
+        now: float = 0.0,
+        hang_floor: float = HANG_FLOOR,
+        startup_floor: float = STARTUP_FLOOR,
+        most_layers: int = 0,
+    ) -> None:
         self.hang_floor = hang_floor
         self.startup_floor = startup_floor
         self.step: int | None = None
@@ -94,6 +110,13 @@ class Progress:
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
         self.memory_bytes: float | None = None
+        self.evaluation: Evaluation | None = None
+        self.most_layers = most_layers
+        """Of how many layers the gradient norm is shown; 0 where they are not to be measured."""
+        self.layer_norms: Mapping[str, Any] = {}
+        """By layer, as they were measured last, from the output to the input."""
+        # Of reports that come faster than `TENSOR_INTERVAL`, only that many.
+        self.record = ReportRecord()
         self.tensors_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
@@ -101,8 +124,7 @@ class Progress:
         # When the last report came, and the seconds in windows until then. Replaced whole, so that a
         # reader in another thread never sees half of it.
         self._mark: tuple[float, float] | None = None
-        # Between two reports: seconds without windows, steps, samples, and the rank's own seconds.
-        self._intervals: deque[tuple[float, int, float | None, float | None]] = deque(maxlen=_KEPT)
+        self.pace = Pace()
         self._open = OpenWindows((), now, 0.0)
 
     # --- the training thread ----------------------------------------------------------------------------
@@ -118,6 +140,9 @@ class Progress:
         expected_learning_rate: Any = None,
         memory_bytes: float | None = None,
         own_seconds: float | None = None,
+        tokens: Any = None,
+        data_seconds: float | None = None,
+        wait_seconds: float | None = None,
     ) -> None:
         """Add the report of a step. A step number that jumped ahead counts for all steps in between; one that went
         back counts once.
@@ -130,19 +155,7 @@ class Progress:
         if step is not None:
             self.step = self._reported_step = step
         self.steps += done
-        takes_tensors = now >= self.tensors_due_at
-        if takes_tensors:
-            self.tensors_due_at = now + TENSOR_INTERVAL
-        if loss is not None:
-            if type(loss) is float:
-                self.loss = loss
-            elif takes_tensors or not hasattr(loss, "detach"):
-                self.loss = _kept(loss)
-        if grad_norm is not None:
-            if type(grad_norm) is float:
-                self.grad_norm = grad_norm
-            elif takes_tensors or not hasattr(grad_norm, "detach"):
-                self.grad_norm = _kept(grad_norm)
+        self._take_values(loss, grad_norm, now)
         if learning_rate is not None:
             self.learning_rate = learning_rate
         if expected_learning_rate is not None:
@@ -154,19 +167,50 @@ class Progress:
         mark = self._mark
         self._mark = (now, excused)
         if mark is not None:
-            self._intervals.append((now - mark[0] - (excused - mark[1]), done, samples, own_seconds))
+            seconds = now - mark[0] - (excused - mark[1])
+            self.pace.add(Interval(seconds, done, samples, tokens, own_seconds, data_seconds, wait_seconds))
+
+    def _take_values(self, loss: Any, grad_norm: Any, now: float) -> None:
+        takes_tensors = now >= self.tensors_due_at
+        if takes_tensors:
+            self.tensors_due_at = now + TENSOR_INTERVAL
+        if loss is not None:
+            if type(loss) is float:
+                self.loss = loss
+            elif takes_tensors or not hasattr(loss, "detach"):
+                self.loss = detached(loss)
+        if grad_norm is not None:
+            if type(grad_norm) is float:
+                self.grad_norm = grad_norm
+            elif takes_tensors or not hasattr(grad_norm, "detach"):
+                self.grad_norm = detached(grad_norm)
+        if takes_tensors:
+            self._record(loss, grad_norm, now)
 
     def add_late_values(self, loss: Any, grad_norm: Any) -> None:
         """Add values of the last reported step that were not known yet when it was reported."""
         if loss is not None:
-            self.loss = _kept(loss)
+            self.loss = detached(loss)
         if grad_norm is not None:
-            self.grad_norm = _kept(grad_norm)
+            self.grad_norm = detached(grad_norm)
+        self._record(loss, grad_norm, time.perf_counter())
+
+    def _record(self, loss: Any, grad_norm: Any, now: float) -> None:
+        """Record the last values, those of them that were reported now."""
+        if self._reported_step is not None and (loss is not None or grad_norm is not None):
+            kept_loss = self.loss if loss is not None else None
+            kept_norm = self.grad_norm if grad_norm is not None else None
+            self.record.add(self._reported_step, now, kept_loss, kept_norm)
 
     def steps_to(self, step: int | None) -> int:
         """How many steps a report of `step` covers: those since the last reported one."""
         last = self._reported_step
         return step - last if step is not None and last is not None and step > last else 1
+
+    def add_evaluation(self, loss: Any, perplexity: Any, step: int | None) -> None:
+        """Add the results of an evaluation, of the training after ``step``, or after the last report."""
+        at = step if step is not None else self._reported_step
+        self.evaluation = Evaluation(at, detached(loss), detached(perplexity))
 
     def saved(self, step: int, at: float) -> None:
         """A checkpoint of that step is complete since `at`, in seconds since 1970."""
@@ -201,10 +245,9 @@ class Progress:
             excused += lasting if windows.names[-1] == PAUSE else min(lasting, self.startup_floor)
         then, excused_then = self._mark or (self._began, 0.0)
         seconds = max(now - then - (excused - excused_then), 0.0)
-        intervals = list(self._intervals)
-        if len(intervals) < _PACE:
+        usual = self.pace.usual_seconds(_PACE)
+        if usual is None:
             return Stall(seconds, self.startup_floor)
-        usual = statistics.median(seconds for seconds, *_ in intervals)
         return Stall(seconds, max(HANG_FACTOR * usual, self.hang_floor))
 
     @property
@@ -220,16 +263,6 @@ class Progress:
         if windows.names:
             seconds[windows.names[-1]] += max(now - windows.since, 0.0)
         return seconds
-
-    def median_step_seconds(self) -> float | None:
-        intervals = list(self._intervals)
-        return statistics.median(seconds / steps for seconds, steps, *_ in intervals) if intervals else None
-
-    def own_seconds_per_step(self) -> float | None:
-        """The median of the time per step that this rank has worked itself, over the last few reports."""
-        reported = [(number(own), steps) for _, steps, _, own in list(self._intervals)[-_RECENT:]]
-        per_step = [seconds / steps for seconds, steps in reported if seconds is not None and not math.isnan(seconds)]
-        return statistics.median(per_step) if per_step else None
 
     def values(self, now: float) -> dict[str, float]:
         """Metric names and values, those that are known. What is not finite is NaN.
@@ -249,28 +282,14 @@ class Progress:
             "training_learning_rate": rate,
             "training_learning_rate_expected": expected,
             "training_learning_rate_deviation": deviation(rate, expected),
-            "training_step_median_seconds": self.median_step_seconds(),
-            **self._pace(self.stall(now).seconds),
+            "training_step_median_seconds": self.pace.median_step_seconds(),
+            **self.pace.values(self.stall(now).seconds),
         }
+        if self.evaluation is not None:
+            values["training_evaluation_step"] = self.evaluation.step
+            values["training_evaluation_loss"] = number(self.evaluation.loss)
+            values["training_evaluation_perplexity"] = number(self.evaluation.perplexity)
         return {name: value for name, value in values.items() if value is not None}
-
-    def _pace(self, waited: float) -> dict[str, float]:
-        """Step time and throughput, over the last few reports."""
-        seconds = steps = samples = 0.0
-        for taken, done, trained_on, _ in list(self._intervals):
-            weight = _WEIGHT if seconds else 1.0
-            seconds += weight * (taken - seconds)
-            steps += weight * (done - steps)
-            count = number(trained_on)
-            if count is not None and not math.isnan(count):
-                samples += weight * (count - samples)
-        if not seconds:
-            return {}
-        lasting = max(seconds, waited)
-        values = {"training_step_seconds": lasting / steps}
-        if samples:
-            values["training_throughput_samples_per_second"] = samples / lasting
-        return values
 
 
 class Window:
@@ -304,33 +323,3 @@ def deviation(rate: float | None, expected: float | None) -> float | None:
         return 0.0
     part = abs(rate - expected) / larger
     return 1.0 if math.isnan(part) else min(part, 1.0)
-
-
-def number(value: Any) -> float | None:
-    """`value` as a float; NaN for anything that is not a finite number, None for None."""
-    if value is None:
-        return None
-    try:
-        read = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return _NAN
-    return read if math.isfinite(read) else _NAN
-
-
-def whole(step: Any) -> int | None:
-    """A step as an int, whatever type the loop counts in; None for a value that is no number."""
-    try:
-        return int(step)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return None
-
-
-def _kept(value: Any) -> Any:
-    """A tensor without its graph, which would otherwise stay in memory until the next report."""
-    detach = getattr(value, "detach", None)
-    if not callable(detach):
-        return value
-    placements = getattr(value, "placements", None)
-    if placements is not None:  # spread over ranks: to ask for its number could mean to wait for the others
-        return value.to_local() if all(placement.is_replicate() for placement in placements) else None
-    return detach()

@@ -32,6 +32,7 @@ from trainmedic.wire.writer import OutgoingReplies
 
 TOO_LATE = "the training loop did not come to it in time"
 _INTERRUPTED = "interrupted: the job's process ended while it had the command"
+_RECOVERED = "the job's process ended before it could answer; what it has recorded says that the command was applied"
 _MOST_WAITING = 1000
 
 
@@ -66,6 +67,9 @@ class CommandQueue:
         """The ranks that owe a reply."""
         self.hosts: Mapping[int, str] = {0: host}
         """The hosts of the ranks, as far as they are known."""
+        self.interrupted: dict[str, ReceivedCommand] = {}
+        """Commands that an earlier process had when it ended, by id, until the loop runs: only then is it known what is
+        in force of them."""
         self._closed_because: str | None = None
 
     # --- what the receiver's thread calls -----------------------------------------------------------------
@@ -130,7 +134,7 @@ class CommandQueue:
         elif record.is_final:
             self._reply_of_all(command.id, record, received.entry)
         elif record.owner != self._memory.owner:
-            self._remember(command.id, envelope.FAILED, {"reason": _INTERRUPTED}, received.entry)
+            self.interrupted[command.id] = received
         else:
             waiting = self.waiting.get(command.id)
             if waiting is not None:  # the server asks once more, and waits longer
@@ -151,8 +155,14 @@ class CommandQueue:
 
     # --- whose turn it is ---------------------------------------------------------------------------------
 
+    @property
+    def has_work(self) -> bool:
+        """Whether `take_due` has something to do."""
+        return bool(self.arrived or self.interrupted)
+
     def take_due(self, now: datetime, too_late: str = TOO_LATE) -> list[JobCommand]:
         """Take out the commands whose turn it is. Those that need no training loop are answered."""
+        self._answer_interrupted(now)
         due: list[JobCommand] = []
         held_back: list[JobCommand] = []
         for _ in range(len(self.arrived)):
@@ -166,9 +176,24 @@ class CommandQueue:
         self.arrived.extendleft(reversed(held_back))
         return due
 
+    def _answer_interrupted(self, now: datetime) -> None:
+        """Answer the commands that an earlier process died over. One whose change is on record was applied: if it were
+        called failed, it might be sent again under another id, and applied twice."""
+        for command_id, received in list(self.interrupted.items()):
+            command = received.command
+            was_applied = self._handlers.was_applied(command.action, command_id)
+            if was_applied is None and now < command.expires_at and self._closed_because is None:
+                continue
+            del self.interrupted[command_id]
+            if was_applied:
+                self._remember(command_id, envelope.APPLIED, {"recovered": _RECOVERED}, received.entry)
+            else:
+                self._remember(command_id, envelope.FAILED, {"reason": _INTERRUPTED}, received.entry)
+
     def fail_all(self, reason: str) -> None:
         """Answer every command whose turn has not come, and those that are yet to arrive: their turn never comes."""
         self._closed_because = reason
+        self._answer_interrupted(envelope.utc_now())
         while self.arrived:
             self.arrived.popleft().failed(reason)
 

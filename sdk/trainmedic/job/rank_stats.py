@@ -13,7 +13,8 @@ import threading
 from typing import Any, Iterator, Mapping, NamedTuple
 
 from trainmedic.job import memory_usage
-from trainmedic.job.progress import Progress, number
+from trainmedic.job.progress import Progress
+from trainmedic.job.reported_values import number
 
 HOST = "host"
 CUDA = "cuda"
@@ -43,7 +44,8 @@ class RankStats:
     def measure(self, now: float) -> dict[str, Any]:
         """The figures that are known, by name. All are numbers but ``node``."""
         figures: dict[str, Any] = {"node": self._node, "step": self._progress.step}
-        figures["own_seconds"] = self._progress.own_seconds_per_step()
+        for part, seconds in self._progress.pace.parts()._asdict().items():
+            figures[f"{part}_seconds"] = seconds
         resident, host = memory_usage.resident_bytes(), memory_usage.host_memory()
         figures["resident"] = resident
         if host is not None:
@@ -98,16 +100,31 @@ _TOTALS = {
 }
 
 
+_MEDIANS = {
+    "own": "training_own_median_seconds",
+    "data": "training_data_seconds",
+    "compute": "training_compute_seconds",
+    "wait": "training_wait_seconds",
+}
+_BY_RANK = {"own": "training_rank_own_seconds", "data": "training_rank_data_seconds"}
+
+
 def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """The own seconds per step of the ranks: their median, and the slowest few ranks by name."""
-    own = {rank: seconds for rank, figures in ranks.items() if (seconds := _figure(figures, "own_seconds")) is not None}
-    if not own:
-        return
-    # The lower one of the two in the middle: of two ranks the faster one is what the other is held against.
-    yield Sample("training_own_median_seconds", {}, statistics.median_low(own.values()))
-    for rank in sorted(own, key=lambda rank: -own[rank])[:SLOWEST]:
-        node = str(ranks[rank].get("node", ""))
-        yield Sample("training_rank_own_seconds", {"rank": str(rank), "rank_node": node}, own[rank])
+    """What a step's time goes into, the median rank; and by name the few ranks that need the most for their own."""
+    for part, name in _MEDIANS.items():
+        of_ranks = {
+            rank: seconds
+            for rank, figures in ranks.items()
+            if (seconds := _figure(figures, f"{part}_seconds")) is not None
+        }
+        if not of_ranks:
+            continue
+        # The lower one of the two in the middle: of two ranks the faster one is what the other is held against.
+        yield Sample(name, {}, statistics.median_low(of_ranks.values()))
+        slowest = sorted(of_ranks, key=lambda rank: -of_ranks[rank])[:SLOWEST] if part in _BY_RANK else ()
+        for rank in slowest:
+            node = str(ranks[rank].get("node", ""))
+            yield Sample(_BY_RANK[part], {"rank": str(rank), "rank_node": node}, of_ranks[rank])
 
 
 def _figure(figures: Mapping[str, Any], name: str) -> float | None:

@@ -10,6 +10,7 @@ import os
 import socket
 from typing import Any, Callable, Mapping
 
+from trainmedic.job import ending
 from trainmedic.job.command import OutcomeCallback
 from trainmedic.job.handlers import HandlerRegistry
 from trainmedic.job.queue import CommandQueue
@@ -18,11 +19,16 @@ from trainmedic.version import __version__
 from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.connection import OutageLog, RedisConnection
+from trainmedic.wire.notice import ENDED, FAILED, Notice
 from trainmedic.wire.receiver import Addressee, CommandReceiver
 from trainmedic.wire.signing import Signer
-from trainmedic.wire.writer import PresenceKey, ReplyWriter
+from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 
 log = logging.getLogger("trainmedic")
+
+TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
+"""The variable with the name of the job whose launcher (``trainmedic.launch``) tells how each attempt ends: it knows
+more than the process, which says nothing then."""
 
 
 class ServerConnection:
@@ -55,10 +61,26 @@ class ServerConnection:
         self.queue = CommandQueue(job, self._host, memory, handlers, self.writer.put, on_outcome)
         addressee = Addressee("job", job, stream, "rank-0", job)
         self.receiver = CommandReceiver(receiving, addressee, signer, self.queue)
+        self.error: BaseException | None = None
+        """What ends the job, where the caller knows it."""
+
+    def close(self, timeout: float) -> None:
+        """Answer what is unanswered, tell the server how the job ends, and stop writing."""
+        self.queue.fail_all("the job ended before it came to the command")
+        if os.environ.get(TOLD_BY_LAUNCHER) != self._job:
+            self._tell_end()
+        self.writer.stop(timeout)
+
+    def _tell_end(self) -> None:
+        error = self.error if self.error is not None else ending.fatal_error()
+        reason = ending.failure(error)
+        kind = ENDED if reason is None else FAILED
+        notice = Notice(self._job, kind, self._instance, 1, envelope.utc_now(), reason=reason or "")
+        self.writer.put(OutgoingReplies(notice=notice))
 
     def _describe(self) -> Mapping[str, Any]:
         process = {"host": self._host, "pid": os.getpid(), "instance": self._instance, "sdk": __version__}
-        return {"job": self._job, "rank": 0, **process, **self._describe_job()}
+        return {"job": self._job, "rank": 0, "says_end": True, **process, **self._describe_job()}
 
     def _log_conflict(self, presence: Mapping[str, Any]) -> None:
         """Another process lives under the same name, so that each command goes to one of the two."""

@@ -15,8 +15,9 @@ from typing import Any, Mapping
 
 import torch
 
+from trainmedic import distributed
 from trainmedic.client import Medic, connect
-from trainmedic.errors import Rejected
+from trainmedic.errors import ConfigurationError, Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Accumulate, Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
@@ -24,7 +25,9 @@ from trainmedic.lightning import checkpoints
 from trainmedic.lightning.loop import LightningLoop, directory_of
 from trainmedic.recovery.changes import scaled_whole
 from trainmedic.torch import randomness
+from trainmedic.torch.digests import Modules, Optimizers
 from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
+from trainmedic.trainer.evaluations import loss_and_perplexity
 
 try:  # the same library has two names, and may be installed under both; each takes callbacks of the other
     from lightning.pytorch import Callback as LightningCallback
@@ -32,6 +35,11 @@ except ImportError:
     from pytorch_lightning import Callback as LightningCallback
 
 _NO_LOADER = "in Lightning the data loader is made by the program, not by the Trainer, so its {} cannot be changed"
+
+_CANNOT_MOVE = (
+    "a connected Callback cannot go to another process, as with strategy='ddp_spawn': leave it out of the Trainer, and "
+    "give trainmedic.lightning.fit(..., job=...) the job's name, so that each process connects by itself"
+)
 
 
 class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore[misc]
@@ -62,32 +70,39 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         self.medic.cannot("job.scale_batch", _NO_LOADER.format("batch size"))
         self.medic.cannot("job.dataloader_workers", _NO_LOADER.format("workers"))
 
+    def __getstate__(self) -> Any:
+        raise ConfigurationError(_CANNOT_MOVE)
+
     # --- called by Lightning ----------------------------------------------------------------------------
 
     @log_errors
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._trainer = trainer
         if self.loop is not None:
             self.loop.start_fit()
 
     @log_errors
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._step = trainer, trainer.global_step
-        if self.loop is not None:
-            self.loop.start_training()
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         start = Path(trainer.ckpt_path) if trainer.ckpt_path else None
         self._training_begins(trainer.optimizers, schedulers, self._directory, start, trainer.is_global_zero)
+        self._measure([trainer.strategy.model])
+        if self.loop is not None:
+            self.loop.data.drew = self._meter.add_batch
         self._refuse_accumulation(trainer, pl_module)
-        if self._random is not None and trainer.world_size == 1:
+        if self._random is not None:
             randomness.restore(self._random)
         self._random = None
+        if self.loop is not None:
+            self.loop.begins(*_parts(trainer))
         self._arm()
 
     @log_errors
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._window.close()
-        if self.loop is not None and self.loop.loader is not None:
-            _count_as_done(trainer, self.loop.loader.take_skipped())
+        if self.loop is not None:
+            self.loop.draws()
 
     @log_errors
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -124,11 +139,15 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     @log_errors
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._window.close()
+        loss, perplexity = loss_and_perplexity({} if trainer.sanity_checking else trainer.callback_metrics)
+        if loss is not None or perplexity is not None:
+            self.medic.report_evaluation(loss, perplexity, trainer.global_step)
 
     @log_errors
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         self._open_window(CHECKPOINT)  # until the next batch, as Lightning does not say when it is written
         self.medic.saved(trainer.global_step)
+        self._live.checkpoint_written(trainer.global_step)
 
     def _open_window(self, name: str) -> None:
         self._window.close()
@@ -137,17 +156,38 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     @log_errors
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._disarm()
+        self._end_measuring()
         self._window.close()
+        if self.loop is not None:
+            self.loop.ends()
         if self._next_accumulation is not None:
             self._next_accumulation[0].failed("training ended before the accumulation could change")
             self._next_accumulation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Called by Lightning for a checkpoint: it does not keep the random state itself."""
-        return {"random": randomness.capture()}
+        """Called by Lightning on every rank for a checkpoint; it keeps what rank 0 returns, and no random state."""
+        if self.loop is None or self._trainer is None:
+            return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
+        proof = self.loop.proof
+        own = {"random": randomness.capture(), "data": self.loop.data.state(), "batches": proof.batch_log.state()}
+        state: dict[str, Any] = {"ranks": _of_all_ranks(own)}
+        if self._trainer.is_global_zero:  # it writes the weights
+            modules, optimizers = _parts(self._trainer)
+            state["health"] = proof.health(modules, optimizers).to_json()
+            state["digests"] = proof.kept(modules, optimizers)["digests"]
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._random = state_dict.get("random")
+        ranks, (rank, world_size) = state_dict.get("ranks"), _rank_and_world_size()
+        if ranks is None:  # written by an earlier version
+            self._random = state_dict.get("random") if world_size == 1 else None
+            return
+        # What the ranks of another number of them had is of no use to this one.
+        own = ranks[rank] if len(ranks) == world_size else {}
+        self._random = own.get("random")
+        if self.loop is not None:
+            kept = {"batches": own.get("batches"), "digests": state_dict.get("digests")}
+            self.loop.load(kept, own.get("data"))
 
     # --- called by Medic.commands, between two steps ----------------------------------------------------
 
@@ -170,9 +210,9 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         return output
 
     def _roll_back(self, command: JobCommand) -> None:
-        self._required_loop.roll_back(command)
-        self._required_loop.end()
-        self._live.pause.end()
+        if self._required_loop.roll_back(command):
+            self._required_loop.end()
+            self._live.pause.end()
 
     def _require_between_steps(self) -> None:
         if not self._is_between_steps:
@@ -216,8 +256,6 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         command, after = self._next_accumulation
         if trainer.fit_loop.epoch_loop.batch_progress.current.ready % after == 0:
             before, trainer.accumulate_grad_batches = trainer.accumulate_grad_batches, after
-            if self.loop is not None and self.loop.loader is not None:
-                self.loop.loader.group = after
             self._next_accumulation = None
             self._accumulated_by ^= {command.undo_of or command.id}
             command.applied(before=before, after=after)
@@ -233,20 +271,31 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
             learning_rate=group["lr"],
             expected_learning_rate=self._live.expected_learning_rate,
             samples=self._samples * trainer.world_size or None,
+            **self._parts_of_step(self._step),
         )
         self._losses, self._samples, self._norm = [], 0, None
 
 
-def _count_as_done(trainer: Any, batches: int) -> None:
-    """Batches that were left out count as done, so that Lightning finds the end of the epoch."""
-    if batches:
-        trainer.fit_loop._data_fetcher.fetched += batches
-        progress = trainer.fit_loop.epoch_loop.batch_progress
-        for counters in (progress.total, progress.current):
-            counters.ready += batches
-            counters.started += batches
-            counters.processed += batches
-            counters.completed += batches
+def _parts(trainer: Any) -> tuple[Modules, Optimizers]:
+    """The model and the optimizers, as digests are made of them."""
+    optimizers = {f"optimizer-{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
+    return {"model": trainer.lightning_module}, optimizers
+
+
+def _of_all_ranks(state: Mapping[str, Any]) -> list[Any]:
+    """What each rank gives here, by rank. Every rank calls it."""
+    _, world_size = _rank_and_world_size()
+    states: list[Any] = [state] * world_size
+    if world_size > 1:
+        torch.distributed.all_gather_object(states, state)
+    return states
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    """As PyTorch has them; a callback that was made by hand may not know."""
+    if not distributed.is_needed():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def _samples(batch: Any) -> int:

@@ -18,6 +18,7 @@ from typing import Any, Iterable
 import torch
 
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.health import CheckpointHealth
 
 SUFFIX = ".ckpt"
 _STEP = re.compile(r"step=(\d{1,18})")
@@ -40,7 +41,7 @@ def in_directories(directories: Iterable[Path]) -> list[SavedCheckpoint]:
         except OSError:  # it was removed just now
             continue
         if step is not None:
-            checkpoints.append(SavedCheckpoint(step, at, path, complete))
+            checkpoints.append(SavedCheckpoint(step, at, path, complete, _health_of(path) if complete else None))
     return sorted(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.at))
 
 
@@ -62,6 +63,24 @@ def _holds_optimizers(checkpoint: Path, changed: int, size: int) -> bool:
     part of the cache's key, so that a replaced file is read again."""
     content = _content(checkpoint)
     return content is None or "optimizer_states" in content
+
+
+def _health_of(checkpoint: Path) -> CheckpointHealth | None:
+    """What the callback has kept in it to judge it by; None where that cannot be read."""
+    try:
+        status = checkpoint.stat()
+    except OSError:
+        return None
+    return None if checkpoint.is_dir() else _kept_health(checkpoint, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kept_health(checkpoint: Path, changed: int, size: int) -> CheckpointHealth | None:
+    content = _content(checkpoint)
+    callbacks = content.get("callbacks") if isinstance(content, dict) else None
+    states = callbacks.values() if isinstance(callbacks, dict) else ()
+    kept = next((state["health"] for state in states if isinstance(state, dict) and "health" in state), None)
+    return CheckpointHealth.from_json(kept)
 
 
 def step_of(checkpoint: Path) -> int | None:

@@ -7,32 +7,30 @@ this module for commands, ``trainmedic.lightning`` to train.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from trainmedic.client import Medic
 from trainmedic.lightning import checkpoints
-from trainmedic.lightning.resumable_loader import ResumableLoader
+from trainmedic.lightning.resumable_data import ResumableData
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.restarts import LoopRestart, RestartLimits
+from trainmedic.torch.batch_sources import REPLAYED
+from trainmedic.torch.digests import Modules, Optimizers
 from trainmedic.trainer.loop import TrainerLoop
 
-_NO_LOADER = (
-    "batches can be left out only of a DataLoader that was given to trainmedic.lightning.fit, and has a "
-    "length, in a job of one rank; ask with skip_batches: 0"
-)
+_SHARDING = ("DeepSpeed", "FSDP", "ModelParallel", "XLA")
+_SHARDED = "the strategy keeps the parameters in shards of its own"
 
 
 class LightningLoop(TrainerLoop):
-    """One fit, from its first step to the last, restarts included. ``loader`` is None where it cannot be resumed."""
+    """One fit, from its first step to the last, restarts included."""
 
     abandoned_name = "{name}.abandoned-{number}"
 
-    def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits, loader: ResumableLoader | None) -> None:
+    def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits) -> None:
         super().__init__(medic, limits, writes=trainer.is_global_zero)
         self._trainer = trainer
-        if loader is None:
-            self._no_skip_because = _NO_LOADER
-        self.loader = loader
+        self.data = ResumableData(trainer, self.proof.before_draw)
         self._has_begun = False
 
     # --- around the fit ---------------------------------------------------------------------------------
@@ -44,7 +42,10 @@ class LightningLoop(TrainerLoop):
 
         def attempt(restart: LoopRestart | None) -> None:
             fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least  # `end` has changed them
-            call(ckpt_path if restart is None else str(self._prepare(restart)))
+            self._kept = None
+            start = ckpt_path if restart is None else str(self._prepare(restart))
+            with self._attempting():
+                call(start)
 
         try:
             self.restarts.run(attempt)
@@ -54,8 +55,7 @@ class LightningLoop(TrainerLoop):
     def _prepare(self, restart: LoopRestart) -> Path:
         checkpoint = super()._prepare(restart)
         self._mark_saved(0)  # else the step that was saved last is not saved when the loop comes to it again
-        if self.loader is not None:
-            self.loader.to_skip, self.loader.skipped = restart.skip_batches, 0
+        self.data.prepare(restart.skip_batches)
         return checkpoint
 
     def _mark_saved(self, step: int) -> None:
@@ -81,7 +81,15 @@ class LightningLoop(TrainerLoop):
         return checkpoints.step_of(checkpoint) or 0
 
     def _skipped_batches(self) -> int:
-        return self.loader.skipped if self.loader is not None else 0
+        return self.data.to_be_skipped
+
+    @property
+    def _accumulation(self) -> int:
+        return int(self._trainer.accumulate_grad_batches)
+
+    @property
+    def _data(self) -> str:
+        return self.data.replayed
 
     # --- called by the callback -------------------------------------------------------------------------
 
@@ -92,10 +100,26 @@ class LightningLoop(TrainerLoop):
             if self._trainer.ckpt_path is None:
                 self._start_fresh()
 
-    def start_training(self) -> None:
-        """Take note that training starts. Lightning knows now how many batches an epoch has."""
-        if self.loader is not None:
-            self.loader.limit = self._trainer.num_training_batches
+    def load(self, kept: Mapping[str, Any], place: Mapping[str, Any] | None) -> None:
+        """Take what the checkpoint has kept of this rank, when Lightning loads it."""
+        self._kept = kept
+        self.data.restore(place)
+
+    def begins(self, modules: Modules, optimizers: Optimizers) -> None:
+        if any(name in type(self._trainer.strategy).__name__ for name in _SHARDING):
+            self.proof.not_comparable = _SHARDED
+        if self.restarts.starting is None:
+            self.proof.resumes(self._kept)
+        else:
+            self.proof.goes_back(self._kept, lambda: self.data.skipped)
+        super().begins(modules, optimizers)
+
+    def draws(self) -> None:
+        """Take note that a batch is about to be trained on."""
+        self.data.count_skipped()
+        why_not = "" if self._data.startswith(REPLAYED) else self._data
+        for batch, before in self.data.take_drawn():
+            self.proof.drawn(batch, self._trainer.current_epoch, before, why_not)
 
     def end(self) -> None:
         """Let the fit end at the next opportunity; the least numbers of steps and epochs do not count."""

@@ -5,6 +5,11 @@ is to outlive both. So each change is recorded with the command that made it, in
 checkpoints. A value is the script's own times the factors of all changes in force: one that is undone leaves no
 trace.
 
+A change that kills its job must not be made again at each restart, or no restart would help. So a product of factors
+beyond its bounds is refused, and dropped where an earlier release has recorded it (``change_bounds``). What no bound
+can know, such as a batch that is too large for the memory, is on trial until the next checkpoint: where the job was
+started twice without coming to one, the change is dropped (``change_trial``).
+
 Who calls it: the integrations. Not here: making the change.
 """
 
@@ -14,11 +19,15 @@ import json
 import logging
 import math
 import os
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Mapping
 
 from trainmedic.errors import Rejected
+from trainmedic.job.parameters import LARGEST_LR_SCALE
+from trainmedic.recovery.change_bounds import LARGEST_GROWTH, SMALLEST_LR_SCALE, FactorBounds
+from trainmedic.recovery.change_trial import WORKERS, ChangeTrial
 from trainmedic.recovery.checkpoints import write_durably
 
 log = logging.getLogger("trainmedic")
@@ -32,7 +41,6 @@ AS_LOADED = "as the checkpoint was"
 that made it is lost."""
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _LARGEST_DENOMINATOR = 10_000  # a factor of 0.333… is meant as a third
-_LARGEST_GROWTH = 1000  # a step that takes so many times longer would never end to have the change undone
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # the most that a command may start: these, or so many per CPU if that is more
 
 
@@ -40,16 +48,25 @@ class AppliedChanges:
     """The changes of one training that are in force.
 
     ``directory`` holds the file; without one they end with the process, unless a checkpoint holds them (`state`,
-    `restore`). ``writes`` is for the one rank that writes the file.
+    `restore`). ``writes`` is for the one rank that writes the file. ``largest_lr_scale`` is how many times the script's
+    learning rate commands may make of it.
     """
 
-    def __init__(self, directory: Path | None = None, writes: bool = True) -> None:
+    def __init__(
+        self, directory: Path | None = None, writes: bool = True, largest_lr_scale: float = LARGEST_LR_SCALE
+    ) -> None:
         self._file = directory / FILE if directory is not None else None
         self._writes = writes
+        self._bounds = {
+            LEARNING_RATE: FactorBounds("the learning rate", SMALLEST_LR_SCALE, largest_lr_scale),
+            BATCH_SIZE: FactorBounds("the batch size", 1 / LARGEST_GROWTH, LARGEST_GROWTH),
+            ACCUMULATION: FactorBounds("the accumulation", 1 / LARGEST_GROWTH, LARGEST_GROWTH),
+        }
         # The factor of each command whose change is in force, in order, by the name of what is scaled.
         self._factors: dict[str, dict[str, float]] = {name: {} for name in _SCALED}
         self.workers: int | None = None
         self.skipped: list[list[int]] = []
+        self._trial = ChangeTrial()
         self._is_new = True  # whether this process began the training, rather than resuming it
         self._is_complete = False  # whether what is recorded here is all that is in force
 
@@ -81,19 +98,34 @@ class AppliedChanges:
 
         Where the change that a command takes back is not recorded here, the command counts as a change by itself in
         a resumed training, for the record may be lost. In a new training it counts for nothing, because the change
-        was made to an earlier training of the same name.
+        was made to an earlier training of the same name. Raises Rejected where the result is out of bounds.
         """
         factors = dict(self._factors[name])
         if undo_of in factors:
             del factors[undo_of]
         elif undo_of is None or not self._is_new:
             factors[command_id] = factor
+        self._bounds[name].check(factors, factor if undo_of is None else None)
         return factors
 
-    def set_factors(self, name: str, factors: Mapping[str, float]) -> None:
-        """Record a change that was made."""
+    def set_factors(self, name: str, factors: Mapping[str, float], step: int | None = None) -> None:
+        """Record a change that was made after ``step``, from which on it is on trial."""
+        if step is not None:
+            self._trial = self._trial.with_changes(factors.keys() - self._factors[name].keys(), step)
         self._factors[name] = dict(factors)
         self.save()
+
+    def set_workers(self, workers: int | None, step: int) -> None:
+        """Record how many workers load data; None for as many as in the script."""
+        self._trial = self._trial.with_changes({WORKERS} if workers is not None else set(), step)
+        self.workers = workers
+        self.save()
+
+    def checkpoint_written(self, step: int) -> None:
+        """End the trial of what was changed: training has come to a checkpoint with it."""
+        if self._trial.is_passed(step):
+            self._trial = ChangeTrial()
+            self.save()
 
     def save(self) -> None:
         """Write the file. Where that fails, training goes on without it."""
@@ -107,16 +139,42 @@ class AppliedChanges:
 
     def state(self) -> dict[str, Any]:
         """All changes in force, as plain JSON values. The keys are those of the file; ``left_out`` holds `skipped`."""
-        return {**self._factors, "workers": self.workers, "left_out": self.skipped}
+        return {**self._factors, "workers": self.workers, "left_out": self.skipped, "on_trial": self._trial.state()}
 
-    def recall(self, otherwise: Mapping[str, Any] | None = None) -> bool:
-        """After a restart, read the file, else take ``otherwise``, a checkpoint's `state`. True if either was there."""
+    def went_back(self, step: int) -> None:
+        """A rollback went back to ``step``, so that a later one is training that has gone on with what is on trial."""
+        if self._trial.changes and step < self._trial.step:
+            self._trial = replace(self._trial, step=step)
+            self.save()
+
+    def recall(self, otherwise: Mapping[str, Any] | None = None, step: int | None = None) -> bool:
+        """After a restart, read the file, else take ``otherwise``, a checkpoint's `state`. True if either was there.
+
+        ``step`` is that of the checkpoint that training goes on from. If it is a later one than that after which
+        something was changed, training has come to a checkpoint with it.
+        """
         self._is_new = False
         state = _read(self._file) or otherwise
         if state is not None:
             self.restore(state)
+            if step is not None and step > self._trial.step:
+                self._trial = ChangeTrial()
+            self._start_trial_again()
         self._is_complete = True
         return state is not None
+
+    def _start_trial_again(self) -> None:
+        """The job was started again: drop the changes with which it has not come to a checkpoint in two starts."""
+        if not self._trial.changes:
+            return
+        self._trial = self._trial.started_again()
+        if self._trial.is_failed:
+            for name, factors in self._factors.items():
+                self._factors[name] = {key: value for key, value in factors.items() if key not in self._trial.changes}
+            self.workers = None if WORKERS in self._trial.changes else self.workers
+            log.warning("%s; they are not made again: %s", self._trial.failure, ", ".join(sorted(self._trial.changes)))
+            self._trial = ChangeTrial()
+        self.save()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` gave; what cannot be read changes nothing."""
@@ -131,8 +189,10 @@ class AppliedChanges:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.warning("what commands have changed before cannot be read, and is forgotten: %s", error)
             return
-        self._factors, self.skipped = factors, left_out
+        self._factors = {name: self._bounds[name].kept(factors[name]) for name in _SCALED}
+        self.skipped = left_out
         self.workers = workers if isinstance(workers, int) else None
+        self._trial = ChangeTrial.of(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:
         """Overwrite the file of an earlier training, once a new training has a checkpoint.
@@ -145,7 +205,7 @@ class AppliedChanges:
     def forget(self) -> None:
         """Drop all changes, and delete the file, because training begins from nothing."""
         self._factors = {name: {} for name in _SCALED}
-        self.workers, self.skipped, self._is_new = None, [], True
+        self.workers, self.skipped, self._trial, self._is_new = None, [], ChangeTrial(), True
         self._is_complete = True
         if self._file is not None and self._writes:
             try:
@@ -161,8 +221,8 @@ def scaled_whole(base: int, factors: Mapping[str, float], name: str, round_down:
     exact = Fraction(base)
     for factor in factors.values():
         exact *= Fraction(factor).limit_denominator(_LARGEST_DENOMINATOR)
-    if exact > base * _LARGEST_GROWTH:
-        raise Rejected(f"{name} would be {float(exact):g}, more than {_LARGEST_GROWTH} times what the script has")
+    if exact > base * LARGEST_GROWTH:
+        raise Rejected(f"{name} would be more than {LARGEST_GROWTH} times what the script has")
     if exact >= 1 and (exact.denominator == 1 or round_down):
         return math.floor(exact)
     raise Rejected(f"{name} would be {float(exact):g}, which is not a whole number of 1 or more")

@@ -1,8 +1,8 @@
-"""Which checkpoint a rollback means, which may be deleted, and the marks that others can see on them.
+"""Which checkpoints satisfy a rollback, which may be deleted, and the marks that others can see on them.
 
 Nothing here depends on a framework: a checkpoint is a `SavedCheckpoint`, wherever and however it is kept. Not here:
-writing and loading one (``torch.checkpoint_storage``, or the framework), how often one may go back to it
-(``rollback_budget``). Who calls it: the integrations.
+which of them a rollback goes to (``choice``), writing and loading one (``torch.checkpoint_storage``, or the framework),
+how often one may go back to it (``rollback_budget``). Who calls it: the integrations.
 
 Two small files mark a checkpoint directory. ``.trainmedic-complete`` is the last thing that is written into it;
 without it a checkpoint of this package counts as half-written. ``.trainmedic-pinned`` says that it is not to be
@@ -22,6 +22,7 @@ from typing import Any, Callable, Mapping, Sequence
 from trainmedic.errors import Rejected, Unsupported
 from trainmedic.job.group import Group
 from trainmedic.job.parameters import Rollback
+from trainmedic.recovery.health import CheckpointHealth, problem
 from trainmedic.wire import envelope
 
 COMPLETE = ".trainmedic-complete"
@@ -43,6 +44,8 @@ class SavedCheckpoint:
     """Where it is: a path, or whatever its owner loads it by."""
     complete: bool = True
     """Whether all of it was written."""
+    health: CheckpointHealth | None = None
+    """What it is judged by; None where that was not kept."""
 
     @property
     def name(self) -> str:
@@ -82,14 +85,26 @@ def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
     return sorted(complete, key=lambda checkpoint: (checkpoint.at, checkpoint.step), reverse=True)
 
 
-def surplus(found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = ()) -> list[SavedCheckpoint]:
-    """The complete checkpoints to delete so that the newest `keep`, and at least the newest two, stay.
+def surplus(
+    found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = (), back_to: int | None = None
+) -> list[SavedCheckpoint]:
+    """The complete checkpoints to delete so that the newest `keep` healthy ones, and at least the newest two, stay.
 
-    `kept` are paths that stay in any case.
+    `kept` are paths that stay in any case. ``back_to`` is the step of the checkpoint that training went back to, while
+    the trouble may come back: then the next older one stays as well, for another rollback goes further.
     """
     complete = newest_first(found)
-    staying = {checkpoint.path for checkpoint in complete[: max(keep, NEVER_DELETED)]} | set(kept)
+    healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]
+    staying = {checkpoint.path for checkpoint in complete[:NEVER_DELETED]} | set(kept)
+    staying.update(checkpoint.path for checkpoint in healthy[: max(keep, NEVER_DELETED)])
+    if back_to is not None:
+        staying.update([checkpoint.path for checkpoint in healthy if checkpoint.step < back_to][:1])
     return [checkpoint for checkpoint in complete if checkpoint.path not in staying]
+
+
+def healthy_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+    """The complete ones in the order in which a restart tries them: the newest healthy one first, ill ones last."""
+    return sorted(newest_first(present), key=lambda checkpoint: bool(problem(checkpoint.health)))
 
 
 def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]]) -> list[SavedCheckpoint]:
@@ -99,10 +114,11 @@ def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]
     """
     if group.world_size == 1:
         return list(find())
-    return [_from_json(fields) for fields in group.choose(lambda: [_to_json(checkpoint) for checkpoint in find()])]
+    return [from_json(fields) for fields in group.choose(lambda: [to_json(checkpoint) for checkpoint in find()])]
 
 
-def _to_json(checkpoint: SavedCheckpoint) -> dict[str, Any]:
+def to_json(checkpoint: SavedCheckpoint) -> dict[str, Any]:
+    """What the other ranks need of it, as JSON. Raises Unsupported where its path cannot be sent."""
     path = checkpoint.path
     if not isinstance(path, (str, Path)):
         raise Unsupported(f"checkpoints of several ranks are known by a Path or a str, not a {type(path).__name__}")
@@ -110,7 +126,8 @@ def _to_json(checkpoint: SavedCheckpoint) -> dict[str, Any]:
     return {"step": checkpoint.step, "at": checkpoint.at.isoformat(), "path": str(path), "is_path": is_path}
 
 
-def _from_json(fields: Mapping[str, Any]) -> SavedCheckpoint:
+def from_json(fields: Mapping[str, Any]) -> SavedCheckpoint:
+    """What `to_json` gave."""
     path = Path(fields["path"]) if fields["is_path"] else fields["path"]
     return SavedCheckpoint(fields["step"], datetime.fromisoformat(fields["at"]), path)
 

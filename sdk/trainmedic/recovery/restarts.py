@@ -7,7 +7,7 @@ starts it again, and the command is answered ``applied`` when the new loop has d
 
 A loop that ends by an exception is started again from the newest checkpoint, a limited number of times
 without progress. One that hangs is interrupted when a rollback waits that can help it. Jobs of several ranks
-restart on all of them together, from the same checkpoint (`agree_on_checkpoint`); there a crash or a hang is left
+restart on all of them together, from the same checkpoint (`require_on_all_ranks`); there a crash or a hang is left
 to the launcher, for the other ranks wait in a collective that only the launcher can end.
 
 Not here: how a framework's loop is started (``huggingface``, ``lightning``), and processes that die.
@@ -30,7 +30,7 @@ from trainmedic.job.group import Group
 from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.progress import REPAIR, Window
-from trainmedic.recovery.checkpoints import SavedCheckpoint, as_seen_by_rank_0
+from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.rollback_budget import LIMIT
 from trainmedic.wire.envelope import utc_now
 
@@ -69,19 +69,17 @@ class RestartLimits:
     """The rollback budget, see `RollbackBudget`; None for any number."""
 
 
-def agree_on_checkpoint(
-    group: Group, decide: Callable[[], SavedCheckpoint], is_there: Callable[[Path], bool]
-) -> SavedCheckpoint:
-    """Return on every rank what `decide` finds on rank 0, because ranks may see a shared directory differently.
-
-    Raises Rejected on every rank if `decide` does, or if one of them does not see the checkpoint.
-    """
-    [checkpoint] = as_seen_by_rank_0(group, lambda: [decide()])
+def require_on_all_ranks(group: Group, checkpoint: SavedCheckpoint, is_there: Callable[[Path], bool]) -> None:
+    """Every rank calls it with the same checkpoint. Raises Rejected on all of them if one does not see it, because
+    ranks may see a shared directory differently."""
     seen_by = group.poll(is_there(checkpoint.path))
     unseen = [str(rank) for rank in range(group.world_size) if not seen_by.get(rank)]
     if unseen:
         raise Rejected(f"{checkpoint.name} is not there, or not whole, as seen from rank {', '.join(unseen)}")
-    return checkpoint
+
+
+def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
+    command.applied(output)
 
 
 class LoopRestarter:
@@ -95,7 +93,7 @@ class LoopRestarter:
         self,
         medic: Medic,
         newest: Callable[[], Path | None],
-        choose: Callable[[Rollback], SavedCheckpoint],
+        choose: Callable[[Rollback], object],
         limits: RestartLimits,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = utc_now,
@@ -122,20 +120,33 @@ class LoopRestarter:
         """Whether the loop has to end so that it can start again."""
         return self._asked is not None
 
-    def ask(self, restart: LoopRestart) -> None:
-        """Carry out a command by a restart. The caller must make the loop end."""
+    def ask(self, restart: LoopRestart) -> bool:
+        """Carry out a command by a restart, for which the caller must make the loop end. False where it is answered
+        ``failed`` instead: then the loop has to do whatever it was about to do, such as to save this step."""
         assert restart.command is not None
-        if self._asked is not None:
-            restart.command.failed("the training loop is about to restart for another command")
-            return
+        if self._asked is not None or not self._may_start_again:
+            busy = "the training loop is about to restart for another command"
+            restart.command.failed(busy if self._may_start_again else "the job was told to stop")
+            return False
         restart.command.later()
         self._asked = restart
         self._enter_window()
+        return True
 
-    def stepped(self, step: int, finish: Callable[[LoopRestart], Mapping[str, Any]]) -> None:
+    @property
+    def starting(self) -> LoopRestart | None:
+        """The restart by which the present loop has begun, or is about to; None for the first loop."""
+        return self._starting
+
+    def stepped(
+        self,
+        step: int,
+        finish: Callable[[LoopRestart], Mapping[str, Any]],
+        answer: Callable[[JobCommand, Mapping[str, Any]], None] = _apply,
+    ) -> None:
         """The loop has completed a step. With the first one after a restart, the command of that is answered.
 
-        `finish` is called then, and gives what else goes into the answer.
+        `finish` is called then, and gives what else goes into the answer; `answer` gives it.
         """
         if step > self._furthest:
             self._furthest, self._failures = step, 0
@@ -148,7 +159,7 @@ class LoopRestarter:
             output = finish(restart)
             if restart.command is not None and not restart.command.is_answered:
                 self._medic.step = step
-                restart.command.applied({**restart.output, **output})
+                answer(restart.command, {**restart.output, **output})
 
     def arm(self) -> None:
         """Allow interrupting the framework's loop until `disarm`, if it hangs."""

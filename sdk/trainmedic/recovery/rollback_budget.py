@@ -37,9 +37,13 @@ class RollbackCount:
     rollbacks: int = 0
     """How many they are."""
 
+    def is_continued_by(self, target_step: int) -> bool:
+        """Whether a rollback to that step belongs together with those that are counted."""
+        return self.rollbacks > 0 and target_step <= self.furthest_step
+
     def after(self, target_step: int, left_step: int) -> RollbackCount:
         """The count with one more rollback, from ``left_step`` to ``target_step``."""
-        if self.rollbacks == 0 or target_step > self.furthest_step:
+        if not self.is_continued_by(target_step):
             return RollbackCount(target_step, left_step, 1)
         return RollbackCount(min(self.root_step, target_step), max(self.furthest_step, left_step), self.rollbacks + 1)
 

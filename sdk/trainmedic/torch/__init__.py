@@ -20,6 +20,7 @@ from trainmedic.torch.attaching import attach
 from trainmedic.torch.checkpoint_storage import CheckpointDirectory as Directory
 from trainmedic.torch.checkpoint_storage import HalfLoaded
 from trainmedic.torch.learning_rate import LearningRate
+from trainmedic.torch.memory_start import Memory
 from trainmedic.torch.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.run import Run
 from trainmedic.torch.steps import Step
@@ -29,6 +30,7 @@ __all__ = [
     "Directory",
     "HalfLoaded",
     "LearningRate",
+    "Memory",
     "OwnCheckpoints",
     "Run",
     "SavedCheckpoint",

@@ -5,16 +5,23 @@ Not here: the loop itself (``run``).
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Mapping
+
+import torch
 
 from trainmedic import distributed
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
 from trainmedic.recovery.changes import AppliedChanges
+from trainmedic.recovery.memory_cadence import MemoryCadence
 from trainmedic.recovery.rollback_budget import LIMIT, RollbackBudget
-from trainmedic.torch.batch_sources import REREAD
+from trainmedic.torch.accelerated_steps import AcceleratedSteps
+from trainmedic.torch.background_saves import BackgroundSaves
+from trainmedic.torch.batch_sources import REREAD, BatchSource
 from trainmedic.torch.checkpoint_storage import CheckpointDirectory, CheckpointStorage
+from trainmedic.torch.checkpoint_tiers import TieredCheckpoints
 from trainmedic.torch.joint_checkpoints import (
     JointCheckpointDirectory,
     JointContents,
@@ -22,10 +29,15 @@ from trainmedic.torch.joint_checkpoints import (
     ReplicatedContents,
 )
 from trainmedic.torch.learning_rate import LearningRate
+from trainmedic.torch.memory_checkpoints import MemoryCheckpoints
+from trainmedic.torch.memory_contents import MemoryContents, WholeContents
+from trainmedic.torch.memory_start import Memory, MemoryStart
 from trainmedic.torch.run import Run
-from trainmedic.torch.source_choice import batch_source_for
+from trainmedic.torch.source_choice import batch_source_for, is_prepared_by_accelerate
 from trainmedic.torch.state_parts import StateParts, is_sharded, is_wrapped_by_fsdp1
 from trainmedic.torch.training_state import TrainingState
+
+log = logging.getLogger("trainmedic")
 
 
 def attach(
@@ -41,42 +53,46 @@ def attach(
     checkpoint_every: int | None = None,
     checkpoint_at_start: bool = True,
     keep: int | None = 3,
+    memory: Memory | None = None,
     also: Mapping[str, Any] | None = None,
     accumulation: int | None = None,
     rollbacks: int | None = LIMIT,
     seed: int | None = None,
     reread: int = REREAD,
+    accelerator: Any = None,
+    verify: bool = True,
+    keep_global_batch: bool | None = None,
 ) -> Run:
     """Let Trainmedic's commands be carried out in a plain PyTorch loop, at its step boundaries.
 
-    ``model``, ``optimizer``, ``scheduler``, ``scaler`` and ``ema``, each one object or a list or dict of several,
-    are what a checkpoint holds, with whatever else has ``state_dict`` and ``load_state_dict`` in ``also``.
-    ``loader`` is where `Run.batches` come from: a ``DataLoader``, or anything that gives batches. ``seed`` makes
-    the order of its data, by default PyTorch's own; ``reread`` is how many batches may be read again to come back
-    to a position in data that has no random access. ``accumulation`` is how many batches make an optimizer step in a
-    loop that heeds ``Step.is_update``; without it the loop is taken not to, and cannot change how many.
+    ``model``, ``optimizer``, ``scheduler``, ``scaler`` and ``ema``, each one object or a list or dict of several, are
+    what a checkpoint holds, with whatever else has ``state_dict`` and ``load_state_dict`` in ``also``. ``loader`` is
+    where `Run.batches` come from: a ``DataLoader``, anything else that gives batches, or a function that draws one.
+    ``seed`` makes the order of its data, by default PyTorch's own; ``reread`` is how many batches may be read again to
+    come back to a position in data that has no random access. ``accumulation`` is how many batches make a step in a
+    loop that heeds ``Step.is_update``; ``accelerator``, Hugging Face Accelerate's, knows it, and the gradient scaler.
 
-    ``checkpoints`` is a directory, of which the newest ``keep`` complete ones stay (None: all), or the user's
-    own way, see `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, and when one is ordered; with
-    ``checkpoint_every`` also before the first step, unless ``checkpoint_at_start`` is false or the run was
-    resumed. ``rollbacks`` is how often training may go back without getting further, None for any number.
-
-    Every rank of a job calls it, after ``torch.distributed`` was initialised and the model was wrapped or
-    sharded. Raises ConfigurationError.
+    ``checkpoints`` is a directory, of which the newest ``keep`` complete ones stay (None: all), or the user's own way,
+    see `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, also before the first one unless
+    ``checkpoint_at_start`` is false or the run was resumed, and when one is ordered; ``memory`` makes more of them in
+    the host's memory, see `Memory`. ``rollbacks`` is how often training may go back without getting further, None for
+    any number. ``verify`` compares what was loaded with what was saved, which ``load_state_dict`` must not change then.
+    ``keep_global_batch``: see the reference. Raises ConfigurationError.
     """
-    _check_positive(checkpoint_every=checkpoint_every, keep=keep, accumulation=accumulation)
+    check_positive(checkpoint_every=checkpoint_every, keep=keep, accumulation=accumulation)
+    steps = AcceleratedSteps(accelerator, accumulation)
+    scaler = scaler if scaler is not None else steps.scaler
     parts = _state_parts(also or {}, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
-    _join_ranks(medic)
-    storage = _storage(medic, parts, checkpoints, keep)
-    source = None if loader is None else batch_source_for(loader, seed, medic.rank, reread)
-    budget, changes = _records(medic, storage, rollbacks)
-    rate = LearningRate(optimizer, scheduler)
-    training = TrainingState(medic, parts, rate, source, storage, budget, changes, accumulation or 1)
-    at_start = checkpoint_at_start and checkpoint_every is not None
-    return Run(training, checkpoint_every, at_start, accumulates=accumulation is not None)
+    join_ranks(medic)
+    storage, start = _with_memory(medic, parts, _storage(medic, parts, checkpoints, keep), memory)
+    source = _source(medic, storage, loader, seed, reread)
+    rate, (budget, changes) = LearningRate(optimizer, scheduler), make_records(medic, storage, rollbacks)
+    training = TrainingState(medic, parts, rate, source, storage, budget, changes, steps.accumulation or 1, steps)
+    training.verifies, training.keep_global_batch = verify, keep_global_batch
+    return Run(training, checkpoint_every, checkpoint_at_start, steps.accumulation is not None, memory_start=start)
 
 
-def _check_positive(**options: int | None) -> None:
+def check_positive(**options: int | None) -> None:
     for name, value in options.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigurationError(f"{name} is {value!r}; it is a whole number of 1 or more, or None")
@@ -88,7 +104,7 @@ def _state_parts(also: Mapping[str, Any], **own: Any) -> StateParts:
     return StateParts(**own, **also)
 
 
-def _join_ranks(medic: Medic) -> None:
+def join_ranks(medic: Medic) -> None:
     """In a job of several ranks, agree with the others, so that all carry out the same commands at the same steps."""
     if medic.share is None and distributed.is_needed():
         distributed.share(medic)
@@ -123,10 +139,61 @@ def _storage(
     return JointCheckpointDirectory(checkpoints, keep, medic.rank, medic.world_size, medic.group, contents)
 
 
-def _records(
+def _source(
+    medic: Medic, storage: CheckpointStorage | None, loader: Any, seed: int | None, reread: int
+) -> BatchSource | None:
+    if loader is not None:
+        if seed is None and medic.world_size > 1 and is_prepared_by_accelerate(loader):
+            # It deals out one order to all ranks, and each has a seed of its own.
+            seed = medic.group("seed").choose(torch.initial_seed)
+        return batch_source_for(loader, seed, medic.rank, reread)
+    if storage is not None:
+        log.warning("%s: attach() got no loader, so a rollback that is to leave out batches is rejected", medic.job)
+    return None
+
+
+def _with_memory(
+    medic: Medic, parts: StateParts, storage: CheckpointStorage | None, options: Memory | None
+) -> tuple[CheckpointStorage | None, MemoryStart | None]:
+    """The place of checkpoints with that in memory beside it, if there is to be one, and what begins it."""
+    if options is None:
+        return storage, None
+    if storage is None:
+        raise ConfigurationError("memory: what is in memory is beside what is on the disk: give checkpoints=...")
+    if is_wrapped_by_fsdp1(parts):
+        raise ConfigurationError(
+            "memory: what FullyShardedDataParallel wraps is not copied to memory: shard it with "
+            "torch.distributed.fsdp.fully_shard"
+        )
+    contents: MemoryContents = WholeContents()
+    if is_sharded(parts):
+        from trainmedic.torch.sharding import ShardedContents  # as above
+
+        contents = ShardedContents(parts)
+    cadence = MemoryCadence(options.every if options.every != "auto" else None, options.share, options.replica_every)
+    memory = MemoryCheckpoints(medic.job, medic.rank, medic.world_size, medic.group, contents, cadence)
+    start = MemoryStart(memory, options, medic.job, storage.directory)
+    return TieredCheckpoints(storage, memory, _background(medic, storage, memory, options)), start
+
+
+def _background(
+    medic: Medic, storage: CheckpointStorage, memory: MemoryCheckpoints, options: Memory
+) -> BackgroundSaves | None:
+    if not options.asynchronous:
+        return None
+    if not isinstance(storage, CheckpointDirectory):
+        raise ConfigurationError(
+            "memory: asynchronous is for a directory of checkpoints, not for functions of your own"
+        )
+    if isinstance(storage, JointCheckpointDirectory):
+        storage.write_beside_training()
+    return BackgroundSaves(medic.job, medic.rank, medic.world_size, medic.group, storage, memory, medic.saved)
+
+
+def make_records(
     medic: Medic, storage: CheckpointStorage | None, rollbacks: int | None
 ) -> tuple[RollbackBudget, AppliedChanges]:
     """The records of rollbacks and changes, in small files beside the checkpoints that only rank 0 writes."""
     directory = storage.directory if storage is not None else None
     writes = medic.rank == 0
-    return RollbackBudget(directory, rollbacks, writes), AppliedChanges(directory, writes)
+    return RollbackBudget(directory, rollbacks, writes), AppliedChanges(directory, writes, medic.largest_lr_scale)

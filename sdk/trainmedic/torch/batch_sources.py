@@ -6,14 +6,12 @@ Not here: which of them serves a loader (``source_choice``), the one for ordinar
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from typing import Any, Iterator
 
-import torch
-
 from trainmedic.errors import Unsupported
 from trainmedic.job.interrupt import fetch
+from trainmedic.recovery.fingerprints import Fingerprint, fingerprint, read
 from trainmedic.torch import randomness
 from trainmedic.torch.sample_order import Position, SkippedRanges
 
@@ -41,6 +39,11 @@ class BatchSource:
         self.position: Position = 0
         self.skipped = SkippedRanges()
         self._to_skip = 0  # how many of the next batches are skipped, while their positions are not known
+
+    @property
+    def samples_per_batch(self) -> int | None:
+        """How many samples this rank's batches have; None where that is not known."""
+        return self.batch_size
 
     def next(self) -> Any:
         """The next batch. Raises StopIteration at the end of an epoch; the next call begins the next one."""
@@ -126,7 +129,7 @@ class SequenceSource(BatchSource):
         return batch
 
 
-class _IteratedSource(BatchSource, ABC):
+class IteratedSource(BatchSource, ABC):
     """The base of sources that have an iterator for each epoch."""
 
     def __init__(self) -> None:
@@ -153,46 +156,7 @@ class _IteratedSource(BatchSource, ABC):
         """The iterator of the present epoch."""
 
 
-class StatefulSource(_IteratedSource):
-    """Batches of a loader that keeps its own position, or one whose data set does (``keeper``)."""
-
-    kind = "Stateful"
-
-    def __init__(self, loader: Any, keeper: Any) -> None:
-        super().__init__()
-        self._loader = loader
-        self._keeper = keeper
-        # A data set that keeps its position may be at its end, between two epochs, and would stay there.
-        self._fresh = keeper.state_dict() if keeper is not loader else None
-        # Whether the position that was restored lies behind the beginning of an iterator: a loader draws random numbers
-        # when it begins to iterate, and the generators of that checkpoint have given these already.
-        self._was_begun = False
-
-    def state(self) -> dict[str, Any]:
-        before = torch.get_rng_state()
-        kept = self._keeper.state_dict()
-        # A loader may begin to iterate in order to say its state, which shows in the random numbers that it draws.
-        begun = self._iterator is not None or not torch.equal(before, torch.get_rng_state())
-        return {**super().state(), "loader": kept, "begun": begun}
-
-    def restore(self, state: dict[str, Any]) -> str:
-        super().restore(state)
-        self.stop_loading()
-        self._was_begun = state.get("begun", False)
-        _set_epoch(self._keeper, self.epoch)
-        fresh = self._fresh is not None and self.position == 0
-        self._keeper.load_state_dict(self._fresh if fresh else state["loader"])
-        return REPLAYED
-
-    def _begin(self) -> Iterator[Any]:
-        _set_epoch(self._keeper, self.epoch)
-        with randomness.preserved() if self._was_begun else contextlib.nullcontext():
-            iterator: Iterator[Any] = iter(self._loader)
-        self._was_begun = False
-        return iterator
-
-
-class RereadSource(_IteratedSource):
+class RereadSource(IteratedSource):
     """Batches of an iterable. It comes to a position by reading the epoch up to there.
 
     ``most`` is how many batches may be read again for that.
@@ -205,6 +169,14 @@ class RereadSource(_IteratedSource):
         self._source = source
         self._most = most
         self._at_start: dict[str, Any] | None = None
+        # Of the batches of the present epoch, to see whether they come again when they are read again.
+        self._fingerprints: list[Fingerprint] = []
+
+    def fetch(self) -> Any:
+        batch = super().fetch()
+        if len(self._fingerprints) < min(self.position, self._most):
+            self._fingerprints.append(fingerprint(batch))
+        return batch
 
     def state(self) -> dict[str, Any]:
         if self._iterator is not None:
@@ -219,8 +191,10 @@ class RereadSource(_IteratedSource):
             return f"{NOT_REPLAYED}: the epoch begins anew, for more than {self._most} would have to be read again"
         if position > self._most:
             return f"{NOT_REPLAYED}: it goes on, for more than {self._most} would have to be read again"
+        expected = self._fingerprints if self.epoch == state["epoch"] else []
         super().restore(state)
         self.stop_loading()
+        self._fingerprints = []
         at_start = state["at_start"]
         if at_start is None:  # between two epochs, or before the first
             self._set_generator(state.get("generator"))
@@ -228,18 +202,22 @@ class RereadSource(_IteratedSource):
         randomness.restore(at_start["random"])
         self._set_generator(at_start["generator"])
         self._iterator = self._begin()
-        for read in range(position):
+        for batches in range(position):
             try:
-                next(self._iterator)
+                self._fingerprints.append(fingerprint(next(self._iterator)))
             except StopIteration:
                 self._iterator = None
-                return f"{NOT_REPLAYED}: the source has only {read} batches this time"
-        return f"{REPLAYED}, if the source repeats itself: {position} were read again"
+                return f"{NOT_REPLAYED}: the source has only {batches} batches this time"
+        if any(read(before) != read(again) for before, again in zip(expected, self._fingerprints, strict=False)):
+            return f"{NOT_REPLAYED}: the source gives others when it is read again"
+        return read_again(position)
 
     def _begin(self) -> Iterator[Any]:
+        if self.position == 0:
+            self._fingerprints = []
         self._at_start = {"random": randomness.capture(), "generator": self._generator_state()}
         for part in (self._source, getattr(self._source, "dataset", None)):
-            _set_epoch(part, self.epoch)
+            set_epoch(part, self.epoch)
         return iter(self._source)
 
     def _generator_state(self) -> Any:
@@ -253,20 +231,12 @@ class RereadSource(_IteratedSource):
             generator.set_state(state)
 
 
-class IteratorSource(BatchSource):
-    """Batches of an iterator, which cannot go back. They are one epoch, however long."""
+class ForwardSource(BatchSource):
+    """The base of sources that cannot go back. Their batches are one epoch, however long."""
 
-    kind = "Stream"
-
-    def __init__(self, source: Iterator[Any]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._source = source
         self._passed = 0  # batches since the checkpoint of a rollback, which cannot be read again
-
-    def fetch(self) -> Any:
-        batch = fetch(self._source)
-        self.position += 1
-        return batch
 
     def restore(self, state: dict[str, Any]) -> str:
         self._passed = max(self.position - state["place"], 0)
@@ -279,10 +249,36 @@ class IteratorSource(BatchSource):
         self._passed = max(self._passed - batches, 0)
 
 
-def _set_epoch(part: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of a loader, sampler or data set, if it has one."""
+class IteratorSource(ForwardSource):
+    """Batches of an iterator."""
+
+    kind = "Stream"
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        super().__init__()
+        self._source = source
+
+    def fetch(self) -> Any:
+        batch = fetch(self._source)
+        self.position += 1
+        return batch
+
+
+def read_again(batches: int) -> str:
+    """What is said where so many batches were read again to come to a position."""
+    return f"{REPLAYED}, if the source repeats itself: {batches} were read again"
+
+
+def set_epoch(part: Any, epoch: int) -> None:
+    """Tell a loader, sampler or data set which epoch begins, if it wants to know."""
     if hasattr(part, "set_epoch"):
         part.set_epoch(epoch)
+    elif hasattr(part, "next_epoch"):
+        part.next_epoch = epoch  # MosaicML's data sets, which count by themselves, and would not go back
+    for stage in getattr(part, "pipeline", ()):  # of WebDataset
+        if isinstance(getattr(stage, "epoch", None), int):
+            stage.epoch = epoch - 1  # it adds one when it begins
+        set_epoch(getattr(stage, "dataset", None), epoch)
 
 
 def shut_down_workers(iterator: Any) -> None:

@@ -16,8 +16,11 @@ from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.checkpoint_writer import CheckpointWriter
+from trainmedic.torch.layer_norms import LayerNorms
 from trainmedic.torch.restore import CheckpointRestore
+from trainmedic.torch.step_meter import StepMeter
 from trainmedic.torch.training_state import TrainingState
+from trainmedic.torch.verification import RollbackVerification
 
 log = logging.getLogger("trainmedic")
 
@@ -34,6 +37,7 @@ class StepBoundary:
         writer: CheckpointWriter,
         restore: CheckpointRestore,
         pause: LoopPause,
+        verification: RollbackVerification,
         every: int | None,
     ) -> None:
         medic = training.medic
@@ -41,21 +45,26 @@ class StepBoundary:
         self._writer = writer
         self._restore = restore
         self._pause = pause
+        self._verification = verification
         self._every = every
         self._medic = medic
         self._progress = medic.progress
+        models = [part for name, part in training.parts.by_name.items() if name.partition(".")[0] == "model"]
+        self.meter = StepMeter(models, medic.world_size)
+        self.layer_norms = LayerNorms(models, training.rate.optimizers, medic)
         # With several ranks, if a step hangs on one of them the others wait for it in a collective, and interrupting
         # one leaves the rest waiting.
-        self._interrupter = Interrupter(
-            self._is_worth_interrupting, lambda: medic.stall().is_hang, enabled=medic.world_size == 1
-        )
+        enabled = medic.world_size == 1 and training.is_interruptible
+        self._interrupter = Interrupter(self._is_worth_interrupting, lambda: medic.stall().is_hang, enabled)
         self.begin: Callable[[], None] = self._interrupter.arm
         self.end: Callable[[], None] = self._interrupter.disarm
         if self._interrupter.works:
             medic.on_arrival = self._interrupter.check_for_hang
 
     def close(self) -> None:
-        """Restore the signal's earlier handler."""
+        """Restore the signal's earlier handler, and take the hooks off the models."""
+        self.meter.close()
+        self.layer_norms.close()
         if self._medic.on_arrival == self._interrupter.check_for_hang:
             self._medic.on_arrival = None
         self._interrupter.close()
@@ -86,11 +95,12 @@ class StepBoundary:
         ):
             return  # the next report counts this step as well
         source = training.batch_source
-        if samples is None and source is not None and source.batch_size is not None:
-            step_samples = source.batch_size * training.accumulation * self._medic.world_size
+        if samples is None and source is not None and source.samples_per_batch is not None:
+            step_samples = source.samples_per_batch * training.accumulation * self._medic.world_size
             samples = step_samples * progress.steps_to(number)
         rate = training.rate
-        more = {"learning_rate": rate.present, "expected_learning_rate": rate.expected, **more}
+        parts = self.meter.take(progress.steps_to(number))
+        more = {"learning_rate": rate.present, "expected_learning_rate": rate.expected, **parts, **more}
         self._medic.report(number, loss, grad_norm, samples=samples, **more)
 
     def complete(self, number: int, is_update: bool, is_reported: bool) -> None:
@@ -101,10 +111,15 @@ class StepBoundary:
             return
         training.batches_done = 0
         training.global_step = number
+        self.meter.step_ends()
         training.current_checkpoint = None
         if not is_reported:
             self.report(number, True, None, None, None, {})
-        if not self._medic.is_quiet(number) or (self._every is not None and number % self._every == 0):
+        if (
+            not self._medic.is_quiet(number)
+            or number >= training.memory_due
+            or (self._every is not None and number % self._every == 0)
+        ):
             self.cross()
 
     def step_was_interrupted(self) -> None:
@@ -113,6 +128,10 @@ class StepBoundary:
         log.warning("%s: step %d hung and was interrupted", self._medic.job, training.global_step + 1)
         training.current_checkpoint = None
         self.cross(interrupted=True)
+
+    def step_failed(self, error: type[BaseException]) -> None:
+        """The loop has raised an error of its own in a step, which may be the end of it."""
+        self._verification.finish(f"the loop raised {error.__name__}")
 
     # --- the boundary -----------------------------------------------------------------------------------
 
@@ -134,12 +153,17 @@ class StepBoundary:
             if training.rollbacks == rollbacks and training.broken is None:
                 if interrupted:
                     self._go_on_after_interruption()
-                elif self._every is not None and training.global_step % self._every == 0:
-                    self._writer.save_or_log()
+                else:
+                    if self._every is not None and training.global_step % self._every == 0:
+                        self._writer.save_when_due()
+                    if training.global_step >= training.memory_due:
+                        self._writer.save_to_memory()
         except Exception:  # a fault of ours costs a repair, not the training
             log.exception("%s: a step boundary failed; training goes on", self._medic.job)
         finally:
             training.was_interrupted = False
+            if training.memory is not None:
+                training.memory_due = training.memory.next_due(training.global_step)
         if training.broken is not None:
             raise training.broken
 
@@ -156,7 +180,8 @@ class StepBoundary:
         for command in self._medic.unanswered():
             if command.action == "job.stop":
                 return True
-            if isinstance(command.parameters, Rollback) and self.training.storage is not None:
+            is_new = not command.is_deferred
+            if is_new and isinstance(command.parameters, Rollback) and self.training.storage is not None:
                 try:
                     self._restore.choose(command.parameters)
                 except Refusal:

@@ -12,6 +12,8 @@ user's own way of keeping checkpoints (``own_checkpoints``).
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import pickle
 import re
@@ -27,9 +29,14 @@ import torch
 from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
+log = logging.getLogger("trainmedic")
+
+ALERT_TO_ROLLBACK = 120.0
+"""Seconds from an alert's beginning to its rollback, with the alert rules and the playbooks that are shipped."""
 TRAINING, RUN = "training.pt", "run.pt"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
 _LEFTOVER = re.compile(r"unfinished-\d+-step-\d+\Z|abandoned-\d+-step-\d+\Z")
@@ -98,6 +105,7 @@ class CheckpointDirectory:
         self._root = Path(directory)
         self.directory: Path | None = self._root
         self._keep = keep
+        self._has_warned = False
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         try:
@@ -114,7 +122,7 @@ class CheckpointDirectory:
             unfinished.mkdir()
             contents = {TRAINING: parts.capture(), RUN: run}
             sizes = {name: write_file(unfinished / name, content) for name, content in contents.items()}
-            at = self._publish(unfinished, path, step, sizes)
+            at = self._publish(unfinished, path, step, sizes, health=run.get("health"))
         except BaseException:  # an interrupt, too, leaves nothing half-written behind
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -140,20 +148,40 @@ class CheckpointDirectory:
                 checkpoints.unpin(other.path)
             if not other.complete or other.at > checkpoint.at:
                 other.path.rename(self._free_name(other.path))
-        checkpoints.pin(checkpoint.path, reason)
+        if isinstance(checkpoint.path, Path):  # one in memory is kept there
+            checkpoints.pin(checkpoint.path, reason)
 
     def prune(self) -> None:
         if self._keep is None:
             return
         present = self.checkpoints()
-        pinned = [checkpoint.path for checkpoint in present if self._stays_pinned(checkpoint, present)]
-        gone = [checkpoint.path for checkpoint in checkpoints.surplus(present, self._keep, pinned)]
+        pinned = [checkpoint for checkpoint in present if self._stays_pinned(checkpoint, present)]
+        back_to = min((checkpoint.step for checkpoint in pinned), default=None)
+        kept = [checkpoint.path for checkpoint in pinned]
+        gone = [checkpoint.path for checkpoint in checkpoints.surplus(present, self._keep, kept, back_to)]
         # An unfinished one of another process is a leftover: two processes do not train the same run.
         gone += [Path(entry.path) for entry in os.scandir(self._root) if _LEFTOVER.match(entry.name)]
+        self._warn_if_too_few([each for each in present if each.path not in gone], len(gone))
         for path in gone:
             # The mark goes first: what is deleted in part must not count as complete.
             (path / checkpoints.COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path)
+
+    def _warn_if_too_few(self, staying: Sequence[SavedCheckpoint], surplus: int) -> None:
+        """Once, where those that stay reach back less than it may take from an alert's beginning to its rollback."""
+        complete = checkpoints.newest_first(staying)
+        if self._has_warned or not surplus or len(complete) < checkpoints.NEVER_DELETED:
+            return
+        seconds = (complete[0].at - complete[-1].at).total_seconds()
+        if seconds < ALERT_TO_ROLLBACK:
+            self._has_warned = True
+            needed = math.ceil(ALERT_TO_ROLLBACK * (len(complete) - 1) / max(seconds, 1.0)) + 1
+            log.warning(
+                "%s: the %d checkpoints that are kept reach back %.0f s; from an alert's beginning to its rollback "
+                "it may take %.0f s, and where all are of later the rollback is rejected: keep about %d, or write "
+                "them less often",
+                *(self._root, len(complete), seconds, ALERT_TO_ROLLBACK, needed),
+            )
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
         """Whether it is pinned, and too few checkpoints are from beyond the step that its rollback started from.
@@ -177,21 +205,43 @@ class CheckpointDirectory:
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished
 
+    def begin_parts(self, step: int) -> str:
+        """As `trainmedic.torch.background_saves.PartWriter`, with `write_part` and `finish_parts`."""
+        unfinished = self._unfinished(self._path_of(step))
+        unfinished.mkdir(parents=True)
+        return unfinished.name
+
+    def part_directory(self, name: str) -> Path:
+        return self._root / name
+
+    def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
+        write_file(unfinished / TRAINING, held)
+        write_file(unfinished / RUN, run)
+
+    def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
+        path = self._path_of(step)
+        sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
+        self._publish(unfinished, path, step, sizes, at=envelope.write_time(at), health=health)
+        return SavedCheckpoint(step, at, path)
+
     def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
-        """Give a checkpoint whose files are on the disk its name, and mark it complete. The time in the mark."""
+        """Give a checkpoint whose files are on the disk its name, and mark it complete. The time in the mark.
+
+        ``more`` goes into the mark as well; an ``at`` among it is the time, which otherwise is the present one.
+        """
         if path.exists():  # half-written, or of the same step and so of the same worth
             shutil.rmtree(path)
         unfinished.rename(path)
         checkpoints.flush_directory(self._root)
-        at = envelope.utc_now()
         checked = torch.serialization.get_crc32_options()
-        facts = {"step": step, "at": envelope.write_time(at), "files": sizes, "checksums": checked, **more}
+        at = envelope.write_time(envelope.utc_now())
+        facts = {"step": step, "at": at, "files": sizes, "checksums": checked, **more}
         try:
             checkpoints.mark_complete(path, facts)
         except BaseException:  # an interrupt, too, leaves nothing half-written behind
             shutil.rmtree(path, ignore_errors=True)
             raise
-        return at
+        return envelope.read_time(facts["at"])
 
     def _inspect(self, path: Path) -> SavedCheckpoint:
         step = int(path.name.partition("-")[2])
@@ -200,7 +250,8 @@ class CheckpointDirectory:
             try:
                 at = envelope.read_time(facts["at"])
                 sizes = all((path / name).stat().st_size == size for name, size in facts["files"].items())
-                return SavedCheckpoint(int(facts["step"]), at, path, complete=sizes)
+                health = CheckpointHealth.from_json(facts.get("health"))
+                return SavedCheckpoint(int(facts["step"]), at, path, complete=sizes, health=health)
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 pass
         return SavedCheckpoint(step, datetime.fromtimestamp(0, timezone.utc), path, complete=False)

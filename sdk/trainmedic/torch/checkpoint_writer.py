@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from trainmedic.job.progress import CHECKPOINT
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.health import CheckpointHealth, health_now
+from trainmedic.recovery.memory_slots import Slot
+from trainmedic.torch.checkpoint_tiers import TieredCheckpoints
+from trainmedic.torch.digests import are_finite, digests
+from trainmedic.torch.memory_checkpoints import is_in_memory
+from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
@@ -31,13 +38,15 @@ class CheckpointWriter:
         assert training.storage is not None
         if training.broken is not None:
             raise training.broken
-        if training.current_checkpoint is not None:
-            return training.current_checkpoint
+        current = training.current_checkpoint
+        if current is not None and not is_in_memory(current):
+            return current
         medic = training.medic
         with medic.window(CHECKPOINT):
-            checkpoint = training.storage.save(training.global_step, training.parts, training.state_dict())
+            checkpoint = training.storage.save(training.global_step, training.parts, self._run_state())
             training.current_checkpoint = checkpoint
             medic.saved(checkpoint.step)
+            training.changes.checkpoint_written(checkpoint.step)
             try:
                 if prune:
                     training.changes.drop_earlier_run()
@@ -45,6 +54,52 @@ class CheckpointWriter:
             except OSError as error:
                 log.warning("%s: old checkpoints could not be deleted: %s", medic.job, error)
         return checkpoint
+
+    def save_to_memory(self) -> None:
+        """Make an in-memory checkpoint of the present state; an error is logged."""
+        training = self._training
+        if training.memory is not None and training.broken is None:
+            with training.medic.window(CHECKPOINT):
+                progress = training.medic.progress
+                training.memory.save(
+                    training.global_step,
+                    training.parts,
+                    training.state_dict,
+                    lambda: health_now(progress),
+                    progress.pace.median_step_seconds(),
+                )
+
+    def save_when_due(self) -> None:
+        """Write the periodic checkpoint, in the background where that was asked for; an error is logged."""
+        training, storage = self._training, self._training.storage
+        background = storage.background if isinstance(storage, TieredCheckpoints) else None
+        if background is None or training.current_checkpoint is not None or training.broken is not None:
+            self.save_or_log()
+            return
+        if not background.is_first:
+            training.changes.drop_earlier_run()
+        try:
+            with training.medic.window(CHECKPOINT):
+                is_begun = background.start(training.global_step, training.parts, self._copy)
+        except Exception as error:  # whatever a state_dict raises: it costs a checkpoint, not the training
+            log.warning("%s: no checkpoint of step %d: %s", training.medic.job, training.global_step, first_line(error))
+            return
+        if not is_begun:
+            self.save_or_log()
+
+    def _copy(self) -> Slot | None:
+        training, run = self._training, self._run_state()
+        assert training.memory is not None
+        health = CheckpointHealth.from_json(run["health"]) or CheckpointHealth()
+        return training.memory.copy(training.global_step, training.parts, run, health, holds=True)
+
+    def _run_state(self) -> dict[str, Any]:
+        """The run's own state, with what the checkpoint will be judged and compared by."""
+        training = self._training
+        modules, optimizers = training.parts.modules(), training.parts.optimizers()
+        health = health_now(training.medic.progress, are_finite(modules, optimizers))
+        kept = digests(modules, optimizers) if training.verifies else None
+        return {**training.state_dict(), "health": health.to_json(), "digests": kept}
 
     def save_or_log(self, prune: bool = True) -> None:
         """The same, but an error is logged, so that training goes on without the checkpoint."""

@@ -25,8 +25,9 @@ from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.learning_rate import rate_change
 from trainmedic.torch.rank_agreement import on_all_ranks
-from trainmedic.torch.restore import CheckpointRestore
+from trainmedic.torch.restore import OTHER_BATCHES, CheckpointRestore
 from trainmedic.torch.training_state import TrainingState
+from trainmedic.torch.verification import PAUSED, RollbackVerification
 
 log = logging.getLogger("trainmedic")
 
@@ -48,6 +49,7 @@ class CommandHandlers:
     _writer: CheckpointWriter
     _restore: CheckpointRestore
     _pause: LoopPause
+    _verification: RollbackVerification
     _accumulates: bool
 
     def register(self) -> None:
@@ -93,13 +95,14 @@ class CommandHandlers:
         checkpoint = self._writer.save()
         return {"checkpoint": checkpoint.name, "saved_at": checkpoint.at.isoformat()}
 
-    def rollback(self, command: JobCommand) -> Output:
+    def rollback(self, command: JobCommand) -> None:
         rollback = command.parameters
         assert isinstance(rollback, Rollback)
         source = self._training.batch_source
         if source is not None and rollback.skip_batches:
             source.check_skip(rollback.skip_batches)
-        return self._restore.roll_back(rollback, command.group)
+        self._verification.finish("another rollback was ordered")
+        self._verification.begin(command, self._restore.roll_back(rollback, command.group), self._pause.lasts)
 
     def scale_lr(self, command: JobCommand) -> Output:
         rate, changes = self._training.rate, self._training.changes
@@ -111,7 +114,7 @@ class CommandHandlers:
         except Exception:  # ranks with different learning rates would drift apart
             rate.set_scale(scale)
             raise
-        changes.set_factors(LEARNING_RATE, factors)
+        changes.set_factors(LEARNING_RATE, factors, self._training.global_step)
         return rate_change(before, rate.values, rate.scale)
 
     def scale_batch(self, command: JobCommand) -> Output:
@@ -133,14 +136,15 @@ class CommandHandlers:
         size = scaled_whole(training.script_batch_size, sizes, "the micro-batch", round_down=round_down)
         accumulation = self._scaled_accumulation(accumulations)
         before, accumulation_before = source.batch_size, training.accumulation
+        self._batches_change()
         try:
             on_all_ranks(command.group, lambda: source.set_batch_size(size))
         except Exception:  # ranks with batches of different sizes would end their epochs at different steps
             source.set_batch_size(before)
             raise
-        training.accumulation = accumulation
-        changes.set_factors(BATCH_SIZE, sizes)
-        changes.set_factors(ACCUMULATION, accumulations)
+        training.set_accumulation(accumulation)
+        changes.set_factors(BATCH_SIZE, sizes, training.global_step)
+        changes.set_factors(ACCUMULATION, accumulations, training.global_step)
         return {
             "before": before,
             "after": size,
@@ -155,8 +159,8 @@ class CommandHandlers:
         assert isinstance(command.parameters, Accumulate)
         factors = changes.with_factor(ACCUMULATION, command.id, command.parameters.factor, command.undo_of)
         before = training.accumulation
-        training.accumulation = self._scaled_accumulation(factors)
-        changes.set_factors(ACCUMULATION, factors)
+        training.set_accumulation(self._scaled_accumulation(factors))
+        changes.set_factors(ACCUMULATION, factors, training.global_step)
         return {"before": before, "after": training.accumulation}
 
     def dataloader_workers(self, command: JobCommand) -> Output:
@@ -166,13 +170,14 @@ class CommandHandlers:
         assert source.workers is not None
         previous, count = source.workers, command.parameters.count
         check_workers(count)
+        if bool(previous) != bool(count):  # workers draw random numbers of their own
+            self._batches_change()
         try:
             source.set_workers(count)
         except Exception:  # a loader that cannot start so many is to go on with those that it had
             source.set_workers(previous)
             raise
-        training.changes.workers = count if count != training.script_workers else None
-        training.changes.save()
+        training.changes.set_workers(count if count != training.script_workers else None, training.global_step)
         return {"previous": previous, "count": count}
 
     def empty_cache(self, command: JobCommand) -> Output:
@@ -186,6 +191,7 @@ class CommandHandlers:
 
     def pause(self, command: JobCommand) -> Output:
         assert isinstance(command.parameters, Pause)
+        self._verification.finish(PAUSED)
         return self._pause.start(command.parameters.max, command.id)
 
     def resume(self, command: JobCommand) -> Output:
@@ -197,6 +203,7 @@ class CommandHandlers:
         assert isinstance(command.parameters, Stop)
         output: dict[str, Any] = {"stopping": True}
         training.stopping = True
+        self._verification.finish("the training was told to stop")
         self._pause.end()
         if command.parameters.checkpoint and training.storage is None:
             output["no_checkpoint"] = NO_CHECKPOINTS
@@ -209,6 +216,11 @@ class CommandHandlers:
                 log.exception("%s: no checkpoint before the stop", training.medic.job)
                 output["no_checkpoint"] = f"{type(error).__name__}: {error}"
         return output
+
+    def _batches_change(self) -> None:
+        """Other batches come from now on, so none of them is compared with those of before."""
+        self._verification.finish("a command has changed the batches")
+        self._training.batch_log.forget(OTHER_BATCHES)
 
     def _scaled_accumulation(self, factors: Mapping[str, float]) -> int:
         return scaled_whole(self._training.script_accumulation, factors, "the number of accumulation steps")

@@ -12,10 +12,11 @@ the directory itself (``checkpoint_storage``), which checkpoint (``restore``).
 from __future__ import annotations
 
 import shutil
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Callable, Mapping, Protocol, Sequence
+from typing import Any, Callable, Mapping, Protocol, Sequence, runtime_checkable
 
-from trainmedic.errors import NotAgreed, TrainmedicError
+from trainmedic.errors import ConfigurationError, NotAgreed, TrainmedicError
 from trainmedic.job.group import Group
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
@@ -44,6 +45,9 @@ class JointContents(Protocol):
     Every rank calls each of these.
     """
 
+    is_replicated: bool
+    """Whether all ranks load the same."""
+
     def capture(self, parts: StateParts) -> tuple[Any, Any]:
         """Return what the ranks write together, and what goes into this rank's own file."""
         ...
@@ -68,6 +72,19 @@ class JointContents(Protocol):
         ...
 
 
+@runtime_checkable
+class BackgroundContents(JointContents, Protocol):
+    """Contents that can be written while training goes on."""
+
+    def use_group_of_its_own(self) -> None:
+        """From now on write without the process group that training uses. Every rank calls it."""
+        ...
+
+    def of_memory(self, parts: StateParts, held: Any) -> tuple[Any, Any]:
+        """As `capture`, out of what `trainmedic.torch.memory_contents.MemoryContents.held` gave."""
+        ...
+
+
 class ReplicatedContents:
     """The contents where each rank has all of the training, as with DDP: rank 0 writes it, and all read that.
 
@@ -75,11 +92,19 @@ class ReplicatedContents:
     all (``broadcast_buffers``), and from there on they differ.
     """
 
+    is_replicated = True
+
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
     def capture(self, parts: StateParts) -> tuple[Any, Any]:
         return (parts.capture(), None) if self._rank == 0 else (None, parts.buffers())
+
+    def use_group_of_its_own(self) -> None:
+        """No process group is used."""
+
+    def of_memory(self, parts: StateParts, held: Any) -> tuple[Any, Any]:
+        return (held, None) if self._rank == 0 else (None, parts.buffers_of(held))
 
     def write(self, path: Path, content: Any) -> None:
         if self._rank == 0:
@@ -116,8 +141,17 @@ class JointCheckpointDirectory(CheckpointDirectory):
         self._world_size = world_size
         self._new_group = new_group
         self._contents = contents
+        self.check_rank_count: Callable[[Mapping[str, Any]], None] = lambda run: None
+        """Raises UnusableCheckpoint where a training cannot go on from a checkpoint of another number of ranks, by what
+        rank 0 has kept in it."""
 
     # --- writing ----------------------------------------------------------------------------------------
+
+    def write_beside_training(self) -> None:
+        """Parts may be written in a thread from now on. Every rank calls it. Raises ConfigurationError."""
+        if not isinstance(self._contents, BackgroundContents):
+            raise ConfigurationError(f"{type(self._contents).__name__} cannot be written in the background")
+        self._contents.use_group_of_its_own()
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         group = self._new_group(f"save-{step}")
@@ -126,7 +160,8 @@ class JointCheckpointDirectory(CheckpointDirectory):
         try:
             content, own = on_all_ranks(group, lambda: self._contents.capture(parts))
             on_all_ranks(group, lambda: self._write(unfinished, content, {"run": run, "own": own}))
-            at = group.choose(lambda: self._finish(unfinished, path, step))
+            health = _health_of_all(run.get("health"), group)
+            at = group.choose(lambda: self._finish(unfinished, path, step, health=health))
         except BaseException:  # an interrupt, too, leaves nothing half-written behind
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -143,7 +178,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         self._contents.write(unfinished, content)
         write_file(unfinished / _file_of(self._rank), own)
 
-    def _finish(self, unfinished: Path, path: Path, step: int) -> str:
+    def _finish(self, unfinished: Path, path: Path, step: int, **more: Any) -> str:
         """Name and mark the checkpoint on rank 0, once all parts are on the disk. Returns the time in the mark."""
         files = {str(file.relative_to(unfinished)): file for file in unfinished.rglob("*") if file.is_file()}
         unseen = [rank for rank in range(self._world_size) if _file_of(rank) not in files]
@@ -155,7 +190,17 @@ class JointCheckpointDirectory(CheckpointDirectory):
         sizes = {name: file.stat().st_size for name, file in files.items()}
         for directory in {file.parent for file in files.values()}:
             checkpoints.flush_directory(directory)
-        return envelope.write_time(self._publish(unfinished, path, step, sizes, ranks=self._world_size))
+        return envelope.write_time(self._publish(unfinished, path, step, sizes, ranks=self._world_size, **more))
+
+    def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
+        assert isinstance(self._contents, BackgroundContents)
+        content, own = self._contents.of_memory(parts, held)
+        self._write(unfinished, content, {"run": run, "own": own})
+
+    def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
+        path = self._path_of(step)
+        self._finish(unfinished, path, step, at=envelope.write_time(at), health=health)
+        return SavedCheckpoint(step, at, path)
 
     # --- loading ----------------------------------------------------------------------------------------
 
@@ -190,13 +235,20 @@ class JointCheckpointDirectory(CheckpointDirectory):
         rank 0's."""
         if ranks == self._world_size:
             mine: Mapping[str, Any] = read_file(path / _file_of(self._rank), checked)
-            return mine
+            if not self._contents.is_replicated or self._rank == 0:
+                return mine
+            # What this rank loads is what rank 0 has written.
+            digests = read_file(path / _file_of(0), checked)["run"].get("digests")
+            return {**mine, "run": {**mine["run"], "digests": digests}}
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         first = read_file(path / _file_of(0), checked)
+        self.check_rank_count(first["run"])
         # "feed" is the stored name of the batch source's state.
         source = for_other_rank_count(first["run"]["feed"], ranks, self._world_size)
-        return {**first, "run": {**first["run"], "feed": source, "random": None}}
+        digests = first["run"].get("digests") if self._contents.is_replicated else None
+        run = {**first["run"], "feed": source, "random": None, "batches": None, "digests": digests}
+        return {**first, "run": run}
 
     # --- what rank 0 does alone -------------------------------------------------------------------------
 
@@ -237,6 +289,14 @@ class JointOwnCheckpoints:
     def prune(self) -> None:
         if self._rank == 0:
             self._storage.prune()
+
+
+def _health_of_all(own: Any, group: Group) -> Any:
+    """Rank 0's health; the numbers are finite if they are on every rank."""
+    if not isinstance(own, dict):
+        return None
+    finite = [report for report in group.poll(own.get("finite")).values() if report is not None]
+    return {**own, "finite": all(finite)} if finite else own
 
 
 def _file_of(rank: int) -> str:

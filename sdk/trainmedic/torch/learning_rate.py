@@ -68,6 +68,10 @@ class LearningRate:
         # that is taken back is to leave no trace.
         self._written: dict[Name, tuple[float, float]] = {}
 
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters that the optimizers move."""
+        return [parameter for group in self._groups() for parameter in group["params"]]
+
     @property
     def values(self) -> list[float]:
         """The present rate of each group."""

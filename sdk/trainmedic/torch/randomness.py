@@ -53,6 +53,16 @@ def seed(value: int) -> None:
         numpy.random.seed(value & 0xFFFFFFFF)
 
 
+def has_moved(state: Mapping[str, Any]) -> bool:
+    """Whether any of the CPU's generators has given numbers since `capture` returned `state`."""
+    present = capture()
+    return (
+        not torch.equal(state["torch"], present["torch"])
+        or state["python"] != present["python"]
+        or state.get("numpy") != present.get("numpy")
+    )
+
+
 @contextmanager
 def preserved() -> Iterator[None]:
     """Restore the CPU's generators at the end of the context."""

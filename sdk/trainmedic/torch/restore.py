@@ -12,32 +12,41 @@ import logging
 from dataclasses import asdict
 from typing import Any, Mapping, Sequence
 
-from trainmedic.errors import NotAgreed, Refusal
+from trainmedic.errors import Refusal, Rejected
 from trainmedic.job.group import Group
 from trainmedic.job.parameters import Rollback
-from trainmedic.job.progress import number
+from trainmedic.job.reported_values import number
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, scaled_whole
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.choice import Choice, agree, choose
+from trainmedic.recovery.health import Onset, onset_of
 from trainmedic.recovery.rollback_budget import RollbackCount
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import BatchSource
+from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
 from trainmedic.torch.checkpoint_storage import (
     CheckpointDirectory,
     CheckpointStorage,
-    HalfLoaded,
-    PartlyLoaded,
     UnusableCheckpoint,
 )
-from trainmedic.torch.rank_agreement import failures, first_line
+from trainmedic.torch.checkpoint_tiers import on_disk
+from trainmedic.torch.joint_checkpoints import JointCheckpointDirectory
+from trainmedic.torch.loading import CheckpointLoading, KeptState, LoadedCheckpoint
 from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
 NOT_KEPT = "the checkpoint does not hold the place in the data; it goes on with the batches that come"
-
-KeptState = Mapping[str, Any]
-"""What `TrainingState.state_dict` gave when the checkpoint was written."""
+NOT_KNOWN = "not known: the loop draws its own batches"
+OTHER_BATCHES = "the same samples again, in other batches: their size, or what loads them, has changed since"
+CANNOT_SKIP = (
+    "the loop draws its own batches, so that none of them can be left out: give attach(loader=...) what they come "
+    "from, for which the function that draws one will do"
+)
+FETCHED_AHEAD = (
+    f"{NOT_REPLAYED}: the loop takes each batch during the step before, so that it goes on with one of the abandoned "
+    "course, and the first one after the checkpoint does not come; take each right before its step"
+)
 
 
 class CheckpointRestore:
@@ -45,21 +54,27 @@ class CheckpointRestore:
 
     def __init__(self, training: TrainingState) -> None:
         self._training = training
+        self._loading = CheckpointLoading(training)
         # The checkpoints of an earlier training, by path and time. No rollback goes back to them, unless this training
         # resumes from one.
         self._foreign = _already_there(training.storage)
+        disk = getattr(training.storage, "disk", training.storage)  # beside that in memory
+        if isinstance(disk, JointCheckpointDirectory):
+            disk.check_rank_count = training.check_rank_count
 
-    def choose(self, rollback: Rollback) -> list[SavedCheckpoint]:
-        """The checkpoints that a rollback may go to, best first. Raises Rejected."""
+    def choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
+        """The checkpoints that a rollback may go to, if the trouble began at ``onset``. Raises Rejected."""
         training = self._training
+        if training.batch_source is None and rollback.skip_batches:
+            raise Rejected(CANNOT_SKIP)
         own = [
             checkpoint
             for checkpoint in self._storage.checkpoints()
             if (str(checkpoint.path), checkpoint.at) not in self._foreign
         ]
-        candidates = checkpoints.candidates(own, rollback, training.global_step)
-        training.budget.check(candidates[0].step, training.global_step)
-        return candidates
+        choice = choose(own, rollback, training.global_step, onset, training.budget.spent)
+        training.budget.check(choice.best.step, training.global_step)
+        return choice
 
     def roll_back(self, rollback: Rollback, group: Group) -> Mapping[str, Any]:
         """Go back to the best checkpoint that can be loaded, and return what the answer says.
@@ -70,16 +85,22 @@ class CheckpointRestore:
         training = self._training
         if self._foreign and training.rollbacks == 0:
             training.budget.reset()  # what was spent belongs to the earlier training
-        candidates = checkpoints.as_seen_by_rank_0(group, lambda: self.choose(rollback))
-        left_step, loss = training.global_step, number(training.medic.progress.loss)
-        checkpoint, output, problems = self._load(candidates, group, rollback.skip_batches)
+        progress = training.medic.progress
+        choice = agree(group, lambda: self.choose(rollback, onset_of(rollback, progress)))
+        left_step, loss = training.global_step, number(progress.loss)
+        loaded, output = self._load(choice.candidates, group, rollback.skip_batches)
+        checkpoint = loaded.checkpoint
         training.rollbacks += 1
+        progress.record.forget_after(checkpoint.step)
         output.update(self._record_rollback(checkpoint, left_step))
         if loss is not None:
             output["loss_before"] = loss
-        if problems:
-            output["unusable"] = problems
+        if loaded.unusable:
+            output["unusable"] = loaded.unusable
+        if choice.passed_over:
+            output["passed_over"] = choice.told()
         output["left_step"] = left_step
+        output["verified"] = {"parameters": loaded.verified}
         log.warning("%s: went back from step %d to the checkpoint of step %d", self._job, left_step, checkpoint.step)
         return output
 
@@ -89,7 +110,9 @@ class CheckpointRestore:
         if training.storage is None:
             return None
         group = training.medic.group("resume")
-        candidates = checkpoints.as_seen_by_rank_0(group, lambda: checkpoints.newest_first(self._storage.checkpoints()))
+        candidates = checkpoints.as_seen_by_rank_0(
+            group, lambda: checkpoints.healthy_first(self._storage.checkpoints())
+        )
         if not candidates:
             training.changes.forget()
             training.budget.reset()
@@ -97,12 +120,12 @@ class CheckpointRestore:
         # Beside others the checkpoint of step 0 will not do: from there they would all be overwritten.
         candidates = [checkpoint for checkpoint in candidates if checkpoint.step] or candidates
         try:
-            _, _, problems = self._load(candidates, group, resumed=True)
+            loaded, _ = self._load(candidates, group, resumed=True)
         except UnusableCheckpoint as error:
             raise UnusableCheckpoint(f"{error}; to begin anew in spite of them, move them away") from error
         self._foreign = frozenset()
-        if problems:
-            log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(problems))
+        if loaded.unusable:
+            log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(loaded.unusable))
         return training.global_step
 
     @property
@@ -118,75 +141,41 @@ class CheckpointRestore:
 
     def _load(
         self, candidates: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
-    ) -> tuple[SavedCheckpoint, dict[str, Any], list[str]]:
-        """Load the first of `candidates` that can be: that checkpoint, what the answer says of it, and what was
-        wrong with those before it."""
+    ) -> tuple[LoadedCheckpoint, dict[str, Any]]:
+        """Load the first of `candidates` that can be, and go on from it: that checkpoint, and what the answer says."""
+        loaded = self._loading.load_first(candidates, group)
         fault: Exception | None = None
-        is_loaded = False
+        output: dict[str, Any] = {}
         try:
-            checkpoint, kept, problems = self._load_first(candidates)
-            is_loaded = True
             if resumed:
-                self._recall_changes(kept, group)
-            output = self._take_over(checkpoint, kept, skip_batches, resumed)
+                self._recall_changes(loaded, group)
+            output = self._take_over(loaded, skip_batches, resumed)
         except Exception as error:  # whatever is raised, because the other ranks wait for this rank's report
-            if not is_loaded and isinstance(error, (Refusal, UnusableCheckpoint, NotAgreed)):
-                raise  # the storage raises it on all ranks alike, and nothing was changed
             fault = error
         # Every rank gets here, whether or not it failed, because the poll inside is a call of all ranks.
-        self._confirm_on_all_ranks(group, fault)
-        return checkpoint, output, problems
-
-    def _load_first(self, candidates: Sequence[SavedCheckpoint]) -> tuple[SavedCheckpoint, KeptState | None, list[str]]:
-        problems: list[str] = []
-        is_changed = False
-        for checkpoint in candidates:
-            try:
-                return checkpoint, self._storage.load(checkpoint, self._training.parts), problems
-            except UnusableCheckpoint as error:
-                log.error("%s: %s", self._job, error)
-                problems.append(str(error))
-                is_changed = is_changed or isinstance(error, PartlyLoaded)
-        if is_changed:
-            raise HalfLoaded("; ".join(problems))
-        raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
-
-    def _confirm_on_all_ranks(self, group: Group, fault: Exception | None) -> None:
-        """Ask all ranks whether they have loaded the checkpoint. Raises HalfLoaded if one has not."""
-        if fault is not None:
-            log.error("%s: a checkpoint was loaded only in part", self._job, exc_info=fault)
-        try:
-            failed = failures(group.poll(None if fault is None else first_line(fault)), group)
-        except NotAgreed as error:
-            failed = str(error)
-        if failed:
-            self._training.broken = HalfLoaded(
-                f"a checkpoint was loaded only in part ({failed}), so that there is nothing left to train on; start "
-                "the job again, to resume from one that is whole, and move away those that cannot be loaded"
-            )
-            raise self._training.broken from fault
+        self._loading.confirm_on_all_ranks(group, fault)
+        return loaded, output
 
     # --- going on from there ----------------------------------------------------------------------------
 
-    def _recall_changes(self, kept: KeptState | None, group: Group) -> None:
+    def _recall_changes(self, loaded: LoadedCheckpoint, group: Group) -> None:
         """After a restart, read what commands had changed and the count of rollbacks; on all ranks as rank 0 does."""
         changes, budget = self._training.changes, self._training.budget
-        changes.recall(None if kept is None else kept.get("changes"))
+        changes.recall(None if loaded.kept is None else loaded.kept.get("changes"), loaded.checkpoint.step)
         if group.world_size > 1:
             state = group.choose(lambda: {"changes": changes.state(), "spent": asdict(budget.spent)})
             changes.restore(state["changes"])
             budget.spent = RollbackCount(**state["spent"])
 
-    def _take_over(
-        self, checkpoint: SavedCheckpoint, kept: KeptState | None, skip_batches: int, resumed: bool
-    ) -> dict[str, Any]:
+    def _take_over(self, loaded: LoadedCheckpoint, skip_batches: int, resumed: bool) -> dict[str, Any]:
         """The parts were loaded; now set the rest of the training, and return what the answer says.
 
         What commands have changed stays changed.
         """
-        training = self._training
+        training, checkpoint, kept = self._training, loaded.checkpoint, loaded.kept
         training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
         if resumed:
+            self._keep_global_batch(kept)
             self._change_as_before()
         training.reset_to(checkpoint)
         output: dict[str, Any] = {
@@ -194,9 +183,11 @@ class CheckpointRestore:
             "checkpoint": checkpoint.name,
             "saved_at": checkpoint.at.isoformat(),
         }
+        output["data"] = NOT_KNOWN
         if training.batch_source is not None:
             output["data"] = self._move_batch_source(training.batch_source, kept, skip_batches, resumed)
             output["skipped_batches"] = skip_batches
+        self._move_batch_log(kept, output["data"], skip_batches, resumed)
         output["learning_rate"] = training.rate.value
         if kept is not None:
             # Last of all: moving the batch source may draw random numbers.
@@ -216,14 +207,44 @@ class CheckpointRestore:
             data = source.restore(state) if source.knows(state) else source.start_epoch(state["epoch"])
         if skip_batches:
             source.skip(skip_batches)
-        return data
+        if self._training.fetch_order.is_ahead:
+            return FETCHED_AHEAD
+        return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data
+
+    def _move_batch_log(self, kept: KeptState | None, data: str, skip_batches: int, resumed: bool) -> None:
+        """From here on compare the batches with those that were drawn in their place, if they shall be the same."""
+        training, batch_log = self._training, self._training.batch_log
+        batches = (kept or {}).get("batches")
+        if resumed:
+            batch_log.restore(batches)
+            if self._are_made_otherwise(kept):
+                batch_log.forget(OTHER_BATCHES)
+            return
+        claims = data.startswith(REPLAYED)
+        epoch = training.batch_source.epoch if training.batch_source is not None else 0
+        batch_log.go_back(batches and batches["drawn"], epoch, skip_batches, "" if claims else data)
+
+    def _are_made_otherwise(self, kept: KeptState | None) -> bool:
+        """Whether the same samples come in other batches than when the checkpoint was written."""
+        make = ((kept or {}).get("batches") or {}).get("make")
+        return make is not None and list(make) != self._training.batch_make
+
+    def _keep_global_batch(self, kept: KeptState | None) -> None:
+        """Accumulate as many batches as make the same global batch with the number of ranks of today."""
+        training = self._training
+        accumulation = training.accumulation_after(kept)
+        if accumulation != training.script_accumulation:
+            message = "%s: with %d ranks %d batches make a step, so that the global batch stays what it was"
+            log.warning(message, self._job, training.medic.world_size, accumulation)
+            training.script_accumulation = accumulation
+            training.set_accumulation(accumulation)
 
     def _change_as_before(self) -> None:
         """After a restart, set batch size, accumulation and workers as commands had set them."""
         training, source, changes = self._training, self._training.batch_source, self._training.changes
         try:
-            training.accumulation = scaled_whole(
-                training.script_accumulation, changes.factors(ACCUMULATION), "the accumulation"
+            training.set_accumulation(
+                scaled_whole(training.script_accumulation, changes.factors(ACCUMULATION), "the accumulation")
             )
             factors = changes.factors(BATCH_SIZE)
             if source is not None and training.script_batch_size is not None and factors:
@@ -242,6 +263,7 @@ class CheckpointRestore:
         """
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
+        training.changes.went_back(checkpoint.step)
         if training.batch_source is not None:
             training.changes.skipped = [list(span) for span in training.batch_source.skipped.ranges]
             training.changes.save()
@@ -258,9 +280,10 @@ def _already_there(storage: CheckpointStorage | None) -> frozenset[tuple[str, An
 
     Users who keep their own know which of theirs belong to this training.
     """
-    if not isinstance(storage, CheckpointDirectory):
+    disk = on_disk(storage)
+    if not isinstance(disk, CheckpointDirectory):
         return frozenset()
     try:
-        return frozenset((str(checkpoint.path), checkpoint.at) for checkpoint in storage.checkpoints())
+        return frozenset((str(checkpoint.path), checkpoint.at) for checkpoint in disk.checkpoints())
     except OSError:
         return frozenset()

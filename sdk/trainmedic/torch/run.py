@@ -16,21 +16,27 @@ the commands (``handlers``), going back to a checkpoint (``restore``), where bat
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from types import TracebackType
 from typing import Any, Iterator
 
 from trainmedic.client import Medic
-from trainmedic.errors import ConfigurationError, Interrupted
+from trainmedic.errors import ConfigurationError, Interrupted, NotAgreed
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.health import problem
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch import randomness
 from trainmedic.torch.batch_sources import BatchSource
 from trainmedic.torch.boundary import StepBoundary
+from trainmedic.torch.checkpoint_tiers import TieredCheckpoints, on_disk
 from trainmedic.torch.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.handlers import CommandHandlers
+from trainmedic.torch.memory_start import MemoryStart
 from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.torch.steps import Step
 from trainmedic.torch.training_state import TrainingState
+from trainmedic.torch.verification import RollbackVerification
 
 log = logging.getLogger("trainmedic")
 
@@ -41,18 +47,31 @@ class Run:
     """A training run. Made by `trainmedic.torch.attach`; also a context manager that closes it.
 
     It registers with the medic the commands that can be carried out. ``every`` is after how many steps a checkpoint
-    is due, ``at_start`` whether one is due before the first step, and ``accumulates`` whether the loop heeds
+    is due, ``at_start`` whether one is due before the first step then, and ``accumulates`` whether the loop heeds
     ``Step.is_update``.
     """
 
-    def __init__(self, training: TrainingState, every: int | None, at_start: bool, accumulates: bool) -> None:
+    def __init__(
+        self,
+        training: TrainingState,
+        every: int | None,
+        at_start: bool,
+        accumulates: bool,
+        memory_start: MemoryStart | None = None,
+    ) -> None:
         pause = LoopPause(training.medic)
         self.training = training
+        training.memory = memory_start.memory if memory_start is not None else None
+        training.accumulates = accumulates
         self._writer = CheckpointWriter(training)
         self._restore = CheckpointRestore(training)
-        self._boundary = StepBoundary(training, self._writer, self._restore, pause, every)
-        self._saves_at_start = at_start
-        CommandHandlers(training, self._writer, self._restore, pause, accumulates).register()
+        self._verification = RollbackVerification(training)
+        self._boundary = StepBoundary(training, self._writer, self._restore, pause, self._verification, every)
+        self._saves_at_start = at_start and every is not None
+        self._memory_start = memory_start
+        self._is_begun = not self._saves_at_start and memory_start is None
+        handlers = CommandHandlers(training, self._writer, self._restore, pause, self._verification, accumulates)
+        handlers.register()
 
     # --- the training loop's calls ----------------------------------------------------------------------
 
@@ -77,7 +96,7 @@ class Run:
 
     @accumulation.setter
     def accumulation(self, batches: int) -> None:
-        self.training.accumulation = batches
+        self.training.set_accumulation(batches)
 
     @property
     def lr_scale(self) -> float:
@@ -107,23 +126,32 @@ class Run:
 
         Both count from the beginning of the training, so that a run that was resumed ends where it would have.
         """
-        training, boundary = self.training, self._boundary
-        source = training.batch_source
+        source = self.training.batch_source
         if source is None:
             raise ConfigurationError("batches() needs a loader: attach(..., loader=...)")
-        if self._saves_at_start:
-            self._save_at_start()
+        if not self._is_begun:
+            self._begin()
+        try:
+            yield from self._until(source, epochs, steps)
+        finally:
+            self._verification.finish("the loop ended")
+
+    def _until(self, source: BatchSource, epochs: int | None, steps: int | None) -> Iterator[Any]:
+        training, boundary, verification = self.training, self._boundary, self._verification
         empty = 0
         while not training.stopping and (steps is None or training.global_step < steps):
             epoch, position = source.epoch, source.position
             if epochs is not None and epoch >= epochs:
                 break
+            before = verification.before_draw()
             try:
                 boundary.begin()
+                began = time.perf_counter()
                 try:
                     batch = source.next()
                 finally:
                     boundary.end()
+                boundary.meter.add_batch(batch, time.perf_counter() - began)
             except StopIteration:
                 empty = empty + 1 if position == 0 and not source.skipped.contains(epoch, 0) else 0
                 if empty >= _EMPTY_EPOCHS:
@@ -133,12 +161,15 @@ class Run:
                 self._loading_was_interrupted(source)
                 continue
             empty = 0
+            if not training.fetch_order.is_decided:
+                training.fetch_order.batch_was_taken()
+            verification.batch_drawn(batch, epoch, before)
             yield batch
 
     def step(self) -> Step:
         """``with run.step() as step:`` around the work on one batch; commands are carried out at its end."""
-        if self._saves_at_start:
-            self._save_at_start()
+        if not self._is_begun:
+            self._begin()
         training = self.training
         return Step(self._boundary, training.global_step + 1, training.batches_done + 1 >= training.accumulation)
 
@@ -156,11 +187,25 @@ class Run:
         TrainmedicError if there are checkpoints and none of them can be loaded, because starting from nothing
         would sooner or later overwrite them.
         """
-        return self._restore.resume()
+        self._begin_memory(resumes=True)
+        step = self._restore.resume()
+        if self.training.memory is not None:
+            self.training.memory.resumed_at(self.training.global_step)
+        return step
 
     def close(self) -> None:
-        """End loading, and restore the signal's earlier handler. The medic stays connected."""
+        """End loading, and restore the signal's earlier handler. The medic stays connected.
+
+        What is being written to the disk is written to its end. Memory is given back, unless an exception is what
+        ends the training: then a restart finds it.
+        """
+        self._verification.finish("the run was closed")
         self._boundary.close()
+        storage = self.training.storage
+        if isinstance(storage, TieredCheckpoints) and storage.background is not None:
+            storage.background.close()
+        if self._memory_start is not None:
+            self._memory_start.end(in_order=sys.exc_info()[0] in (None, GeneratorExit) and self.training.broken is None)
         if self.training.batch_source is not None:
             self.training.batch_source.stop_loading()
 
@@ -174,14 +219,38 @@ class Run:
 
     # --- what happens beside the steps ------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        """Before the first step."""
+        self._is_begun = True
+        self._begin_memory(resumes=False)
+        self._save_at_start()
+
     def _save_at_start(self) -> None:
         """Write the initial checkpoint, unless the run was resumed.
 
         It deletes no old checkpoint, because the user may only have forgotten to resume.
         """
-        self._saves_at_start = False
-        if self.training.current_checkpoint is None:
+        if self._saves_at_start and self.training.current_checkpoint is None:
             self._writer.save_or_log(prune=False)
+        self._saves_at_start = False
+
+    def _begin_memory(self, resumes: bool) -> None:
+        """Get the memory for in-memory checkpoints, once; without it training goes on without them."""
+        training, start = self.training, self._memory_start
+        memory, storage = training.memory, on_disk(training.storage)
+        if start is None or memory is None or storage is None or memory.pool is not None:
+            return
+
+        def newest_step() -> int:
+            return max(
+                (each.step for each in storage.checkpoints() if each.complete and not problem(each.health)), default=-1
+            )
+
+        try:
+            start.begin(training.medic.group("memory"), newest_step if resumes else None)
+            training.memory_due = memory.next_due(training.global_step)
+        except (NotAgreed, OSError) as error:
+            log.warning("%s: no in-memory checkpoints: %s", training.medic.job, error)
 
     def _loading_was_interrupted(self, source: BatchSource) -> None:
         """Start the loader that hung again at its position, unless a rollback has moved it."""

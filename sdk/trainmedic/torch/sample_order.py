@@ -70,12 +70,14 @@ class SampleOrder:
         sampler = self._sampler
         if type(sampler) is SequentialSampler:
             return range(len(sampler))
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+        for member in _members(sampler):
+            if hasattr(member, "set_epoch"):
+                member.set_epoch(epoch)
         value = randomness.mixed_seed(self._seed, epoch)
         with randomness.preserved():
             randomness.seed(value)
-            generators = [generator for generator in _generators(sampler) if isinstance(generator, torch.Generator)]
+            held = (getattr(member, "generator", None) for member in _members(sampler))
+            generators = [generator for generator in held if isinstance(generator, torch.Generator)]
             states = [generator.get_state() for generator in generators]
             for generator in generators:
                 generator.manual_seed(value)
@@ -86,13 +88,14 @@ class SampleOrder:
                     generator.set_state(state)
 
 
-def _generators(sampler: Any) -> Iterator[Any]:
-    """The generators of a sampler and of those that it wraps, even where one of these wraps the first again."""
+def _members(sampler: Any) -> Iterator[Any]:
+    """A sampler and those that it wraps, the outermost first, even where one of these wraps the first again."""
     visited: list[Any] = []
     while sampler is not None and all(sampler is not other for other in visited):
         visited.append(sampler)
-        yield getattr(sampler, "generator", None)
-        sampler = getattr(sampler, "sampler", None)
+        yield sampler
+        inner = getattr(sampler, "batch_sampler", None)  # of Accelerate's, which deal out the batches of another
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
 
 
 def _compact(entries: Iterable[Any]) -> Sequence[Any]:

@@ -7,10 +7,12 @@ else there is go into each rank's own file. Not here: the files around it (``joi
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Collection, Mapping
+from typing import Any, Collection, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
@@ -24,10 +26,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic.torch.checkpoint_storage import UnusableCheckpoint
+from trainmedic.torch.digests import local_part, state_tensors
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import StateParts
+from trainmedic.torch.tensor_names import plain_name
 
 SHARDED = "sharded"
+_WRITING = timedelta(minutes=30)
 _METADATA = ".metadata"  # torch.distributed.checkpoint's own, without which it takes another way on this rank alone
 
 Tensors = dict[str, Any]
@@ -36,6 +41,8 @@ Tensors = dict[str, Any]
 class ShardedContents:
     """`trainmedic.torch.joint_checkpoints.JointContents` of a sharded training. Raises ConfigurationError."""
 
+    is_replicated = False
+
     def __init__(self, parts: StateParts) -> None:
         modules = list(parts.modules())
         if modules != ["model"]:
@@ -43,10 +50,9 @@ class ShardedContents:
                 f"sharded parameters are kept of a single model and no other module; these are {', '.join(modules)}: "
                 "put them into one module, or give checkpoints=OwnCheckpoints(...)"
             )
+        self._group: Any = None
         self._model: nn.Module = parts.by_name["model"]
-        self._optimizers = {
-            name: part for name, part in parts.by_name.items() if isinstance(part, torch.optim.Optimizer)
-        }
+        self._optimizers = parts.optimizers()
 
     def capture(self, parts: StateParts) -> tuple[Any, Any]:
         # Asking for the state of an optimizer that has done no step yet would give it one.
@@ -58,21 +64,26 @@ class ShardedContents:
             "others": {name: part.state_dict() for name, part in self._others(parts).items()},
         }
 
+    def of_memory(self, parts: StateParts, held: Any) -> tuple[Any, Any]:
+        content, own = held
+        return content, own
+
+    def use_group_of_its_own(self) -> None:
+        """From now on write by a process group of its own, beside what training does. Every rank calls it."""
+        self._group = dist.new_group(backend="gloo", timeout=_WRITING)
+
     def write(self, path: Path, content: Any) -> None:
         try:
-            save(content, checkpoint_id=path / SHARDED)
+            save(content, checkpoint_id=path / SHARDED, process_group=self._group)
         except CheckpointException as error:  # not an Exception; raised on all ranks where one fails
             raise TrainmedicError(f"the shards could not be written: {_cause(error)}") from error
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
         if own is None or not (path / SHARDED / _METADATA).is_file():
             raise UnusableCheckpoint(f"{path.name} has no shards")
-        for name, optimizer in self._optimizers.items():
-            if _sizes(own["groups"].get(name, ())) != _sizes(optimizer.state_dict()["param_groups"]):
-                raise UnusableCheckpoint(f"{path.name} is of another training: {name}: other parameter groups")
-        lacking = self._others(parts).keys() - own["others"].keys()
-        if lacking:
-            raise UnusableCheckpoint(f"{path.name} is of another training: it has no {min(lacking)}")
+        mismatch = self._mismatch(parts, own)
+        if mismatch:
+            raise UnusableCheckpoint(f"{path.name} is of another training: {mismatch}")
         return _copied(self._tensors(own["fresh"]))
 
     def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
@@ -97,9 +108,57 @@ class ShardedContents:
         for name, part in self._others(parts).items():
             part.load_state_dict(own["others"][name])
 
+    # --- in memory (`trainmedic.torch.memory_contents.MemoryContents`) -----------------------------------
+
+    def meshes(self, parts: StateParts) -> Sequence[Any]:
+        meshes: list[Any] = []
+        for parameter in self._model.parameters():
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is not None and mesh not in meshes:
+                meshes.append(mesh)
+        return meshes
+
+    def held(self, parts: StateParts) -> Any:
+        return self.capture(parts)
+
+    def mismatch(self, parts: StateParts, held: Any) -> str:
+        content, own = held
+        mismatch = self._mismatch(parts, own)
+        if mismatch:
+            return mismatch
+        present = self._tensors(list(self._optimizers))["model"]
+        if present.keys() != content["model"].keys():
+            return f"{len(present.keys() ^ content['model'].keys())} names of parameters differ"
+        changed = [name for name, tensor in present.items() if tensor.shape != content["model"][name].shape]
+        return f"{changed[0]} has another shape" if changed else ""
+
+    def tensors(self, parts: StateParts, held: Any) -> Mapping[str, torch.Tensor]:
+        content, own = held
+        names = {parameter: plain_name(name) for name, parameter in self._model.named_parameters()}
+        tensors = {f"model.{name}": local_part(content["model"][name]) for name in names.values()}
+        for part, optimizer in self._optimizers.items():
+            if part not in own["fresh"]:
+                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+                for number, parameter in enumerate(parameters):
+                    tensors.update(state_tensors(f"{part}.{number}", content[part].get(names[parameter], {})))
+        return tensors
+
+    def put_back(self, parts: StateParts, held: Any) -> None:
+        content, own = held
+        self.restore(content, parts, own)
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _mismatch(self, parts: StateParts, own: Any) -> str:
+        for name, optimizer in self._optimizers.items():
+            if _sizes(own["groups"].get(name, ())) != _sizes(optimizer.state_dict()["param_groups"]):
+                return f"{name}: other parameter groups"
+        lacking = self._others(parts).keys() - own["others"].keys()
+        return f"it has no {min(lacking)}" if lacking else ""
+
     def _tensors(self, fresh: Collection[str]) -> Tensors:
         """Parameters by their names, and of each optimizer not in `fresh` the state by the names of its parameters."""
-        buffers = {name for name, _ in self._model.named_buffers()}
+        buffers = {plain_name(name) for name, _ in self._model.named_buffers()}
         model = {name: tensor for name, tensor in get_model_state_dict(self._model).items() if name not in buffers}
         tensors: Tensors = {"model": model}
         for name, optimizer in self._optimizers.items():

@@ -1,16 +1,19 @@
 """Which batch source serves a user's loader; the best one that it allows, in this order:
 
+- a loader that Hugging Face Accelerate has prepared: `trainmedic.torch.accelerated_source`;
 - a loader that keeps its own position (``state_dict`` and ``load_state_dict``, such as torchdata's
   ``StatefulDataLoader``): `StatefulSource`, exact;
 - a `DataLoader` over an indexed data set: `IndexedSource`, exact;
 - a sequence of batches, or anything that has ``__getitem__`` only: `SequenceSource`, exact;
 - anything else that can be iterated over again, such as a `DataLoader` over an `IterableDataset`: `RereadSource`,
   which begins the epoch again and reads up to the position, if that is not too far;
-- an iterator, which can only go on: `IteratorSource`.
+- an iterator, which can only go on: `IteratorSource`;
+- a function that draws a batch whenever it is called: `DrawnSource`, exact if it draws from random numbers alone.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Iterator
 
 import torch
@@ -23,10 +26,11 @@ from trainmedic.torch.batch_sources import (
     IteratorSource,
     RereadSource,
     SequenceSource,
-    StatefulSource,
 )
+from trainmedic.torch.drawn_source import DrawnSource
 from trainmedic.torch.indexed_source import IndexedSource
 from trainmedic.torch.sample_order import SampleOrder
+from trainmedic.torch.stateful_source import BufferedSource, StatefulSource
 
 
 def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = REREAD) -> BatchSource:
@@ -34,16 +38,23 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
 
     Raises ConfigurationError where nothing can be read from it.
     """
+    order_seed = torch.initial_seed() if seed is None else seed
+    if is_prepared_by_accelerate(loader):
+        from trainmedic.torch.accelerated_source import source_of_prepared
+
+        return source_of_prepared(loader, order_seed, rank, reread)
     if _keeps_its_position(loader):
         return StatefulSource(loader, loader)
     if isinstance(loader, DataLoader):
         dataset = loader.dataset
         if isinstance(dataset, IterableDataset):
             if loader.num_workers == 0 and _keeps_its_position(dataset):
+                if type(dataset).__module__.startswith("datasets."):
+                    return BufferedSource(loader, dataset, reread)
                 return StatefulSource(loader, dataset)
             return RereadSource(loader, reread)
         if type(loader).__iter__ is DataLoader.__iter__ and SampleOrder.is_known(loader):
-            return IndexedSource(loader, torch.initial_seed() if seed is None else seed, rank)
+            return IndexedSource(loader, order_seed, rank)
         return RereadSource(loader, reread)
     if isinstance(loader, Iterator):
         return IteratorSource(loader)
@@ -51,8 +62,27 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
         return SequenceSource(loader)
     if hasattr(loader, "__iter__"):
         return RereadSource(loader, reread)
+    if inspect.isgeneratorfunction(loader) or isinstance(loader, type):
+        raise ConfigurationError(
+            f"loader: {loader.__name__} gives no batch when it is called: give what it makes, which is an iterator and "
+            "only goes on, or an object whose __iter__ begins anew"
+        )
+    if callable(loader):
+        return DrawnSource(loader, order_seed, rank)
     raise ConfigurationError(f"loader: no batches can be read from a {type(loader).__name__}")
 
 
+def is_prepared_by_accelerate(loader: Any) -> bool:
+    """Whether it is a loader that Hugging Face Accelerate has prepared, found out without importing Accelerate."""
+    return any(kind.__module__ == "accelerate.data_loader" for kind in type(loader).__mro__)
+
+
 def _keeps_its_position(loader: Any) -> bool:
-    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+    """Whether it says its position when asked; MosaicML's data sets want to be told it."""
+    ask = getattr(loader, "state_dict", None)
+    if not callable(ask) or not callable(getattr(loader, "load_state_dict", None)):
+        return False
+    needed = [
+        name for name, parameter in inspect.signature(ask).parameters.items() if parameter.default is parameter.empty
+    ]
+    return all(name in ("args", "kwargs") for name in needed)

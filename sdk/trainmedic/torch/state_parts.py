@@ -6,12 +6,17 @@ Not here: the learning rate's scale and the position in the data (``training_sta
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Iterator, Mapping
 
 import torch
 from torch import nn
 
 from trainmedic.errors import ConfigurationError
+from trainmedic.torch.loss_scaling import begins_anew, drop_noted_steps
+from trainmedic.torch.tensor_names import named_as, plain_name
+
+log = logging.getLogger("trainmedic")
 
 
 class StateParts:
@@ -50,36 +55,52 @@ class StateParts:
     def restore(self, states: Mapping[str, Any]) -> None:
         """Load the states into the parts."""
         for name, part in self.by_name.items():
-            part.load_state_dict(states[name])
+            state = states[name]
+            if isinstance(part, nn.Module):
+                part.load_state_dict(named_as(part.state_dict(), state))
+            elif begins_anew(part, state):
+                log.warning("%s was switched off when the checkpoint was written; it begins anew", name)
+            else:
+                part.load_state_dict(state)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
         """The modules' buffers by the names of module and buffer, but for those that are not part of its state."""
         buffers = {}
         for name, module in self.modules().items():
             kept = module.state_dict().keys()
-            buffers[name] = {key: buffer for key, buffer in module.named_buffers() if key in kept}
+            buffers[name] = {plain_name(key): buffer for key, buffer in module.named_buffers() if key in kept}
         return buffers
+
+    def buffers_of(self, states: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
+        """The same, out of what `capture` gave."""
+        return {
+            name: {plain_name(key): states[name][key] for key, _ in module.named_buffers() if key in states[name]}
+            for name, module in self.modules().items()
+        }
 
     def restore_buffers(self, held: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Copy the buffers into place, as far as the modules still have them."""
         with torch.no_grad():
             for name, module in self.modules().items():
+                buffers = {plain_name(key): buffer for key, buffer in held.get(name, {}).items()}
                 for key, buffer in module.named_buffers():
-                    if key in held.get(name, ()):
-                        buffer.copy_(held[name][key])
+                    if plain_name(key) in buffers:
+                        buffer.copy_(buffers[plain_name(key)])
 
     def forget_gradients(self) -> None:
         """Drop the gradients of an abandoned or half-done step, which may be NaN."""
         for part in self.by_name.values():
             if hasattr(part, "zero_grad"):
                 part.zero_grad()
-            if isinstance(part, torch.amp.GradScaler):
-                # It remembers which optimizers it has unscaled in the step, and refuses to do so twice.
-                part._per_optimizer_states.clear()
+            drop_noted_steps(part)
 
     def modules(self) -> dict[str, nn.Module]:
         """The parts that are modules, by name."""
         return {name: part for name, part in self.by_name.items() if isinstance(part, nn.Module)}
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The parts that are optimizers, by name."""
+        return {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
 
 
 def is_sharded(parts: StateParts) -> bool:
@@ -113,7 +134,8 @@ def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _difference(part: Any, held: Any) -> str:
     if isinstance(part, nn.Module):
-        return _other_shape(part.state_dict(), held)
+        present = part.state_dict()
+        return _other_shape(present, named_as(present, held))
     if isinstance(part, torch.optim.Optimizer):
         sizes = [len(group["params"]) for group in held["param_groups"]]
         return "other parameter groups" if sizes != [len(group["params"]) for group in part.param_groups] else ""

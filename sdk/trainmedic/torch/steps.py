@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainmedic.errors import ConfigurationError, Interrupted
 from trainmedic.torch.boundary import StepBoundary
+from trainmedic.torch.moving_averages import update_average
 from trainmedic.torch.state_parts import StateParts
 
 
@@ -23,19 +24,28 @@ class Step:
     one, and ``is_update`` is true for the last of them: only then is the optimizer to step.
     """
 
-    __slots__ = ("_boundary", "is_reported", "is_update", "number")
+    __slots__ = ("_accelerated", "_boundary", "_completes_step", "is_reported", "number")
 
     def __init__(self, boundary: StepBoundary, number: int, is_update: bool) -> None:
         self._boundary = boundary
         self.number = number
-        self.is_update = is_update
+        self._accelerated = boundary.training.accelerated
+        self._completes_step = is_update
         self.is_reported = False
+
+    @property
+    def is_update(self) -> bool:
+        """Whether the optimizer is to step. Where Accelerate decides on that, ask within ``accelerator.accumulate``."""
+        return self._accelerated.is_update if self._accelerated.leads else self._completes_step
 
     def backward(self, loss: torch.Tensor) -> None:
         """``loss.backward()``, for the mean over the step's batches, and scaled by the gradient scaler if any."""
         training = self._boundary.training
-        if training.accumulation > 1:
+        if training.accumulation > 1 and not self._accelerated.leads:
             loss = loss / training.accumulation
+        if self._accelerated.exists:
+            self._accelerated.backward(loss)
+            return
         scaler = _scaler(training.parts)
         if scaler is not None:
             loss = scaler.scale(loss)
@@ -51,14 +61,15 @@ class Step:
             return None
         training = self._boundary.training
         parts = training.parts
+        if self._accelerated.exists:
+            return self._update_accelerated(max_norm)
         scaler = _scaler(parts)
         optimizers = training.rate.optimizers
         if scaler is not None:
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
-        parameters = [
-            parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        parameters = training.rate.parameters()
+        self._boundary.layer_norms.measure()  # before they are clipped
         norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if max_norm is None else max_norm)
         if hasattr(norm, "full_tensor"):  # of sharded parameters
             norm = norm.full_tensor()
@@ -73,6 +84,13 @@ class Step:
         _step_schedulers_and_emas(parts)
         return norm
 
+    def _update_accelerated(self, max_norm: float | None) -> torch.Tensor:
+        rate = self._boundary.training.rate
+        norm: torch.Tensor = self._accelerated.clip(rate.parameters(), float("inf") if max_norm is None else max_norm)
+        self._accelerated.step(rate.optimizers)
+        _step_schedulers_and_emas(self._boundary.training.parts)
+        return norm
+
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:
         """Say how it went: as `trainmedic.Medic.report`, which gets the step and the learning rates as well.
 
@@ -82,6 +100,9 @@ class Step:
         self.is_reported = True
 
     def __enter__(self) -> Step:
+        fetch_order = self._boundary.training.fetch_order
+        if not fetch_order.is_decided:
+            fetch_order.step_began()
         self._boundary.begin()
         return self
 
@@ -90,12 +111,16 @@ class Step:
     ) -> bool:
         boundary = self._boundary
         boundary.end()
+        fetch_order = boundary.training.fetch_order
+        if not fetch_order.is_decided:
+            fetch_order.step_ended()
         if kind is None:
             boundary.complete(self.number, self.is_update, self.is_reported)
             return False
         if issubclass(kind, Interrupted):
             boundary.step_was_interrupted()
             return True
+        boundary.step_failed(kind)
         return False
 
 
@@ -109,25 +134,16 @@ def _scaler(parts: StateParts) -> Any:
 
 
 def _step_schedulers_and_emas(parts: StateParts) -> None:
+    """Of several emas, each follows the model of its name."""
     for name, part in parts.by_name.items():
         kind = name.partition(".")[0]
         if kind == "scheduler" and not isinstance(part, ReduceLROnPlateau):
             part.step()
         elif kind == "ema":
-            _update_ema(part, parts.by_name.get(f"model{name[len(kind) :]}"))
-
-
-def _update_ema(ema: Any, model: Any) -> None:
-    """Call PyTorch's AveragedModel, or the ``update(model)`` of others.
-
-    Of several emas, each follows the model of its name.
-    """
-    if model is None:
-        raise ConfigurationError(
-            "step.update() does not know which model an ema follows: give several by the same names, "
-            "attach(model={...}, ema={...})"
-        )
-    if hasattr(ema, "update_parameters"):
-        ema.update_parameters(model)
-    else:
-        ema.update(model)
+            model = parts.by_name.get(f"model{name[len(kind) :]}")
+            if model is None:
+                raise ConfigurationError(
+                    "step.update() does not know which model an ema follows: give several by the same names, "
+                    "attach(model={...}, ema={...})"
+                )
+            update_average(part, model)

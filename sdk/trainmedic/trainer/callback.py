@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 import logging
 from pathlib import Path
-from typing import Any, Callable, Generic, Mapping, TypeVar
+from typing import Any, Callable, Generic, Mapping, Sequence, TypeVar
 
 from trainmedic import distributed
 from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import InForce
 from trainmedic.job.parameters import ACTIONS
+from trainmedic.torch.layer_norms import LayerNorms
+from trainmedic.torch.step_meter import StepMeter
+from trainmedic.torch.verification import PAUSED
 from trainmedic.trainer.live_commands import LiveCommands
 from trainmedic.trainer.loop import TrainerLoop
 
@@ -63,6 +66,8 @@ class MedicCallback(Generic[AnyLoop]):
         self.medic = medic
         self.loop: AnyLoop | None = None
         self._live = LiveCommands(medic)
+        self._meter = StepMeter((), medic.world_size)
+        self._layer_norms: LayerNorms | None = None
         self._restarter = restarter
         self._restart_handlers = restart_handlers
         self._in_force = in_force or {}
@@ -90,6 +95,28 @@ class MedicCallback(Generic[AnyLoop]):
         _join_ranks(self.medic)
         self._live.recall(directory, checkpoint, writes)
 
+    def _measure(self, trained: Sequence[Any], knows_all_waiting: bool = True) -> None:
+        """Measure the steps from now on: what their time goes into, and where asked for, the norms of the layers.
+
+        ``trained`` are the models; ``knows_all_waiting`` says that the ranks wait for each other nowhere unseen.
+        """
+        models = trained if knows_all_waiting else ()
+        self._end_measuring()
+        self._meter = StepMeter(models, self.medic.world_size)
+        self._layer_norms = LayerNorms(trained, self._live.optimizers, self.medic)
+        if self.loop is not None:
+            self.loop.meter = self._meter
+
+    def _end_measuring(self) -> None:
+        self._meter.close()
+        if self._layer_norms is not None:
+            self._layer_norms.close()
+
+    def _parts_of_step(self, step: int) -> Mapping[str, Any]:
+        """The arguments of `Medic.report` that say what the time since the last report went into."""
+        self._meter.step_ends()
+        return self._meter.take(self.medic.progress.steps_to(step))
+
     def _arm(self) -> None:
         """Allow interrupting the loop until `_disarm`, if it hangs."""
         if self.loop is not None:
@@ -112,6 +139,8 @@ class MedicCallback(Generic[AnyLoop]):
         if self.loop is not None:
             self.loop.stepped(step)
         self.medic.commands(step)
+        if self._live.pause.lasts and self.loop is not None:
+            self.loop.proof.finish(PAUSED)
         self._live.pause.wait(step)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import torch
 
@@ -55,13 +55,13 @@ class LiveCommands:
         if self._changes is not None:
             return
         assert self._rate is not None
-        changes = self._changes = AppliedChanges(directory, writes)
+        changes = self._changes = AppliedChanges(directory, writes, self._medic.largest_lr_scale)
         if checkpoint is None:
             changes.forget()
             self._is_recalled = True
             return
         if not changes.recall():
-            earlier = AppliedChanges(checkpoint.parent, writes=False)
+            earlier = AppliedChanges(checkpoint.parent, writes=False, largest_lr_scale=self._medic.largest_lr_scale)
             if earlier.recall():
                 changes.restore(earlier.state())
             elif self._rate.scale != 1.0:
@@ -69,6 +69,21 @@ class LiveCommands:
         changes.restore(self._medic.group("changes").choose(changes.state))
         self._rate.set_scale(changes.scale(LEARNING_RATE))
         self._is_recalled = True
+
+    def checkpoint_written(self, step: int) -> None:
+        """A checkpoint of that step is complete; what was changed has proven itself."""
+        if self._changes is not None:
+            self._changes.checkpoint_written(step)
+
+    @property
+    def lr_scale(self) -> float:
+        """The factor by which commands have scaled the learning rate."""
+        return self._rate.scale if self._rate is not None else 1.0
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """Those of the loop that runs."""
+        return self._rate.optimizers if self._rate is not None else ()
 
     @property
     def expected_learning_rate(self) -> Any:
@@ -78,14 +93,14 @@ class LiveCommands:
     def _scale_lr(self, command: JobCommand) -> Mapping[str, Any]:
         assert self._rate is not None
         assert isinstance(command.parameters, ScaleLr)
-        if self._changes is None:
-            self._changes = AppliedChanges()  # the ranks could not agree on those from before
+        if self._changes is None:  # the ranks could not agree on those from before
+            self._changes = AppliedChanges(largest_lr_scale=self._medic.largest_lr_scale)
             self._changes.recall()
         changes = self._changes
         factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
         before = self._rate.values
         self._rate.set_scale(math.prod(factors.values()))
-        changes.set_factors(LEARNING_RATE, factors)
+        changes.set_factors(LEARNING_RATE, factors, self._medic.step)
         return rate_change(before, self._rate.values, self._rate.scale)
 
     def _scales(self, command_id: str) -> bool | None:

@@ -9,18 +9,24 @@ in ``huggingface.loop`` and ``lightning.loop``). The callbacks call it for comma
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import logging
 from pathlib import Path
-from typing import Any, ClassVar, Mapping
+from typing import Any, ClassVar, Iterator, Mapping
 
 from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Rollback
-from trainmedic.recovery.checkpoints import SavedCheckpoint, choose, newest_first
-from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, agree_on_checkpoint
+from trainmedic.recovery.checkpoints import SavedCheckpoint, healthy_first
+from trainmedic.recovery.choice import Choice, agree, choose
+from trainmedic.recovery.health import Onset, onset_of
+from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, require_on_all_ranks
 from trainmedic.recovery.rollback_budget import RollbackBudget
+from trainmedic.torch.digests import Modules, Optimizers
+from trainmedic.torch.step_meter import StepMeter
+from trainmedic.trainer.rollback_proof import RollbackProof
 
 log = logging.getLogger("trainmedic")
 
@@ -41,10 +47,15 @@ class TrainerLoop(abc.ABC):
         self._limits = limits
         self._writes = writes
         self._step = 0
-        # Path and time of the checkpoints that an earlier training has left in the directory. Nothing goes back to
-        # those, as they hold another model's weights.
+        # What this rank has kept in the checkpoint from which the loop has begun; None where there is nothing.
+        self._kept: Mapping[str, Any] | None = None
+        # Path and time of the checkpoints that an earlier training has left in the directory, and of those that were
+        # loaded otherwise than they were saved. Nothing goes back to those.
         self._foreign: frozenset[tuple[Any, Any]] = frozenset()
-        self.restarts = LoopRestarter(medic, self._newest, self._choose_checkpoint, limits)
+        self.meter: StepMeter | None = None
+        """What is told of the batches, while the loop runs with a callback."""
+        self.restarts = LoopRestarter(medic, self._newest, self._choose, limits)
+        self.proof = RollbackProof(medic, lambda: self._accumulation)
 
     # --- what each framework implements -----------------------------------------------------------------
 
@@ -70,18 +81,30 @@ class TrainerLoop(abc.ABC):
     def _skipped_batches(self) -> int:
         """How many batches were left out since the last restart."""
 
+    @property
+    @abc.abstractmethod
+    def _accumulation(self) -> int:
+        """How many batches make a step."""
+
+    @property
+    @abc.abstractmethod
+    def _data(self) -> str:
+        """Which batches come after the last restart, for the answer; as `BatchSource.restore` says it."""
+
     # --- around the framework's loop --------------------------------------------------------------------
 
     def _start_fresh(self) -> None:
         """Begin without a checkpoint: the checkpoints in the directories belong to an earlier training."""
         self._foreign = frozenset((checkpoint.path, checkpoint.at) for checkpoint in self._all_checkpoints())
         self.budget.reset()
+        self._medic.progress.record.forget_after(-1)  # as do the losses that are known
 
     def _prepare(self, restart: LoopRestart) -> Path:
         """The checkpoint that the loop starts from for `restart`, with later ones put aside. Raises OSError."""
         ranks = self._medic.group("restart")
         ranks.poll()  # until every rank is here, one may still be writing its part of a checkpoint
         checkpoint = Path(ranks.choose(lambda: str(self._available(restart))))
+        self._medic.progress.record.forget_after(self._step_of(checkpoint))
         if self._writes:
             self._put_aside(self._step_of(checkpoint))
         log.warning("%s: the training loop starts again from %s", self._medic.job, checkpoint)
@@ -109,8 +132,17 @@ class TrainerLoop(abc.ABC):
         if renamed:
             log.warning("%s: put aside as %s", self._medic.job, ", ".join(renamed))
 
+    @contextlib.contextmanager
+    def _attempting(self) -> Iterator[None]:
+        """Around the framework's loop: what waits to be compared is answered if that raises an error."""
+        try:
+            yield
+        except BaseException as error:
+            self.proof.finish(f"the loop raised {type(error).__name__}")
+            raise
+
     def _newest(self) -> Path | None:
-        complete = newest_first(self._checkpoints())
+        complete = healthy_first(self._checkpoints())
         return complete[0].path if complete else None
 
     def _checkpoints(self) -> list[SavedCheckpoint]:
@@ -124,37 +156,64 @@ class TrainerLoop(abc.ABC):
 
     # --- called by the callback -------------------------------------------------------------------------
 
+    def begins(self, modules: Modules, optimizers: Optimizers) -> None:
+        """Take note, on every rank, that the loop begins with these, before its first step."""
+        restart = self.restarts.starting
+        if restart is not None and _is_rollback(restart):
+            self.proof.loaded(self._kept, modules, optimizers)
+
     def stepped(self, step: int) -> None:
         """Take note that a step is complete."""
         self._step = step
-        self.restarts.stepped(step, self._finish)
+        self.restarts.stepped(step, self._finish, self._answer)
 
-    def roll_back(self, command: JobCommand) -> None:
-        """Choose the checkpoint on all ranks together, and ask for a restart from there. Raises Rejected."""
-        rollback = command.parameters
+    def ends(self) -> None:
+        """Take note that the loop ends."""
+        again = self.restarts.is_asked
+        self.proof.finish("the loop starts again for another command" if again else "training ended")
+
+    def roll_back(self, command: JobCommand) -> bool:
+        """Choose the checkpoint on all ranks together, and ask for a restart from there: `LoopRestarter.ask`. Raises
+        Rejected."""
+        rollback, progress = command.parameters, self._medic.progress
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self._no_skip_because:
             raise Rejected(self._no_skip_because)
-        checkpoint = agree_on_checkpoint(command.group, lambda: self._choose_checkpoint(rollback), self._is_complete)
-        output = {
-            "checkpoint": checkpoint.path.name,
+        choice = agree(command.group, lambda: self._choose(rollback, onset_of(rollback, progress)))
+        checkpoint = choice.best
+        require_on_all_ranks(command.group, checkpoint, self._is_complete)
+        output: dict[str, Any] = {
+            "checkpoint": checkpoint.name,
             "checkpoint_step": checkpoint.step,
             "left_step": self._step,
             "saved_at": checkpoint.at.isoformat(),
         }
-        self.restarts.ask(LoopRestart(checkpoint.path, command, rollback.skip_batches, output=output))
+        if choice.passed_over:
+            output["passed_over"] = choice.told()
+        return self.restarts.ask(LoopRestart(checkpoint.path, command, rollback.skip_batches, output=output))
 
-    def _choose_checkpoint(self, rollback: Rollback) -> SavedCheckpoint:
-        checkpoint = choose(self._checkpoints(), rollback, self._step)
-        self.budget.check(checkpoint.step, self._step)
-        return checkpoint
+    def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
+        """Also called by the interrupter's thread, which must not read the losses, and so knows no onset."""
+        choice = choose(self._checkpoints(), rollback, self._step, onset, self.budget.spent)
+        self.budget.check(choice.best.step, self._step)
+        return choice
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
         """What the answer says in addition, now that the loop runs again and `restart` is done."""
         if not _is_rollback(restart):
             return {}
-        spent = self.budget.spend(restart.output["checkpoint_step"], restart.output["left_step"])
-        return {**spent, "skipped_batches": self._skipped_batches()}
+        step = restart.output["checkpoint_step"]
+        spent = self.budget.spend(step, restart.output["left_step"])
+        return {**spent, "step": self._step, "skipped_batches": self._skipped_batches(), "data": self._data}
+
+    def _answer(self, command: JobCommand, output: Mapping[str, Any]) -> None:
+        if command.action != "job.rollback":
+            command.applied(output)
+            return
+        self.proof.answer(command, output)
+        if self.proof.is_disproved:
+            different = [each for each in self._checkpoints() if each.step == output["checkpoint_step"]]
+            self._foreign |= {(each.path, each.at) for each in different}
 
 
 def _is_rollback(restart: LoopRestart) -> bool:

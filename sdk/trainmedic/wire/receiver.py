@@ -44,7 +44,7 @@ class Addressee:
     """Whose commands are received."""
 
     kind: str
-    """The member of a command's target that names the addressee: ``job`` or ``node``."""
+    """The member of a command's target that names the addressee: ``job``, ``node`` or ``launcher``."""
     name: str
     stream: str
     """The Redis stream of the commands."""

@@ -81,8 +81,6 @@ def _with_identity_keys(keys: tuple[bytes, ...], identity: str) -> tuple[bytes, 
 class Proof(NamedTuple):
     """By which kind of key a message is genuine."""
 
-    is_shared: bool
-    """Whether it is the shared key, whose holder may speak for everybody."""
     is_previous: bool
     """Whether it is a key that is only accepted still, or follows from such a one."""
 
@@ -146,10 +144,10 @@ class Signer:
     def _proof(self, raw: bytes, sent: Sequence[bytes], identity: str | None) -> Proof | None:
         keys = self._keys_for(identity)
         own = len(keys) if identity is None else len(keys) // 2
-        for number, key in enumerate(keys):
+        for number, key in enumerate(keys):  # the signer's own, then as many that follow from them
             expected = sign(raw, key).encode()
             if any(hmac.compare_digest(expected, signature) for signature in sent):
-                return Proof(is_shared=number < own, is_previous=number % own > 0)
+                return Proof(is_previous=number % own > 0)
         return None
 
     def _read_again(self) -> bool:

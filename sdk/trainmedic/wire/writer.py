@@ -1,6 +1,6 @@
-"""The thread that writes to Redis: replies, and the presence key that says that this process is connected.
+"""The thread that writes to Redis: replies, notices, and the presence key that says that this process is connected.
 
-Other threads only put replies into its bounded queue, and never wait. The replies stay there during a Redis outage.
+Other threads only put what is to be sent into its bounded queue, and never wait. It stays there during a Redis outage.
 Not here: what the replies say (``trainmedic.job.queue``, the agent's ``replies``).
 """
 
@@ -22,6 +22,7 @@ from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import SECONDS, CommandMemory, CommandRecord
 from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection
 from trainmedic.wire.log_limit import LogLimit
+from trainmedic.wire.notice import FIELD, Notice
 from trainmedic.wire.output import LARGEST_REPLY, too_large
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.signing import BadSignature, Signer, unseal
@@ -45,13 +46,20 @@ _LONGEST_REFUSAL = 30.0
 class OutgoingReplies:
     """The replies to one command on their way, and what is written to Redis in the same transaction."""
 
-    replies: tuple[envelope.Reply, ...]
+    replies: tuple[envelope.Reply, ...] = ()
     entry: bytes | None = None
     """The command's stream entry, to be taken off the stream; None where the command stays there."""
     remember: CommandRecord | None = None
     """The outcome to keep for later repeats of the command."""
     forget: bool = False
     """Whether the mark of the command is deleted, because the command has expired and may come again."""
+    notice: Notice | None = None
+    """What the server is told without having asked; there are no replies then."""
+
+    @property
+    def subject(self) -> str:
+        """What it is, for a line of the log."""
+        return f"the notice {self.notice.kind}" if self.notice is not None else f"the reply to {self.command_id}"
 
     @property
     def command_id(self) -> str:
@@ -116,7 +124,7 @@ class ReplyWriter:
             self._queue.put_nowait(outgoing)
         except queue.Full:
             if self._log_limit.lets_through():
-                log.error("too many replies wait for Redis; that to %s is left out", outgoing.command_id)
+                log.error("too many replies wait for Redis; %s is left out", outgoing.subject)
             return False
         return True
 
@@ -160,7 +168,7 @@ class ReplyWriter:
         wait = 0.0 if self._stopping.is_set() else max(self._presence_due - time.monotonic(), 0.0)
         with contextlib.suppress(queue.Empty):
             batches.append(self._queue.get(wait > 0, wait))
-            while sum(len(batch.replies) for batch in batches if batch is not None) < _BATCH:
+            while sum(max(len(batch.replies), 1) for batch in batches if batch is not None) < _BATCH:
                 batches.append(self._queue.get_nowait())
         return [batch for batch in batches if batch is not None]
 
@@ -197,13 +205,19 @@ class ReplyWriter:
             raw = reply.encode()
             if len(raw) > LARGEST_REPLY:
                 raw = replace(reply, output=too_large(len(raw))).encode()
-            fields: dict[Any, Any] = {"reply": raw}
-            if self._signer is not None:
-                fields |= self._signer.fields(raw)
-            pipeline.xadd(envelope.REPLIES, fields, maxlen=REPLIES_KEPT, approximate=True)
+            self._append(pipeline, b"reply", raw)
+        if batch.notice is not None:
+            self._append(pipeline, FIELD, batch.notice.encode())
         if batch.entry is not None:
             pipeline.xack(self._stream, envelope.CONSUMER_GROUP, batch.entry)
             pipeline.xdel(self._stream, batch.entry)
+
+    def _append(self, pipeline: Any, name: bytes, raw: bytes) -> None:
+        """Add a message for the server, signed where a key is in use."""
+        fields: dict[Any, Any] = {name: raw}
+        if self._signer is not None:
+            fields |= self._signer.fields(raw)
+        pipeline.xadd(envelope.REPLIES, fields, maxlen=REPLIES_KEPT, approximate=True)
 
     def _give_up_on_refused(self, unsent: list[OutgoingReplies], error: BaseException) -> list[OutgoingReplies]:
         """The replies that are sent again: all of them, until Redis has refused them several times, because of a key
@@ -219,7 +233,7 @@ class ReplyWriter:
             return unsent
         self._refusals = 0
         for batch in unsent:
-            log.error("Redis does not take the reply to %s; it is left out", batch.command_id)
+            log.error("Redis does not take %s; it is left out", batch.subject)
         return []
 
     def _describe(self) -> bytes:

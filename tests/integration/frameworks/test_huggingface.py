@@ -148,6 +148,45 @@ def test_rollbacks_to_the_same_place_are_limited(tmp_path: Path, medic: trainmed
     assert "budget" in sent.replies()[2].output["reason"]
 
 
+def both(*sends: Any) -> Any:
+    """Several commands at the end of the same step, in this order."""
+
+    def send(control: Any) -> None:
+        for each in sends:
+            each(control)
+
+    return send
+
+
+def test_a_refused_rollback_leaves_the_restart_of_the_same_step_its_checkpoint(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """The batch is halved from the checkpoint of that step; the rollback may be tried again."""
+    script = Script(at_15=both(sent("job.scale_batch", factor=0.5), sent("job.rollback", step=10)))
+    huggingface.train(make_trainer(tmp_path, script, max_steps=20), medic=medic, limits=QUICK)
+    assert [reply.status for reply in sent.replies()] == ["applied", "failed"]
+    assert script.steps == [*range(1, 21)]
+
+
+def test_a_refused_change_of_the_batch_saves_nothing_of_what_is_rolled_back(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """With one checkpoint kept, saving the step that is left would delete the very one to go back to."""
+    script = Script(at_15=both(sent("job.rollback", step=10), sent("job.scale_batch", factor=0.5)))
+    trainer = make_trainer(tmp_path, script, max_steps=20, save_total_limit=1)
+    huggingface.train(trainer, medic=medic, limits=QUICK)
+    assert [reply.status for reply in sent.replies()] == ["applied", "failed"]
+    assert script.steps == [*range(1, 16), *range(11, 21)]
+
+
+def test_a_job_that_was_told_to_stop_is_not_rolled_back(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """It stops, with the checkpoint that was asked for."""
+    script = Script(at_15=both(sent("job.stop"), sent("job.rollback", step=10)))
+    huggingface.train(make_trainer(tmp_path, script, max_steps=20), medic=medic, limits=QUICK)
+    assert [reply.status for reply in sent.replies()] == ["applied", "failed"]
+    assert script.steps == [*range(1, 16)]
+
+
 # --- live ---------------------------------------------------------------------------------------------
 
 

@@ -94,6 +94,8 @@ def test_all_ranks_go_back_once_to_the_same_checkpoint(stories: dict[str, Story]
     """The loop starts again on all of them, and goes on with the halved rate until it is told to stop."""
     story = stories[job]
     steps, output = story.steps(), story.replies["rollback"][0].output
+    for compared in output["verified"].values():
+        assert compared["agreed"] == compared["compared"] > 0
     back = [(before, after) for before, after in itertools.pairwise(steps) if after != before + 1]
     assert back == [(output["left_step"], output["checkpoint_step"] + 1)]
     rates = [line["rate"] for line in story.lines[0] if "rate" in line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.support.command_sender import Commander
 from tests.support.programs import eventually
 from trainmedic.errors import ConfigurationError
 from trainmedic.job.progress import TENSOR_INTERVAL
+from trainmedic.recovery.changes import LEARNING_RATE
 from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.wire import envelope
 
@@ -177,7 +179,11 @@ def test_what_commands_changed_is_changed_again_after_a_restart(begin: Begin) ->
         ("job.scale_batch", {"factor": 0.3}, "the micro-batch would be 1.2"),
         ("job.scale_batch", {"factor": 2.0}, "the number of accumulation steps would be 0.5"),
         ("job.accumulate", {"factor": 0.5}, "the number of accumulation steps would be 0.5"),
-        ("job.scale_lr", {"factor": 1e-320}, ""),
+        ("job.scale_lr", {"factor": 1e-320}, "the learning rate would be"),
+        ("job.scale_lr", {"factor": 50}, "the learning rate would be 50 times the script's own"),
+        ("job.scale_lr", {"factor": 1e300}, "the learning rate would be 1e+300 times the script's own"),
+        ("job.scale_batch", {"factor": 1e308, "keep_global_batch": False}, "the batch size would be"),
+        ("job.accumulate", {"factor": 1e308}, "the accumulation would be"),
         ("job.rollback", {"before": "2020-01-01T00:00:00Z"}, "no complete checkpoint from before 2020-01-01T00:00:00"),
     ],
 )
@@ -188,9 +194,42 @@ def test_what_makes_no_sense_is_rejected_and_changes_nothing(
     training = begin(accumulation=1)
     training.train(6, {5: training.order(action, **params)})
     (reply,) = training.replies()
-    if words:
-        assert (reply.status, words in reply.output["reason"]) == ("rejected", True)
+    assert (reply.status, words in reply.output["reason"]) == ("rejected", True)
     assert sizes(training) == [4] * 6
+
+
+def test_a_rate_that_an_older_release_has_recorded_beyond_all_measure_ends_no_restart(
+    begin: Begin, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is dropped, with a line in the log, though the record and the checkpoint both have it."""
+    training = begin(scheduler=constant)
+    training.train(8)
+    training.run.training.rate.set_scale(1e300)
+    training.run.training.changes.set_factors(LEARNING_RATE, {"an old command": 1e300})
+    training.run.training.global_step = 10
+    training.run.training.current_checkpoint = None
+    training.run.checkpoint()
+    training.run.close()
+    later = begin(scheduler=constant)
+    assert later.run.resume() == 10
+    assert later.run.training.rate.value == pytest.approx(0.01)
+    later.train(12)
+    assert all(math.isfinite(loss) for loss in later.losses.values())
+    assert "the learning rate was scaled by 1e+300, by command an old command" in caplog.text
+
+
+def test_a_change_with_which_no_start_comes_to_a_checkpoint_is_dropped(begin: Begin) -> None:
+    """The job ends twice before one, as if the larger batch did not fit into its memory."""
+    training = begin()
+    training.train(12, {11: training.order("job.scale_batch", factor=2.0, keep_global_batch=False)})
+    training.outputs()
+    training.run.close()
+    for size in (8, 4):
+        later = begin()
+        later.run.resume()
+        later.train(13)
+        assert sizes(later)[0] == size
+        later.run.close()
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 2), (2, 1), (1, 0)])

@@ -64,6 +64,11 @@ async def test_ranks_go_back_together_to_the_bit(
     await until(job, "at-{}", 3)
     begun = await order(bus, "job.rollback", step=0)
     assert [(told["step"], told["data"]) for told in begun.values()] == [(0, "the same batches again")] * RANKS
+    for told in begun.values():
+        parameters, batches = told["verified"]["parameters"], told["verified"]["batches"]
+        assert parameters["compared"] == parameters["agreed"] > 0
+        assert parameters["ranks"] == RANKS
+        assert batches["compared"] == batches["agreed"] > 0
     await until(job, "ordered/step-00000030/.trainmedic-complete")  # of now: those from before were put aside
     saved = await order(bus, "job.checkpoint")
     assert saved[0]["checkpoint"] == saved[1]["checkpoint"]

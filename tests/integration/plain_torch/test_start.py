@@ -59,6 +59,7 @@ VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
     "workers": lambda: {"workers": 2, "accumulation": 2},
     "warmup": lambda: {"scheduler": a_warmup},
     "gradient scaler": lambda: {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0**40)},
+    "gradient scaler, switched off": lambda: {"scaler": torch.amp.GradScaler("cpu", enabled=False)},
     "list": lambda: {"loader": [(torch.full((4, 4), n / 9), torch.arange(4) + 4 * n) for n in range(9)]},
     "kept place": lambda: {"loader": DataLoader(Kept(), batch_size=4)},
     "iterable": lambda: {
@@ -86,6 +87,18 @@ def test_back_at_the_beginning_the_training_is_as_it_never_was_run(begin: Begin,
     assert shaken.losses == calm.losses
     assert same(shaken.state(), calm.state())
     assert shaken.seen[-4:] == calm.seen[-4:]
+
+
+def test_a_scaler_that_is_switched_off_stops_no_restart(begin: Begin) -> None:
+    """``enabled=use_amp`` is how scripts are written; and the precision may be another one at the next start."""
+    training = begin(scaler=torch.amp.GradScaler("cpu", enabled=False))
+    training.train(12)
+    training.run.close()
+    for enabled in (False, True):
+        again = begin(scaler=torch.amp.GradScaler("cpu", enabled=enabled))
+        assert again.run.resume() == 10
+        again.train(12)
+        again.run.close()
 
 
 def test_an_optimizer_without_a_state_gets_none(begin: Begin) -> None:

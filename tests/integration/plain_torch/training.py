@@ -74,8 +74,14 @@ class Training:
             **settings,
         )
 
-    def train(self, steps: int | None = None, at: Mapping[int, Act | Sequence[Act]] | None = None) -> None:
-        """Until so many steps are done. ``at`` says what happens during which steps, once each."""
+    def train(
+        self,
+        steps: int | None = None,
+        at: Mapping[int, Act | Sequence[Act]] | None = None,
+        at_batch: Mapping[int, Act] | None = None,
+    ) -> None:
+        """Until so many steps are done. ``at`` says what happens during which steps, once each; ``at_batch`` during the
+        step of which batch, counted as they come, those that come again as well."""
         waiting = dict(at or {})
         for batch, indices in self.run.batches(steps=steps):
             self.seen.append(indices.tolist())
@@ -88,6 +94,8 @@ class Training:
                 acts = waiting.pop(step.number, ()) if step.is_update else ()
                 for act in (acts,) if callable(acts) else acts:
                     act()
+                if at_batch and len(self.seen) in at_batch:
+                    at_batch[len(self.seen)]()
 
     def order(self, action: str, undo_of: str | None = None, **params: Any) -> Act:
         """An act that sends the command, and returns once it waits for the step's end."""

@@ -17,7 +17,7 @@ from trainmedic_server.actions import jobs, nodes
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import Action, Call, Services
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Services
 from trainmedic_server.ports.outside import HttpReply, Presence
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -57,7 +57,7 @@ class ScriptedBus:
             raise BusUnavailable("away")
         return self.present
 
-    agents = jobs
+    agents = launchers = jobs
 
     async def check(self) -> None:
         """It answers."""
@@ -262,6 +262,11 @@ async def test_a_rollback_goes_back_to_before_the_alert_unless_told_otherwise(
         (jobs.JobScaleLr, {"factor": 0}),
         (jobs.JobScaleLr, {"factor": float("nan")}),
         (jobs.JobScaleLr, {"factor": float("inf")}),
+        (jobs.JobScaleLr, {"factor": 50}),
+        (jobs.JobScaleLr, {"factor": 1e300}),
+        (jobs.JobScaleLr, {"factor": 0.0001}),
+        (jobs.JobAccumulate, {"factor": 1001}),
+        (jobs.JobScaleBatch, {"factor": 0.0001}),
         (jobs.JobDataloaderWorkers, {"count": -1}),
         (jobs.JobPause, {"max": "0s"}),
         (jobs.JobPause, {"max": 5}),
@@ -284,6 +289,7 @@ def test_bad_parameters_are_refused_when_a_playbook_is_loaded(kind: type[Any], p
     ("kind", "params", "output", "inverse"),
     [
         (jobs.JobScaleLr, {"factor": 0.5}, None, ("job.scale_lr", {"factor": 2.0})),
+        (jobs.JobScaleLr, {"factor": 0.0625}, None, ("job.scale_lr", {"factor": 16.0})),
         (jobs.JobAccumulate, {"factor": 4}, None, ("job.accumulate", {"factor": 0.25})),
         (
             jobs.JobScaleBatch,
@@ -309,7 +315,15 @@ def test_the_inverse_is_what_takes_it_back(
     assert (None if known is None else (known.action, dict(known.params))) == inverse
     if known is not None:
         actions = {one.name: one for one in (*jobs.ACTIONS, *nodes.ACTIONS)}
-        actions[known.action].Params.model_validate(known.params)
+        actions[known.action].Params.model_validate(known.params, context=ON_RECORD)
+
+
+@pytest.mark.parametrize("kind", [jobs.JobScaleLr, jobs.JobScaleBatch, jobs.JobAccumulate])
+@pytest.mark.parametrize("factor", [1e-5, 0.05, 50, 5000])
+def test_what_is_on_record_is_taken_back_whatever_a_playbook_may_ask(kind: type[Any], factor: float) -> None:
+    """A run that an older release began, and the reciprocal of a small factor."""
+    inverse = kind.inverse(kind.Params.model_validate({"factor": factor}, context=ON_RECORD), None)
+    assert kind.Params.model_validate(inverse.params, context=ON_RECORD).factor == 1 / factor
 
 
 @pytest.mark.parametrize("kind", [*jobs.ACTIONS, *nodes.ACTIONS], ids=lambda kind: kind.name)

@@ -158,6 +158,8 @@ def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus) -> None:
     assert of(shown, "trainmedic_agent_power_lease_end_timestamp_seconds", uuid=FIRST) == 1700000300
     assert of(shown, "trainmedic_agent_power_owed", uuid=FIRST) == 0
     assert of(shown, "trainmedic_agent_power_owed", uuid=SECOND) == 1
+    power[FIRST] = GpuPowerState(PowerBaseline(700_000, 700_000, "s", pending_mw=560_000), (cap,))
+    assert of(scrape(collector(gpus, power, counters)), "trainmedic_agent_power_owed", uuid=FIRST) == 1
 
 
 def test_a_driver_that_hangs_costs_the_gpus_and_not_the_scrape(

@@ -120,6 +120,19 @@ def test_templated_parameters_are_checked_as_far_as_they_are_known() -> None:
     assert len(wrong) == 2
 
 
+def test_a_parameter_that_is_one_variable_is_checked_as_the_number_that_it_is() -> None:
+    """Variables are constants. Where text is wanted, a number is written out."""
+    variables = "vars: {steps: %s, word: x}\n"
+    step = "{action: test.rollback, with: {steps_back: '{{ vars.steps }}', before: '{{ vars.word }}'}}"
+    wrong = problems_of(variables % "0" + with_step(step))
+    assert [problem.split(": ", 1)[1] for problem in wrong] == [
+        "steps[1].with.steps_back: must be greater than or equal to 1"
+    ]
+    written_out = "{action: test.tell, with: {message: '{{ vars.steps }}'}}"
+    assert problems_of(variables % "5" + with_step(step.replace(", before: '{{ vars.word }}'", ""))) == []
+    assert problems_of(variables % "5" + with_step(written_out)) == []
+
+
 def test_steps_of_on_failure_know_every_step() -> None:
     """When it runs, every step is over; and its own ids come after those of the steps."""
     text = PLAYBOOK + (

@@ -34,6 +34,9 @@ PLACES = (("n1", "0"), ("n1", "1"), ("n2", "0"))
 GAPS = (0, 1, 1, 3, 10, 10, 45, 130, 400)
 """Seconds between one deed and the next: most come while what the last one began is still going on."""
 
+ACTION_SECONDS = 20
+"""The timeout of each action."""
+
 T = TypeVar("T")
 Fate = Literal["applied", "failed", "rejected", "lost"]
 
@@ -60,7 +63,7 @@ def _step(draw: st.DrawFn, index: int) -> str:
     if kind == "approve":
         return f"approve: 'go on?', timeout: {draw(st.sampled_from(('40s', '9m')))}, on_timeout: {goes_on}"
     action = draw(st.sampled_from(("cap", "cap", "other", "look", "tell")))
-    text = f"action: test.{action}, timeout: 20s, on_error: {goes_on}"
+    text = f"action: test.{action}, timeout: {ACTION_SECONDS}s, on_error: {goes_on}"
     if action == "cap":
         text += f", undo: {draw(st.sampled_from(('never', 'on_resolve', 'on_resolve', 'on_failure')))}"
     if draw(st.booleans()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from trainmedic.errors import Rejected
 from trainmedic.recovery.changes import (
     ACCUMULATION,
     AS_LOADED,
+    BATCH_SIZE,
     FILE,
     LEARNING_RATE,
     AppliedChanges,
@@ -132,6 +134,103 @@ def test_workers_that_would_choke_the_machine_are_rejected() -> None:
     check_workers(16)
     with pytest.raises(Rejected, match="at most"):
         check_workers(1_000_000)
+
+
+@pytest.mark.parametrize("factor", [50.0, 1e300, 4.1, 1e-4, 1e-300])
+def test_a_learning_rate_that_would_end_the_training_is_rejected(factor: float) -> None:
+    """50 is easily typed for 0.5. The reason says how far commands may go."""
+    with pytest.raises(Rejected, match=r"the learning rate would be .* times the script's own.* 0.001 to 4 times"):
+        AppliedChanges().with_factor(LEARNING_RATE, "a", factor)
+
+
+def test_factors_that_are_fine_alone_are_rejected_together() -> None:
+    """It is their product that the training works with. A user may allow more."""
+    factors: list[AppliedChanges] = [AppliedChanges(), AppliedChanges(largest_lr_scale=16)]
+    for changes in factors:
+        scaled(changes, "a", 4.0)
+    with pytest.raises(Rejected, match="16 times"):
+        scaled(factors[0], "b", 4.0)
+    assert scaled(factors[1], "b", 4.0) == 16.0
+
+
+def test_a_factor_is_bounded_though_the_product_is_fine() -> None:
+    """What makes up for an earlier command is its undo."""
+    changes = AppliedChanges()
+    scaled(changes, "a", 0.01)
+    with pytest.raises(Rejected, match="50 times"):
+        changes.with_factor(LEARNING_RATE, "b", 50.0)
+    changes.recall()
+    assert changes.with_factor(LEARNING_RATE, "c", 100.0, undo_of="lost") == {"a": 0.01, "c": 100.0}
+
+
+@pytest.mark.parametrize("name", [LEARNING_RATE, BATCH_SIZE, ACCUMULATION])
+def test_a_factor_out_of_bounds_that_an_older_release_has_recorded_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Else every restart would die of it. What else is recorded counts, and the log says what does not."""
+    recorded = {LEARNING_RATE: {}, BATCH_SIZE: {}, ACCUMULATION: {}, "workers": 2, "left_out": []}
+    recorded[name] = {"a": 0.5, "b": 1e300, "c": 0.5, "d": 1e-300}
+    (tmp_path / FILE).write_text(json.dumps(recorded))
+    changes = AppliedChanges(tmp_path)
+    changes.recall()
+    assert (changes.factors(name), changes.workers) == ({"a": 0.5, "c": 0.5}, 2)
+    assert [word in caplog.text for word in ("1e+300, by command b", "1e-300, by command d")] == [True, True]
+
+
+def started(directory: Path) -> AppliedChanges:
+    changes = AppliedChanges(directory)
+    changes.recall()
+    return changes
+
+
+def test_a_change_that_kills_its_job_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A batch that the memory does not hold, workers that choke the machine: after two starts that came to no
+    checkpoint, the job begins with what it had before. What had come to one stays."""
+    first = started(tmp_path)
+    first.set_factors(LEARNING_RATE, {"a": 0.5}, step=10)
+    first.checkpoint_written(10)  # of the same step: training has not gone on yet
+    first.checkpoint_written(20)
+    first.set_factors(BATCH_SIZE, {"b": 2.0}, step=20)
+    first.set_workers(16, step=20)
+    assert started(tmp_path).factors(BATCH_SIZE) == {"b": 2.0}
+    last = started(tmp_path)
+    assert (last.factors(BATCH_SIZE), last.workers, last.factors(LEARNING_RATE)) == ({}, None, {"a": 0.5})
+    assert "2 times and came to no checkpoint after what changed at step 20" in caplog.text
+    assert [started(tmp_path).factors(name) for name in (BATCH_SIZE, LEARNING_RATE)] == [{}, {"a": 0.5}]
+
+
+def test_a_change_that_came_to_a_checkpoint_stays_whatever_happens_later(tmp_path: Path) -> None:
+    """Also to one of an earlier step, after a rollback."""
+    started(tmp_path).set_factors(BATCH_SIZE, {"b": 2.0}, step=50)
+    started(tmp_path).checkpoint_written(40)
+    for _ in range(3):
+        assert started(tmp_path).factors(BATCH_SIZE) == {"b": 2.0}
+
+
+def test_a_start_from_a_later_checkpoint_ends_the_trial(tmp_path: Path) -> None:
+    """However that was written: in the background, or to memory. One that was gone back to is not later."""
+    first = started(tmp_path)
+    first.set_factors(BATCH_SIZE, {"b": 2.0}, step=50)
+    first.went_back(30)
+    for step in (30, 40, 40, 40):
+        changes = AppliedChanges(tmp_path)
+        changes.recall(step=step)
+        assert changes.factors(BATCH_SIZE) == {"b": 2.0}
+    died = tmp_path / "died"
+    started(died).set_factors(BATCH_SIZE, {"b": 2.0}, step=50)
+    for factors in ({"b": 2.0}, {}):
+        changes = AppliedChanges(died)
+        changes.recall(step=50)
+        assert changes.factors(BATCH_SIZE) == factors
+
+
+def test_a_record_without_a_readable_trial_is_one_without(tmp_path: Path) -> None:
+    """As older releases have written it, or somebody else."""
+    for trial in ({}, {"on_trial": 3}, {"on_trial": {"changes": 1, "step": "x", "starts": []}}):
+        recorded = {LEARNING_RATE: {"a": 0.5}, BATCH_SIZE: {}, ACCUMULATION: {}, "workers": None, "left_out": []}
+        (tmp_path / FILE).write_text(json.dumps({**recorded, **trial}))
+        for _ in range(3):
+            assert started(tmp_path).scale(LEARNING_RATE) == 0.5
 
 
 def test_what_is_recorded_is_what_is_in_force(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from trainmedic.errors import Rejected
 from trainmedic.job.parameters import Rollback
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.health import CheckpointHealth
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -19,8 +21,8 @@ def at(minute: int) -> datetime:
     return START + timedelta(minutes=minute)
 
 
-def saved(step: int, minute: int, complete: bool = True) -> SavedCheckpoint:
-    return SavedCheckpoint(step, at(minute), f"step-{step}", complete)
+def saved(step: int, minute: int, complete: bool = True, health: CheckpointHealth | None = None) -> SavedCheckpoint:
+    return SavedCheckpoint(step, at(minute), f"step-{step}", complete, health)
 
 
 FOUND = [saved(200, 20), saved(100, 10), saved(300, 30, complete=False), saved(0, 0)]
@@ -87,6 +89,20 @@ def test_a_pinned_one_stays_however_old() -> None:
     """The target of the last rollback may be needed again."""
     found = [saved(step, step) for step in (1, 2, 3, 4)]
     assert [one.step for one in checkpoints.surplus(found, keep=2, kept=["step-1"])] == [2]
+
+
+def test_ill_ones_do_not_count_towards_those_that_are_kept() -> None:
+    """They go first, but for the newest two, from which a restart may have to go on."""
+    ill = CheckpointHealth(loss=math.nan)
+    found = [saved(step, step, health=ill if step > 5 else None) for step in range(1, 10)]
+    assert [one.step for one in checkpoints.surplus(found, keep=3)] == [7, 6, 2, 1]
+    assert [one.step for one in checkpoints.healthy_first(found)] == [5, 4, 3, 2, 1, 9, 8, 7, 6]
+
+
+def test_one_beyond_that_which_was_gone_back_to_stays() -> None:
+    """Should the trouble come back, the next rollback goes further."""
+    found = [saved(step, step) for step in range(1, 8)]
+    assert [one.step for one in checkpoints.surplus(found, keep=2, kept=["step-4"], back_to=4)] == [5, 2, 1]
 
 
 def test_marks_are_files_that_others_can_see(tmp_path: Path) -> None:

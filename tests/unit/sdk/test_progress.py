@@ -7,7 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import torch
 
+from trainmedic.job.pace import StepParts
 from trainmedic.job.progress import TENSOR_INTERVAL, Progress
 
 
@@ -237,7 +239,7 @@ def test_figures_that_are_no_numbers_are_left_out() -> None:
         progress.add_report("seven", 1.0, None, None, "eight", float(now), own_seconds="nine")  # type: ignore[arg-type]
     assert progress.values(8.0)["training_loss"] == 1.0
     assert "training_throughput_samples_per_second" not in progress.values(8.0)
-    assert (progress.step, progress.own_seconds_per_step()) == (None, None)
+    assert (progress.step, progress.pace.parts().own) == (None, None)
 
 
 def test_the_floors_can_be_set() -> None:
@@ -251,7 +253,7 @@ def test_a_ranks_own_time_is_that_of_a_step() -> None:
     progress = Progress(0.0)
     for number in range(30):
         progress.add_report(10 * number, 1.0, None, None, None, number, own_seconds=4.0 if number != 20 else 400.0)
-    assert progress.own_seconds_per_step() == pytest.approx(0.4)
+    assert progress.pace.parts().own == pytest.approx(0.4)
 
 
 class Tensor:
@@ -281,3 +283,91 @@ def test_of_quick_steps_numbers_are_all_taken_and_tensors_now_and_then() -> None
     slow = Tensor(7.0)
     progress.add_report(100, slow, None, None, None, now=2.0)
     assert progress.loss is slow
+
+
+def test_the_losses_of_reports_are_kept_as_they_were() -> None:
+    """Of those that come faster than tensors are taken, not all; a tensor that the script changes later is a copy."""
+    progress = Progress()
+    running = torch.zeros(())
+    for step in range(1, 5):
+        running += 1
+        progress.add_report(step, running, None, None, None, now=float(step))
+        progress.add_report(step, 99.0, None, None, None, now=step + TENSOR_INTERVAL / 2)
+    assert [(values.step, values.at, values.loss, values.grad_norm) for values in progress.record.read()] == [
+        (step, float(step), float(step), None) for step in range(1, 5)
+    ]
+    progress.record.forget_after(2)
+    progress.add_late_values(None, torch.tensor(math.inf))
+    assert [values.step for values in progress.record.read()] == [1, 2, 4]
+    assert math.isnan(progress.record.read()[-1].grad_norm)
+
+
+def test_a_step_that_goes_back_begins_another_course() -> None:
+    """What was reported of it before is not compared with: a process may train twice."""
+    progress = Progress()
+    for now, step in enumerate((5, 6, 7, 5, 6), 1):
+        progress.add_report(step, float(now), None, None, None, now=float(now))
+    assert [(values.step, values.loss) for values in progress.record.read()] == [(5, 4.0), (6, 5.0)]
+
+
+def test_a_report_without_a_step_is_not_kept() -> None:
+    """It could not be said which checkpoints it concerns."""
+    progress = Progress()
+    progress.add_report(None, 1.0, None, None, None, now=1.0)
+    assert progress.record.read() == []
+
+
+def test_a_kept_loss_holds_no_graph_and_no_more_memory_than_its_number() -> None:
+    """A script may report one element of a large tensor."""
+    progress = Progress()
+    weights = torch.ones(1000, requires_grad=True)
+    progress.add_report(1, (weights * 2)[0], None, None, None, now=1.0)
+    (kept,) = progress.record._reports
+    assert kept.loss.grad_fn is None
+    assert kept.loss.untyped_storage().nbytes() == 4
+
+
+# --- what a step's time goes into -------------------------------------------------------------------------
+
+
+def parts_of(*reports: dict[str, Any]) -> StepParts:
+    return reported(*({"step": number, **one} for number, one in enumerate(reports))).pace.parts()
+
+
+@pytest.mark.parametrize(
+    ("report", "parts"),
+    [
+        ({}, (None, None, None, None)),
+        ({"wait_seconds": 0.25}, (0.75, None, None, 0.25)),
+        ({"own_seconds": 0.75}, (0.75, None, None, 0.25)),
+        ({"data_seconds": 0.5}, (None, 0.5, None, None)),
+        ({"data_seconds": 0.5, "wait_seconds": 0.25}, (0.75, 0.5, 0.25, 0.25)),
+        ({"data_seconds": 0.5, "own_seconds": 0.75, "wait_seconds": 0.1}, (0.75, 0.5, 0.25, 0.1)),
+        ({"wait_seconds": 3.0, "data_seconds": 0.5}, (0.0, 0.5, 0.0, 3.0)),
+        ({"wait_seconds": math.nan, "data_seconds": "long"}, (None, None, None, None)),
+    ],
+)
+def test_own_time_and_waiting_follow_from_each_other(report: dict[str, Any], parts: tuple[float | None, ...]) -> None:
+    """Of steps of a second; what is not known is not guessed, and nothing is below 0."""
+    assert parts_of(*[report] * 4) == parts
+
+
+def test_parts_are_per_step_and_their_median() -> None:
+    """A report of ten steps has ten times as much; one long step moves nothing."""
+    progress = reported(
+        *({"step": 10 * number, "wait_seconds": 5.0 if number == 7 else 1.0} for number in range(20)), every=5.0
+    )
+    assert progress.pace.parts() == (pytest.approx(0.4), None, None, pytest.approx(0.1))
+
+
+def test_tokens_and_evaluations_are_shown_where_they_were_reported() -> None:
+    """An evaluation is of the last reported step, unless it says of which."""
+    progress = reported(*({"step": number, "tokens": 400} for number in range(3)), every=0.5)
+    assert progress.values(1.0)["training_throughput_tokens_per_second"] == pytest.approx(800.0)
+    assert "training_throughput_samples_per_second" not in progress.values(1.0)
+    progress.add_evaluation(torch.tensor(1.5), None, None)
+    shown = {name: value for name, value in progress.values(1.0).items() if "evaluation" in name}
+    assert shown == {"training_evaluation_step": 2, "training_evaluation_loss": 1.5}
+    progress.add_evaluation(1.25, 3.5, 1)
+    shown = {name: value for name, value in progress.values(1.0).items() if "evaluation" in name}
+    assert list(shown.values()) == [1, 1.25, 3.5]

@@ -16,7 +16,7 @@ from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import SingleRankGroup
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, agree_on_checkpoint
+from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, require_on_all_ranks
 
 NEWEST = Path("checkpoint-10")
 LIMITS = RestartLimits(retries=2, delay=10.0)
@@ -235,9 +235,9 @@ def test_all_ranks_have_to_see_the_checkpoint() -> None:
         def poll(self, value: Any = None, patience: float = 0.0) -> Mapping[int, Any]:
             return {0: value, 1: False}
 
-    assert agree_on_checkpoint(SingleRankGroup(), lambda: checkpoint, lambda path: True) == checkpoint
+    require_on_all_ranks(SingleRankGroup(), checkpoint, lambda path: True)
     with pytest.raises(Rejected, match="as seen from rank 1"):
-        agree_on_checkpoint(Two(), lambda: checkpoint, lambda path: True)
+        require_on_all_ranks(Two(), checkpoint, lambda path: True)
 
 
 def finish(_: LoopRestart) -> Mapping[str, Any]:

@@ -48,7 +48,7 @@ def test_who_has_an_identity_key_speaks_for_this_identity_alone() -> None:
     """The server finds a message of llm-1 genuine as llm-1's, and as nobody else's."""
     server, job = Signer.of(SHARED), Signer.of(identity_key(SHARED, job_identity("llm-1")))
     signatures = job.sign(RAW)
-    assert server.verify(RAW, signatures, job_identity("llm-1")) == Proof(is_shared=False, is_previous=False)
+    assert server.verify(RAW, signatures, job_identity("llm-1")) == Proof(is_previous=False)
     for identity in (job_identity("llm-2"), node_identity("llm-1"), None):
         with pytest.raises(BadSignature, match="wrong signature"):
             server.verify(RAW, signatures, identity)

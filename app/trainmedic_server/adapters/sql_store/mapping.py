@@ -12,6 +12,7 @@ from typing import Any
 
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import (
     Attempt,
@@ -258,6 +259,24 @@ def time_gap_row(gap: TimeGap) -> tuple[Any, ...]:
 def time_gap_of(row: Row) -> TimeGap:
     _, ended_at, microseconds, is_downtime = row
     return TimeGap(ended_at, timedelta(microseconds=microseconds), is_downtime)
+
+
+def job_life_row(life: JobLife) -> dict[str, Any]:
+    return {
+        "name": life.name,
+        "state": life.state.value,
+        "since": life.since,
+        "instance": life.instance,
+        "reason": life.reason,
+        "failures": life.failures,
+        "restarts": life.restarts,
+        "numbers": dict(life.numbers),
+    }
+
+
+def job_life_of(row: Row) -> JobLife:
+    name, state, *others = row
+    return JobLife(name, LifeState(state), *others)
 
 
 def controls_row(controls: Controls) -> tuple[Any, ...]:

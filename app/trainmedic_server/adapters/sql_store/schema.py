@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeDecorator
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0004"
+HEAD = "0005"
 """The revision of the schema that this code reads and writes."""
 
 _PLAIN = {type(None): None, dict: "{}", list: "[]"}
@@ -227,6 +227,19 @@ time_gaps = sa.Table(
     sa.Column("is_downtime", sa.Boolean, nullable=False),
 )
 """``seq`` is the order in which they were noticed; ``microseconds`` is how long each was."""
+
+job_lives = sa.Table(
+    "job_lives",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("state", Text, nullable=False),
+    sa.Column("since", TimeColumn, nullable=False),
+    sa.Column("instance", Text, nullable=False),
+    sa.Column("reason", Text, nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("restarts", sa.Integer, nullable=False),
+    sa.Column("numbers", JsonColumn, nullable=False),
+)
 
 nodes = sa.Table(
     "nodes",

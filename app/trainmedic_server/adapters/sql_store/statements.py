@@ -106,6 +106,9 @@ EVENTS_OF_KIND = (
 NODES = sa.select(schema.nodes)
 CONTROLS = sa.select(schema.controls)
 TIME_GAPS = sa.select(schema.time_gaps).order_by(schema.time_gaps.c.seq)
+JOB_LIVES = sa.select(schema.job_lives)
+ADD_JOB_LIVES = sa.insert(schema.job_lives)
+FORGET_JOB_LIVES = sa.delete(schema.job_lives).where(schema.job_lives.c.name == sa.bindparam("job"))
 HEARD_NO_LATER = (
     sa.update(alerts)
     .where(alerts.c.resolved_at.is_(None), alerts.c.last_heard_at > sa.bindparam("moment", type_=schema.TimeColumn))

@@ -18,6 +18,7 @@ from trainmedic_server.adapters.sql_store import database, mapping, queries, sta
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
@@ -266,6 +267,18 @@ class SqlTransaction(Transaction):
 
     def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None:
         self._own.time_gaps += gaps
+
+    def job_lives(self) -> list[JobLife]:
+        return [mapping.job_life_of(row) for row in self._connection.execute(statements.JOB_LIVES)]
+
+    def save_job_lives(self, lives: Sequence[JobLife]) -> None:
+        self.forget_job_lives([life.name for life in lives])
+        if lives:
+            self.flushed_connection().execute(statements.ADD_JOB_LIVES, [mapping.job_life_row(life) for life in lives])
+
+    def forget_job_lives(self, names: Collection[str]) -> None:
+        if names:
+            self.flushed_connection().execute(statements.FORGET_JOB_LIVES, [{"job": name} for name in names])
 
     def controls(self) -> Controls:
         row = self._flushed_if(lambda pending: pending.controls).execute(statements.CONTROLS).one_or_none()

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import copy
+import functools
+import io
+import itertools
 import random
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import webdataset
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -19,6 +28,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from trainmedic.errors import ConfigurationError, Rejected, Unsupported
 from trainmedic.torch import randomness
@@ -29,10 +39,18 @@ from trainmedic.torch.batch_sources import (
     IteratorSource,
     RereadSource,
     SequenceSource,
-    StatefulSource,
 )
+from trainmedic.torch.drawn_source import DrawnSource
 from trainmedic.torch.indexed_source import IndexedSource
 from trainmedic.torch.source_choice import batch_source_for
+from trainmedic.torch.stateful_source import StatefulSource
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # of torchdata's loader
+    # WebDataset leaves an archive open that was not read to its end.
+    pytest.mark.filterwarnings("ignore:unclosed file .*trainmedic-archives:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*trainmedic-archives:pytest.PytestUnraisableExceptionWarning"),
+]
 
 SAMPLES, BATCH = 22, 4
 
@@ -113,6 +131,65 @@ class CountingWithPlace(IterableDataset[int]):
         self.start = self.next = state["next"]
 
 
+class Buffered(CountingWithPlace):
+    """In the manner of Hugging Face's data sets: it keeps how far it has read, and not what its shuffle buffer held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        order, buffer = random.Random(self.epoch), []
+        for number in super().__iter__():
+            buffer.append(number)
+            if len(buffer) > 5:
+                yield buffer.pop(order.randrange(len(buffer)))
+        yield from buffer
+
+
+Buffered.__module__ = "datasets.iterable_dataset"
+
+
+class CountsEpochs(IterableDataset[int]):
+    """In the manner of MosaicML's: the epochs are counted by itself, and it wants to be told its position."""
+
+    def __init__(self) -> None:
+        self.next_epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        order = random.Random(self.next_epoch).sample(range(SAMPLES), SAMPLES)
+        self.next_epoch += 1
+        return iter(order)
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
+        return {"epoch": self.next_epoch - 1, "num_samples": num_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise NotImplementedError
+
+
+@functools.cache
+def archives() -> str:
+    """Two tar files with eleven samples each, for WebDataset."""
+    directory = tempfile.TemporaryDirectory(prefix="trainmedic-archives-")
+    atexit.register(directory.cleanup)
+    for shard in range(2):
+        with tarfile.open(f"{directory.name}/{shard}.tar", "w") as archive:
+            for number in range(11 * shard, 11 * shard + 11):
+                entry = tarfile.TarInfo(f"{number:04d}.txt")
+                entry.size = 4
+                archive.addfile(entry, io.BytesIO(b"%4d" % number))
+    return directory.name + "/{0..1}.tar"
+
+
+def from_archives(*stages: Any) -> Any:
+    pipeline = webdataset.WebDataset(archives(), shardshuffle=2, detshuffle=True, seed=5)
+    return webdataset.WebLoader(pipeline.compose(*stages).map(lambda sample: int(sample["txt"])), batch_size=BATCH)
+
+
 class Endless:
     """Batch number n, for every n."""
 
@@ -122,6 +199,11 @@ class Endless:
 
 def numbers(**options: Any) -> DataLoader[int]:
     return DataLoader(Numbers(), **{"batch_size": BATCH, **options})
+
+
+def drawn_at_random() -> list[float]:
+    """A batch in the manner of nanoGPT's ``get_batch``, from all generators that people use."""
+    return [*torch.rand(2).tolist(), random.random(), float(np.random.rand())]
 
 
 EXACT: dict[str, Any] = {
@@ -139,11 +221,28 @@ EXACT: dict[str, Any] = {
     "not batched": lambda: DataLoader(Numbers(), batch_size=None, shuffle=True),
     "a list": lambda: [[number] for number in range(9)],
     "endless": Endless,
+    "a function that draws": lambda: drawn_at_random,
+    "WebDataset, shuffled by the epoch": lambda: from_archives(webdataset.detshuffle(10, seed=3)),
+    "WebDataset, shuffled with a seed": lambda: from_archives(webdataset.shuffle(10, seed=3)),
+    "a data set with a shuffle buffer": lambda: DataLoader(Buffered(), batch_size=BATCH),
+    "a data set that counts its epochs": lambda: DataLoader(CountsEpochs(), batch_size=BATCH),
     "keeps its place": KeepsPlace,
     "a data set that keeps its place": lambda: DataLoader(CountingWithPlace(), batch_size=BATCH),
     "iterable": lambda: DataLoader(Counting(), batch_size=BATCH),
     "any iterable": lambda: dict.fromkeys(range(9)),
 }
+
+
+DRAWING: dict[str, Any] = {
+    "torchdata's loader": lambda: StatefulDataLoader(Numbers(), batch_size=BATCH, shuffle=True),
+    "torchdata's loader, a sampler that it does not know": lambda: StatefulDataLoader(
+        Numbers(), batch_size=BATCH, sampler=SubsetRandomSampler(range(SAMPLES))
+    ),
+    "torchdata's loader, with workers": lambda: StatefulDataLoader(
+        Numbers(), batch_size=BATCH, shuffle=True, num_workers=1
+    ),
+}
+"""Loaders that draw the order of an epoch from the random numbers of the training, which a checkpoint holds."""
 
 
 def source_of(source: Any) -> BatchSource:
@@ -189,6 +288,23 @@ def test_another_process_finds_the_same_place(kind: str) -> None:
     torch.manual_seed(77)
     later.restore(state)
     assert taken(later, 12) == first
+
+
+@pytest.mark.parametrize("ahead", [0, 3, 8])
+@pytest.mark.parametrize("kind", DRAWING)
+def test_a_loader_that_draws_its_order_repeats_it_with_the_random_numbers(kind: str, ahead: int) -> None:
+    """In the same process and in another one, over the end of the epoch."""
+    source = source_of(DRAWING[kind]())
+    taken(source, ahead)
+    state, numbers = source.state(), randomness.capture()
+    first = taken(source, 9)
+    source.stop_loading()
+    torch.manual_seed(77)
+    for again in (source, batch_source_for(DRAWING[kind](), seed=5, rank=0)):
+        assert again.restore(state) == REPLAYED
+        randomness.restore(numbers)
+        assert taken(again, 9) == first
+        again.stop_loading()
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -321,6 +437,67 @@ def test_another_process_does_not_forget_the_epoch_that_is_too_long_to_read_agai
     assert (other.epoch, other.position) == (3, 0)
 
 
+def test_drawing_does_not_touch_the_random_numbers_of_the_training() -> None:
+    """Dropout goes on as if the loop had not drawn anything, however often a batch is drawn."""
+    source = source_of(drawn_at_random)
+    before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
+    assert len({tuple(batch) for batch in taken(source, 5)}) == 5
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+def test_ranks_draw_batches_of_their_own() -> None:
+    """As they do where each seeds its generators with its rank."""
+    one, other = (batch_source_for(drawn_at_random, seed=5, rank=rank) for rank in (0, 1))
+    assert taken(one, 1) != taken(other, 1)
+
+
+def test_a_function_that_keeps_a_position_is_a_stream_and_loses_no_batch() -> None:
+    """It is found out by the first batch, and a resumed run is told too."""
+    counted = iter(range(1000))
+    source = batch_source_for(lambda: [next(counted)], seed=5, rank=0)
+    assert taken(source, 3) == [[0], [1], [2]]
+    state = source.state()
+    taken(source, 4)
+    assert source.restore(state) == f"{NOT_REPLAYED}: a stream only goes on; 4 batches since then are left out"
+    source.skip(6)
+    assert taken(source, 1) == [[9]]
+    later = batch_source_for(lambda: [next(counted)], seed=5, rank=0)
+    assert later.restore(state).startswith(f"{NOT_REPLAYED}: the function that draws them keeps a position")
+    assert taken(later, 1) == [[10]]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.tensor([1.0, float("nan")]), torch.tensor([True])),
+        {"ids": torch.arange(3), "more": [np.arange(3), "text"]},
+        torch.arange(3, dtype=torch.uint8),
+        7,
+    ],
+)
+def test_batches_of_every_make_are_compared(batch: Any) -> None:
+    """Each by what it holds: the same twice is a function that repeats itself."""
+    source = batch_source_for(lambda: copy.deepcopy(batch), seed=5, rank=0)
+    source.next()
+    assert source.state()["repeats"] is True
+    fresh = itertools.count()
+    other = batch_source_for(lambda: (copy.deepcopy(batch), np.full(2, next(fresh))), seed=5, rank=0)
+    other.next()
+    assert other.state()["repeats"] is False
+
+
+def test_what_makes_batches_but_returns_none_is_an_error_at_once() -> None:
+    """A generator function, or a class: its result is what was meant."""
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    for loader in (generator, Endless.__class__):
+        with pytest.raises(ConfigurationError, match="gives no batch when it is called"):
+            batch_source_for(loader, 0, 0)
+
+
 def test_more_than_some_epochs_are_not_left_out() -> None:
     """A slip of the pen must not keep the training busy with counting."""
     source = batch_source_for(DataLoader(list(range(12)), batch_size=4), seed=5, rank=0)
@@ -337,6 +514,37 @@ def test_what_would_have_to_be_read_too_long_goes_on() -> None:
     taken(source, 2)
     assert source.restore(state).startswith(NOT_REPLAYED)
     assert taken(source, 1) == [[8]]
+
+
+def test_a_shuffle_buffer_that_would_have_to_be_read_too_long_is_filled_anew() -> None:
+    """The data set goes on from where it was, and nothing better is said."""
+    source = batch_source_for(DataLoader(Buffered(), batch_size=1), seed=5, rank=0, reread=4)
+    taken(source, 6)
+    state = source.state()
+    assert source.restore(state).startswith(f"{NOT_REPLAYED}: more than 4 would have to be read again")
+    assert len(taken(source, 3)) == 3
+    source = batch_source_for(DataLoader(Buffered(), batch_size=1), seed=5, rank=0, reread=4)
+    assert len(taken(source, SAMPLES)) == SAMPLES
+
+
+def test_a_source_that_gives_other_batches_each_time_is_told_of() -> None:
+    """As WebDataset's shuffling without a seed does; what was read again shows it."""
+
+    class Others(IterableDataset[int]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.passes += 1
+            return iter(range(self.passes * 100, self.passes * 100 + SAMPLES))
+
+    source = source_of(DataLoader(Others(), batch_size=BATCH))
+    taken(source, 3)
+    state = source.state()
+    taken(source, 2)
+    assert source.restore(state) == f"{NOT_REPLAYED}: the source gives others when it is read again"
+    taken(source, 1)
+    later = source.state()
+    assert source.restore(later) == f"{NOT_REPLAYED}: the source gives others when it is read again"
 
 
 def test_a_source_that_has_become_shorter_is_told_of() -> None:
@@ -358,6 +566,7 @@ def test_a_source_that_has_become_shorter_is_told_of() -> None:
         (KeepsPlace(), StatefulSource),
         ([1, 2], SequenceSource),
         (iter([1, 2]), IteratorSource),
+        (drawn_at_random, DrawnSource),
         (DataLoader(Numbers(), batch_sampler=(batch for batch in [[1], [2]])), RereadSource),  # of unknown length
     ],
 )
@@ -374,6 +583,7 @@ def test_the_best_batch_source_that_a_loader_allows_serves_it(loader: Any, kind:
         (KeepsPlace(), "Stateful"),
         ([1, 2], "Numbered"),
         (iter([1, 2]), "Stream"),
+        (drawn_at_random, "Drawn"),
     ],
 )
 def test_the_kind_that_a_checkpoint_names_stays_as_it_is(loader: Any, name: str) -> None:

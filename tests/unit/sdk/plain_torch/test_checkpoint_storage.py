@@ -203,9 +203,9 @@ def test_a_state_of_the_users_own_classes_is_loaded_from_files_of_ones_own(tmp_p
 
 
 def test_only_surplus_is_deleted(tmp_path: Path) -> None:
-    """The newest stay, a pinned one stays, leftovers of a killed process go."""
+    """The newest stay, a pinned one stays and one beyond it, leftovers of a killed process go."""
     storage, training = Directory(tmp_path, keep=2), parts()
-    for step in (100, 200, 300, 400, 500):
+    for step in (50, 100, 200, 300, 400, 500):
         age(storage.save(step, training, {}).path, minutes=100 - step // 10)
     checkpoints.pin(tmp_path / "step-00000200", WHY)
     for leftover in ("unfinished-77-step-00000450", "abandoned-1-step-00000320"):
@@ -214,8 +214,33 @@ def test_only_surplus_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "notes.txt").write_text("kept")
     storage.prune()
-    kept = ["mine", "notes.txt", "step-00000200", "step-00000400", "step-00000500"]
+    kept = ["mine", "notes.txt", "step-00000100", "step-00000200", "step-00000400", "step-00000500"]
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
+def test_too_few_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With figures: a rollback would find none from before its alert."""
+    storage, training = Directory(tmp_path, keep=3), parts()
+    for number in range(8):
+        age(storage.save(number, training, {}).path, minutes=10 - number / 3)
+        storage.prune()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "the 3 checkpoints that are kept reach back 40 s" in told
+    assert "it may take 120 s" in told
+    assert "keep about 7" in told
+
+
+def test_enough_are_not_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor is a directory from which nothing was deleted yet."""
+    storage, training = Directory(tmp_path, keep=3), parts()
+    for number in range(8):
+        age(storage.save(number, training, {}).path, minutes=100 - number)
+        storage.prune()
+    quick = Directory(tmp_path / "quick", keep=3)
+    for number in range(3):
+        quick.save(number, training, {})
+        quick.prune()
+    assert caplog.records == []
 
 
 def test_the_target_of_a_rollback_stays_until_training_is_well_past_its_trouble(tmp_path: Path) -> None:

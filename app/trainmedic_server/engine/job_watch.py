@@ -1,0 +1,192 @@
+"""Whether jobs live: a job that dies without a word is told from one that has ended as it should.
+
+Every few seconds the presences are read. What was there and is not heard of for a while, though Redis answers, is gone;
+what Redis did not answer meanwhile counts for nothing, for then all jobs vanish at once and none has died. The records
+are kept in the run store, so that a restart of the server forgets no job, and a downtime makes none seem gone.
+
+Only jobs whose SDK says how it ends (``says_end`` in their presence) are watched. Who calls it: ``wiring`` runs `watch`
+beside the engine. Not here: the rules (`domain.job_life`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from trainmedic.wire.notice import NAME
+from trainmedic_server import telemetry
+from trainmedic_server.domain import job_life
+from trainmedic_server.domain.job_life import JobLife, LifeChange, LifeState
+from trainmedic_server.domain.run import Event
+from trainmedic_server.errors import BusUnavailable, StoreUnavailable
+from trainmedic_server.ports.jobs import ArrivedNotice, JobSource
+from trainmedic_server.ports.outside import Clock, Presence
+from trainmedic_server.ports.store import RunStore, Transaction
+
+LOOK_EVERY = timedelta(seconds=5)
+"""As often as a job writes its presence."""
+MOST_JOBS = 10_000
+_LATEST_LOOK = timedelta(seconds=20)
+"""Where a look comes later than this after the last one, the server was held up, and hears of jobs only now."""
+_INSTANCE = re.compile(r"^[!-~]{1,64}\Z")
+
+log = telemetry.logger(__name__)
+
+
+class JobWatch:
+    """``ago`` returns the moment since which so much time has passed in which a server was at work; ``elapsed`` counts
+    seconds and cannot be set."""
+
+    def __init__(
+        self,
+        source: JobSource,
+        store: RunStore,
+        clock: Clock,
+        metrics: telemetry.Metrics,
+        ago: Callable[[timedelta], datetime],
+        elapsed: Callable[[], float] | None = None,
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._ago = ago
+        self._elapsed = elapsed or asyncio.get_running_loop().time
+        self._lives: dict[str, JobLife] | None = None
+        self._signs: dict[tuple[str, str], datetime] = {}
+        """By kind and name, when the presence that was last heard was written: what does not change is no sign."""
+        self._missing_since: dict[str, float] = {}
+        self._looked_at: float | None = None
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except BusUnavailable:
+                self.forget_absences()
+            except StoreUnavailable as error:
+                log.warning("what became of jobs could not be written; trying again", error=str(error))
+            except Exception:  # the loop's boundary: what is wrong with one job must not end the watch
+                self._metrics.loop_errors.labels("jobs").inc()
+                log.exception("looking for jobs failed; trying again")
+            await asyncio.sleep(LOOK_EVERY.total_seconds())
+
+    def forget_absences(self) -> None:
+        """Let the time of whoever is missing begin anew, because Redis did not answer."""
+        self._missing_since.clear()
+        self._looked_at = None
+
+    async def look(self) -> None:
+        """Look once. Raises BusUnavailable, StoreUnavailable."""
+        if self._lives is None:
+            lives = await self._store.transact(lambda tx: tx.job_lives())
+            self._lives = {life.name: life for life in lives}
+        arrived = self._source.notices()
+        jobs, launchers = await asyncio.gather(self._source.jobs(), self._source.launchers())
+        lives_now = dict(self._lives)
+        changes = list(self._changes(lives_now, arrived, jobs, launchers))
+        dropped = self._dropped(lives_now)
+        if changes or dropped:
+            await self._keep(lives_now, changes, dropped)
+        self._lives = lives_now
+        self._source.discard_notices([notice.entry for notice in arrived])
+        self._metrics.jobs.show(list(lives_now.values()))
+
+    def _changes(
+        self,
+        lives: dict[str, JobLife],
+        arrived: Sequence[ArrivedNotice],
+        jobs: Sequence[Presence],
+        launchers: Sequence[Presence],
+    ) -> Iterator[LifeChange]:
+        """What has changed, in order; `lives` takes it up."""
+        now = self._clock.now()
+        # Where the records are full of jobs that have not ended, a new name is passed over: were an older one dropped
+        # for it, whoever makes names up could have a death unnoticed.
+        room = MOST_JOBS - sum(life.state is not LifeState.ENDED for life in lives.values())
+        heard = self._heard("job", [job for job in jobs if job.details.get("says_end") is True])
+        # One whose node is left out waits, whatever becomes of the job.
+        launched = self._heard("launcher", [each for each in launchers if each.details.get("state") != "left_out"])
+        signs = [(name, "") for name in launched]
+        signs += [(name, _instance_of(presence)) for name, presence in heard.items()]
+        # Before the notices, which are about processes that these have made known.
+        for name, instance in signs:
+            if name in lives or room > 0:
+                room -= name not in lives
+                yield from _taken(lives, job_life.heard(lives.get(name), name, instance, now))
+        for item in arrived:
+            notice = item.notice
+            if notice.job in lives or room > 0:
+                room -= notice.job not in lives
+                change = job_life.noticed(lives.get(notice.job), notice, notice.attempt is not None, now)
+                yield from _taken(lives, change)
+        for name in self._missing(lives, heard.keys() | launched.keys()):
+            yield from _taken(lives, job_life.missed(lives[name], now))
+
+    def _heard(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
+        """Those of which something new was heard, by name. One that is written again as it was, by whomever, is not."""
+        heard = {}
+        for presence in presences:
+            key = (kind, presence.name)
+            is_named = NAME.match(presence.name) is not None
+            if is_named and presence.doubt is None and self._signs.get(key) != presence.last_seen:
+                self._signs[key] = presence.last_seen
+                heard[presence.name] = presence
+        if len(self._signs) > 4 * MOST_JOBS:
+            self._signs.clear()
+        return heard
+
+    def _missing(self, lives: dict[str, JobLife], heard: set[str]) -> list[str]:
+        """The jobs that are missing for so long that they are gone. While the server was held up, they could not be
+        heard, and their time begins anew."""
+        now, before = self._elapsed(), self._looked_at
+        self._looked_at = now
+        if before is None or now - before > _LATEST_LOOK.total_seconds():
+            self._missing_since.clear()
+        self._missing_since = {name: self._missing_since.get(name, now) for name in lives if name not in heard}
+        latest = now - job_life.GONE_AFTER.total_seconds()
+        return [name for name, since in self._missing_since.items() if since <= latest]
+
+    def _dropped(self, lives: dict[str, JobLife]) -> list[JobLife]:
+        """The records that are not kept any more; `lives` has them no longer."""
+        kept_since = self._ago(job_life.KEPT)
+        dropped = [life for life in lives.values() if job_life.is_forgotten(life, kept_since)]
+        for life in dropped:
+            del lives[life.name]
+        return dropped + [lives.pop(life.name) for life in job_life.overcrowding(lives.values(), MOST_JOBS)]
+
+    async def _keep(self, lives: dict[str, JobLife], changes: Sequence[LifeChange], dropped: Sequence[JobLife]) -> None:
+        now = self._clock.now()
+        changed = {change.life.name for change in changes} & lives.keys()
+        events = [_event(change, now) for change in changes if change.event is not None]
+        events += [
+            Event("job_forgotten", now, data={"job": life.name}) for life in dropped if life.state is LifeState.GONE
+        ]
+
+        def work(tx: Transaction) -> None:
+            tx.save_job_lives([lives[name] for name in sorted(changed)])
+            tx.forget_job_lives([life.name for life in dropped])
+            tx.append(events)
+
+        await self._store.transact(work)
+        for event in events:
+            log.info("a job's life has changed", change=event.kind, **event.data)
+
+
+def _instance_of(presence: Presence) -> str:
+    instance = str(presence.details.get("instance"))
+    return instance if _INSTANCE.match(instance) else ""
+
+
+def _taken(lives: dict[str, JobLife], change: LifeChange | None) -> Iterator[LifeChange]:
+    if change is not None:
+        lives[change.life.name] = change.life
+        yield change
+
+
+def _event(change: LifeChange, now: datetime) -> Event:
+    data = {"job": change.life.name, **({"reason": change.reason} if change.reason else {})}
+    return Event(str(change.event), now, data=data)

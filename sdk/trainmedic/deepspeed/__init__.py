@@ -1,0 +1,22 @@
+"""Trainmedic in a training loop whose model, optimizer and checkpoints a DeepSpeed engine owns::
+
+    engine, _, loader, _ = deepspeed.initialize(model=model, training_data=dataset, config=config)
+    run = trainmedic.deepspeed.attach(medic, engine, loader=loader, checkpoints="checkpoints", checkpoint_every=100)
+    run.resume()
+    for batch in run.batches(epochs=3):
+        with run.step() as step:
+            loss = loss_of(engine, batch)
+            engine.backward(loss)
+            engine.step()
+            step.report(loss=loss, grad_norm=engine.get_global_grad_norm())
+
+The loop is that of ``trainmedic.torch``, and so are its commands; what is different is who keeps the state. Needs torch
+and an engine: DeepSpeed itself is never imported.
+"""
+
+from trainmedic.deepspeed.attaching import attach
+from trainmedic.deepspeed.run import EngineRun, EngineStep
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch.checkpoint_storage import HalfLoaded
+
+__all__ = ["EngineRun", "EngineStep", "HalfLoaded", "SavedCheckpoint", "attach"]

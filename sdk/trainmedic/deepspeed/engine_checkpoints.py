@@ -1,0 +1,183 @@
+"""Checkpoints that a DeepSpeed engine writes and loads, kept as `JointCheckpointDirectory` keeps them.
+
+The directory is one of DeepSpeed's: ``step-00000150/`` is what ``engine.save_checkpoint`` wrote under that tag, and
+``latest`` names the newest that is complete, so that ``engine.load_checkpoint`` and DeepSpeed's own scripts find it.
+Beside the engine's files lies ``rank-00003.pt`` and so on, each rank's own: its position in the data, its random
+generators, its buffers, and what the engine does not save.
+
+An engine loads straight into place. So before that every rank reads the files that it wrote itself against their
+checksums; only when all of them are whole does any rank load. Not here: which checkpoint (``torch.restore``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+
+import torch
+
+from trainmedic.errors import TrainmedicError
+from trainmedic.recovery import checkpoints
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch.checkpoint_storage import UnusableCheckpoint
+from trainmedic.torch.joint_checkpoints import JointCheckpointDirectory, NewGroup
+from trainmedic.torch.state_parts import StateParts
+
+LATEST = "latest"  # DeepSpeed's own: a file with the tag to load where none is named
+
+Files = dict[str, tuple[int, bool]]
+"""The files that this rank's engine wrote, by their names in the checkpoint: the size of each in bytes, and whether it
+has checksums."""
+
+
+class EngineContents:
+    """`trainmedic.torch.joint_checkpoints.JointContents` of a training that an engine owns."""
+
+    is_replicated = False
+
+    def __init__(self, engine: Any, world_size: int) -> None:
+        self._engine = engine
+        self._world_size = world_size
+
+    def capture(self, parts: StateParts) -> tuple[Files, Any]:
+        """What is returned for all ranks is filled by `write`, which comes before this rank's own file is written."""
+        files: Files = {}
+        return files, {
+            "files": files,
+            "ranks": self._world_size,
+            "buffers": parts.buffers(),
+            # The engine's optimizers do not all save the present rate, and the schedule sets it only at the next step.
+            "groups": [_without_parameters(group) for group in self._engine.optimizer.param_groups],
+            "others": {name: part.state_dict() for name, part in self._others(parts).items()},
+        }
+
+    def write(self, path: Path, content: Files) -> None:
+        engine = self._engine
+        with _written_by(engine.checkpoint_engine) as written:
+            engine.save_checkpoint(str(path.parent), tag=path.name, save_latest=False)
+        for file in written:
+            content[str(file.relative_to(path))] = _flush(file), zipfile.is_zipfile(file)
+
+    def prepare(self, path: Path, parts: StateParts, own: Any) -> list[Path]:
+        """The files that this rank wrote and that have checksums. All that it wrote are there, each with its size."""
+        if not isinstance(own, Mapping) or "files" not in own:
+            raise UnusableCheckpoint(f"{path.name} is not one of a DeepSpeed engine")
+        if own["ranks"] != self._world_size:
+            raise UnusableCheckpoint(
+                f"{path.name} was written by {own['ranks']} ranks, and a DeepSpeed engine of {self._world_size} does "
+                "not load that: convert it with deepspeed.checkpoint.ds_to_universal"
+            )
+        if len(own["groups"]) != len(self._engine.optimizer.param_groups):
+            raise UnusableCheckpoint(f"{path.name} is of another training: other parameter groups")
+        lacking = self._others(parts).keys() - own["others"].keys()
+        if lacking:
+            raise UnusableCheckpoint(f"{path.name} is of another training: it has no {min(lacking)}")
+        for name, (size, _) in own["files"].items():
+            _check_size(path / name, size)
+        return [path / name for name, (_, has_checksums) in own["files"].items() if has_checksums]
+
+    def read(self, path: Path, prepared: list[Path], parts: StateParts, checked: bool) -> Path:
+        for file in prepared if checked else ():
+            _check_content(file)
+        return path
+
+    def restore(self, content: Path, parts: StateParts, own: Any) -> None:
+        engine = self._engine
+        loaded, _ = engine.load_checkpoint(str(content.parent), tag=content.name)
+        if loaded is None:
+            raise TrainmedicError(f"DeepSpeed did not load {content.name}; why is in its log")
+        parts.restore_buffers(own["buffers"])
+        for group, values in zip(engine.optimizer.param_groups, own["groups"], strict=True):
+            group.update(values)
+        for name, part in self._others(parts).items():
+            part.load_state_dict(own["others"][name])
+
+    def _others(self, parts: StateParts) -> Mapping[str, Any]:
+        """What the engine does not save: the user's other parts, and its own scaler of torch's autocast."""
+        others = {name: part for name, part in parts.by_name.items() if name != "model"}
+        scaler = getattr(self._engine, "torch_autocast_z0_gradscaler", None)
+        return {**others, "autocast scaler": scaler} if scaler is not None else others
+
+
+class EngineCheckpointDirectory(JointCheckpointDirectory):
+    """`JointCheckpointDirectory` of a DeepSpeed engine; also the engine's own directory of checkpoints."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        keep: int | None,
+        rank: int,
+        world_size: int,
+        new_group: NewGroup,
+        engine: Any,
+    ) -> None:
+        super().__init__(directory, keep, rank, world_size, new_group, EngineContents(engine, world_size))
+
+    def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> Any:
+        at = super()._publish(unfinished, path, step, sizes, **more)
+        self._name_latest(path)
+        return at
+
+    def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
+        if self._rank == 0:
+            self._name_latest(checkpoint.path)
+        super().rolled_back_to(checkpoint, reason)
+
+    def _name_latest(self, path: Path) -> None:
+        checkpoints.write_durably(self._root / LATEST, path.name.encode())
+
+
+@contextlib.contextmanager
+def _written_by(checkpoint_engine: Any) -> Iterator[list[Path]]:
+    """The files that are saved meanwhile. A rank does not know by itself which of them are its own to write."""
+    files: list[Path] = []
+    save = checkpoint_engine.save
+
+    def noting(state_dict: Any, path: Any, *arguments: Any, **options: Any) -> Any:
+        files.append(Path(path))
+        return save(state_dict, path, *arguments, **options)
+
+    checkpoint_engine.save = noting
+    try:
+        yield files
+    finally:
+        del checkpoint_engine.save
+
+
+def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _flush(file: Path) -> int:
+    """Bring a file that the engine wrote to the disk. Its size."""
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
+        return os.fstat(written.fileno()).st_size
+
+
+def _check_size(file: Path, size: int) -> None:
+    try:
+        present = file.stat().st_size
+    except OSError as error:
+        raise UnusableCheckpoint(f"{file.parent.name}/{file.name} cannot be read: {error.strerror}") from error
+    if present != size:
+        raise UnusableCheckpoint(f"{file.parent.name}/{file.name} has {present} bytes, and {size} were written")
+
+
+def _check_content(file: Path) -> None:
+    """Raises UnusableCheckpoint where its checksums do not agree."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise UnusableCheckpoint(f"{file.parent.name}/{file.name} cannot be read: {error}") from error
+    if damaged is not None:
+        raise UnusableCheckpoint(f"{file.parent.name}/{file.name} cannot be read: {damaged} was damaged")

@@ -1,0 +1,110 @@
+"""What a rank of a DeepSpeed engine holds of the model's parameters and of the optimizer's state.
+
+With ZeRO a rank holds partitions: of the weights that are trained in 32 bits, of the optimizer's state, and in stage 3
+of the weights that the model computes with. There each parameter is cut into pieces of one size, so that the last
+ones end with memory that nobody has written; it belongs to nothing, and is not shown. Not here: saving and loading
+partitions, which the engine does (``engine_checkpoints``).
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Iterator, Mapping, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainmedic.torch.state_parts import StateParts
+
+
+class EngineParts(StateParts):
+    """The parts of a training that an engine owns; by name, the model and what the user keeps along with it."""
+
+    def __init__(self, engine: Any, **also: Any) -> None:
+        super().__init__(model=engine.module, **also)
+        self._engine = engine
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules, with the partitions that this rank holds in place of the model's parameters."""
+        return {**super().modules(), "model": _PartitionedModule(self._engine)}
+
+    def optimizers(self) -> dict[str, Any]:
+        """The optimizer within the engine's, with the partitions as its parameters; and those of the user."""
+        trained = list(_trained(self._engine))
+        shown = SimpleNamespace(
+            param_groups=[{"params": [partition.weights for partition in trained]}],
+            state={partition.weights: partition.state for partition in trained},
+        )
+        others = {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
+        return {**others, "optimizer": shown}
+
+
+class _TrainedPartition(NamedTuple):
+    """A partition of the weights that the optimizer steps, and what the optimizer keeps of it."""
+
+    weights: torch.Tensor
+    state: Mapping[str, Any]
+
+
+class _PartitionedModule(nn.Module):
+    """An engine's model, of whose parameters only the partitions that this rank holds are seen."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__()
+        self._engine = (engine,)  # an engine is a module itself, and would be taken for a part of this one
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
+        [engine] = self._engine
+        computed = dict(engine.module.named_parameters())
+        for name, parameter in computed.items():
+            if _is_partitioned(parameter):
+                yield name, parameter.ds_tensor.view(-1).narrow(0, 0, _own_length(parameter))
+            else:
+                yield name, parameter
+        known = {id(parameter) for parameter in computed.values()}
+        for number, partition in enumerate(_trained(engine)):
+            if id(partition.weights) not in known:
+                yield f"trained.{number}", partition.weights
+
+    def named_buffers(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._engine[0].module.named_buffers(*arguments, **options)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return self._engine[0].module.state_dict(*arguments, **options)
+
+
+def _trained(engine: Any) -> Iterator[_TrainedPartition]:
+    """The partitions that the optimizer steps, in an order that stays the same."""
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    partitions: Any = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
+    if partitions is None:
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                yield _TrainedPartition(parameter, inner.state.get(parameter, {}))
+        return
+    for parameters, flat in zip(engine.optimizer.fp16_groups, partitions, strict=True):  # of stage 3
+        start, state = 0, inner.state.get(flat, {})
+        for parameter in parameters:
+            length = _own_length(parameter)
+            yield _TrainedPartition(
+                flat.narrow(0, start, length),
+                {name: _part(value, flat, start, length) for name, value in state.items()},
+            )
+            start += parameter.ds_tensor.ds_numel
+
+
+def _part(value: Any, flat: torch.Tensor, start: int, length: int) -> Any:
+    is_of_each = isinstance(value, torch.Tensor) and value.shape == flat.shape
+    return value.narrow(0, start, length) if is_of_each else value
+
+
+def _is_partitioned(parameter: Any) -> bool:
+    return hasattr(parameter, "ds_tensor") and hasattr(parameter, "ds_numel")
+
+
+def _own_length(parameter: Any) -> int:
+    """How many numbers of a parameter this rank's piece of it holds."""
+    size = int(parameter.ds_tensor.ds_numel)
+    rank = dist.get_rank(group=parameter.ds_process_group)
+    return max(0, min(size, int(parameter.ds_numel) - rank * size))

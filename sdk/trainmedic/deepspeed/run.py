@@ -1,0 +1,76 @@
+"""The training loop around a DeepSpeed engine: `trainmedic.torch.Run`, with the engine told what a step consists of.
+
+An engine counts batches by itself, and steps its optimizer at every so many. Here the run counts, and the engine
+follows: else a changed accumulation would make one step that is too short. Not here: how a run is made
+(``attaching``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainmedic.torch.boundary import StepBoundary
+from trainmedic.torch.run import Run
+from trainmedic.torch.steps import Step
+from trainmedic.torch.training_state import TrainingState
+
+
+class EngineStep(Step):
+    """The work on one batch. ``is_update`` is true where the engine steps its optimizer."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, boundary: StepBoundary, number: int, is_update: bool, engine: Any) -> None:
+        super().__init__(boundary, number, is_update)
+        self._engine = engine
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """``engine.backward(loss)``."""
+        self._engine.backward(loss)
+
+    def update(self, max_norm: float | None = None) -> torch.Tensor | None:
+        """``engine.step()``; the gradients' norm where the optimizer has stepped and the engine knows one.
+
+        Raises TypeError for ``max_norm``: the engine clips by its own configuration.
+        """
+        if max_norm is not None:
+            raise TypeError("max_norm: a DeepSpeed engine clips by gradient_clipping in its configuration")
+        self._engine.step()
+        return self._engine.get_global_grad_norm() if self.is_update else None
+
+
+class EngineRun(Run):
+    """A training run around an engine. Made by `trainmedic.deepspeed.attach`."""
+
+    def __init__(self, training: TrainingState, engine: Any, every: int | None, at_start: bool) -> None:
+        super().__init__(training, every, at_start, accumulates=True)
+        self._engine = engine
+        managed = getattr(type(engine), "managed_gradient_accumulation", None)
+        # Where the loop calls engine.step() only when it means it, the engine does not count at all.
+        self._engine_counts = managed is None or bool(managed(engine))
+        self._micro_batch = int(engine.train_micro_batch_size_per_gpu())
+
+    def step(self) -> EngineStep:
+        """``with run.step() as step:`` around the work on one batch; commands are carried out at the step's end."""
+        plain = super().step()
+        if self.training.batches_done == 0:
+            self._resize()
+        if self._engine_counts:
+            self._engine.set_gradient_accumulation_boundary(plain.is_update)
+        return EngineStep(self._boundary, plain.number, plain.is_update, self._engine)
+
+    def _resize(self) -> None:
+        """Between two steps, tell the engine how many batches the next one has, and of what size."""
+        engine, training = self._engine, self.training
+        source, micro_batch = training.batch_source, self._micro_batch
+        if source is not None and source.batch_size is not None and training.script_batch_size:
+            micro_batch = micro_batch * source.batch_size // training.script_batch_size
+        if micro_batch != engine.train_micro_batch_size_per_gpu():
+            engine.set_train_micro_batch_size(micro_batch)
+        accumulation = training.accumulation
+        if accumulation != engine.gradient_accumulation_steps():
+            engine.set_train_batch_size(micro_batch * accumulation * engine.dp_world_size)
+            if hasattr(engine.optimizer, "gradient_accumulation_steps"):
+                engine.optimizer.gradient_accumulation_steps = accumulation

@@ -1,0 +1,113 @@
+"""The pace of a job: how long its steps take, and what that time goes into.
+
+A step's time is spent on data (the loop has asked for a batch and does not have it yet), on waiting for other ranks,
+and on computing, which is the rest. A rank's own time is that in which it does not wait for others: a rank that holds
+up the others has more of it than they have.
+
+Who calls it: ``progress``, which hands it the interval between two reports. Not here: how the parts are measured (the
+integrations).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from typing import Any, NamedTuple
+
+from trainmedic.job.reported_values import number
+
+_KEPT = 101  # intervals: enough for a median that ten slow ones do not move
+_RECENT = 20
+_WEIGHT = 0.2  # of the newest interval, in the mean from which the throughput is taken
+
+
+class Interval(NamedTuple):
+    """What happened between two reports. All but ``seconds`` and ``steps`` are as they were reported."""
+
+    seconds: float
+    """Without those in windows."""
+    steps: int
+    samples: Any = None
+    tokens: Any = None
+    own_seconds: Any = None
+    data_seconds: Any = None
+    wait_seconds: Any = None
+
+
+class StepParts(NamedTuple):
+    """Seconds per step; None for what is not known."""
+
+    own: float | None
+    data: float | None
+    compute: float | None
+    wait: float | None
+
+
+class Pace:
+    """The last intervals between reports. The training thread adds, any thread reads."""
+
+    __slots__ = ("_intervals",)
+
+    def __init__(self) -> None:
+        self._intervals: deque[Interval] = deque(maxlen=_KEPT)
+
+    def add(self, interval: Interval) -> None:
+        self._intervals.append(interval)
+
+    def usual_seconds(self, least: int) -> float | None:
+        """The median time between two reports; None before there are ``least`` intervals."""
+        intervals = list(self._intervals)
+        return statistics.median(interval.seconds for interval in intervals) if len(intervals) >= least else None
+
+    def median_step_seconds(self) -> float | None:
+        intervals = list(self._intervals)
+        return statistics.median(each.seconds / each.steps for each in intervals) if intervals else None
+
+    def parts(self) -> StepParts:
+        """What a step's time went into, the medians of the last few reports."""
+        parts = [_parts(interval) for interval in list(self._intervals)[-_RECENT:]]
+        return StepParts(*(_median(values) for values in zip(*parts, strict=True))) if parts else _UNKNOWN
+
+    def values(self, waited: float) -> dict[str, float]:
+        """Step time and throughput, over the last few reports. ``waited`` are the seconds since the last one."""
+        seconds = steps = 0.0
+        amounts = {"samples": 0.0, "tokens": 0.0}
+        for interval in list(self._intervals):
+            weight = _WEIGHT if seconds else 1.0
+            seconds += weight * (interval.seconds - seconds)
+            steps += weight * (interval.steps - steps)
+            for name, amount in amounts.items():
+                count = _finite(getattr(interval, name))
+                if count is not None:
+                    amounts[name] = amount + weight * (count - amount)
+        if not seconds:
+            return {}
+        lasting = max(seconds, waited)
+        throughput = {f"training_throughput_{name}_per_second": amount / lasting for name, amount in amounts.items()}
+        return {"training_step_seconds": lasting / steps, **{name: rate for name, rate in throughput.items() if rate}}
+
+
+_UNKNOWN = StepParts(None, None, None, None)
+
+
+def _parts(interval: Interval) -> StepParts:
+    """The parts of one interval, per step. Own time and waiting follow from each other, where one of them is known."""
+    data, wait, own = map(_finite, (interval.data_seconds, interval.wait_seconds, interval.own_seconds))
+    if own is None and wait is not None:
+        own = max(interval.seconds - wait, 0.0)
+    elif wait is None and own is not None:
+        wait = max(interval.seconds - own, 0.0)
+    compute = max(own - data, 0.0) if own is not None and data is not None else None
+    return StepParts(*(None if part is None else part / interval.steps for part in (own, data, compute, wait)))
+
+
+def _median(values: tuple[float | None, ...]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _finite(value: Any) -> float | None:
+    """A number that was reported; None where none was, or one that is not finite."""
+    read = number(value)
+    return None if read is None or math.isnan(read) else read

@@ -1,0 +1,67 @@
+"""How rank 0 goes, in a file for the launcher that has started it (``trainmedic.launch``): it needs no Redis.
+
+The launcher names a directory in ``TRAINMEDIC_ATTEMPT_DIR``. A thread writes there every two seconds, and after
+each checkpoint, how far the job has come, how long no step was completed, and from when on that is a hang.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+from trainmedic.job.progress import Progress
+
+FILE_NAME = "rank-0.json"
+VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
+_EVERY = 2.0
+_LOOK_EVERY = 0.25
+
+
+class StatusFile:
+    """Writes until it is closed. A directory that cannot be written is passed over: training goes on without."""
+
+    def __init__(self, progress: Progress, directory: Path) -> None:
+        self._progress = progress
+        self._path = directory / FILE_NAME
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trainmedic-status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say that there is nothing to wait for any more."""
+        self._over.set()
+        self._thread.join(_EVERY)
+
+    def _run(self) -> None:
+        due_at, checkpoint = 0.0, None
+        while not self._over.wait(_LOOK_EVERY):
+            if time.monotonic() >= due_at or self._progress.checkpoint is not checkpoint:
+                due_at, checkpoint = time.monotonic() + _EVERY, self._progress.checkpoint
+                self._write()
+        self._write()
+
+    def _write(self) -> None:
+        progress = self._progress
+        stall = progress.stall(time.perf_counter())
+        status = {
+            "step": progress.step,
+            "checkpoint": progress.checkpoint[0] if progress.checkpoint is not None else None,
+            "stall": round(stall.seconds, 1),
+            "limit": round(stall.limit, 1),
+            "over": self._over.is_set(),
+        }
+        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            unfinished.write_text(json.dumps(status))
+            unfinished.replace(self._path)
+        except OSError:
+            pass  # the launcher then knows less
+
+
+def begin_status_file(progress: Progress, rank: int) -> StatusFile | None:
+    """Begin to write, on rank 0 of a job that a launcher has started."""
+    directory = os.environ.get(VARIABLE)
+    return StatusFile(progress, Path(directory)) if directory and rank == 0 else None

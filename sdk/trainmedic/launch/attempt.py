@@ -1,0 +1,190 @@
+"""One attempt of a job: its processes under the guard, what they print, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Mapping, Sequence
+
+from trainmedic.job import status_file
+from trainmedic.launch import causes, guard, output
+from trainmedic.launch.causes import HANG, AttemptRecord, Cause, Reached
+from trainmedic.launch.job_status import StatusReader
+from trainmedic.launch.output import KeptOutput, OutputCopy
+
+log = logging.getLogger("trainmedic")
+
+_LOOK_SECONDS = 0.2
+_BOUND_EVERY = 5.0
+_OUTPUT_SECONDS = 5.0
+_GUARD = Path(guard.__file__)
+
+
+@dataclass(frozen=True)
+class AttemptPlan:
+    """What is started, and how it is watched."""
+
+    number: int
+    argv: Sequence[str]
+    directory: Path | None
+    """Where its output is kept; None where that is nowhere."""
+    environment: Mapping[str, str]
+    grace: float
+    """Seconds from the signal that ends it to SIGKILL."""
+    hang_after: float | None
+    """Seconds beyond the job's own limit after which a hang is ended; None for never."""
+    most_output: int
+    """Bytes that are kept of each output."""
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """How an attempt has ended."""
+
+    exit_code: int
+    """Of the command; 128 and the signal's number where a signal has ended it."""
+    record: AttemptRecord
+
+    @property
+    def is_success(self) -> bool:
+        return self.exit_code == 0 and self.record.cause.kind != HANG
+
+
+class JobAttempt:
+    """A running attempt."""
+
+    def __init__(self, plan: AttemptPlan) -> None:
+        self._plan = plan
+        self._lifeline = -1
+        self._hung = False
+        self._reached = Reached()
+        self._status = StatusReader(plan.directory) if plan.directory is not None else None
+        self._bounded_at = time.monotonic()
+        self._report = b""
+
+    def stop(self, number: int) -> None:
+        """Give the job this signal, and SIGKILL after the grace."""
+        if self._lifeline >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._lifeline, f"end {number}\n".encode())
+
+    def run(self, while_running: Callable[[], None]) -> AttemptEnd:
+        """Run the command to its end; `while_running` is called several times a second. Raises OSError where it cannot
+        be started."""
+        guard_end, self._lifeline = os.pipe()
+        report, report_end = os.pipe()
+        argv = [sys.executable, "-I", "-S", str(_GUARD), str(guard_end), str(report_end), str(self._plan.grace)]
+        environment = dict(self._plan.environment)
+        if self._plan.directory is not None:
+            environment[status_file.VARIABLE] = str(self._plan.directory)
+        process = subprocess.Popen(  # noqa: S603 - the user's own command
+            [*argv, *self._plan.argv],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            pass_fds=(guard_end, report_end),
+            start_new_session=True,
+        )
+        os.close(guard_end)
+        os.close(report_end)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        kept = KeptOutput(self._file("output.log"), self._plan.most_output)
+        copies = [
+            OutputCopy(os.dup(process.stdout.fileno()), 1, kept),
+            OutputCopy(os.dup(process.stderr.fileno()), 2, kept),
+        ]
+        process.stdout.close()
+        process.stderr.close()
+        try:
+            self._watch(report, while_running)
+        finally:
+            lifeline, self._lifeline = self._lifeline, -1
+            os.close(lifeline)
+            os.close(report)
+            process.wait()
+            self._end_orphans()
+            for copy in copies:
+                copy.finish(_OUTPUT_SECONDS)
+            kept.close()
+        return self._end(copies[1].tail())
+
+    def _watch(self, report: int, while_running: Callable[[], None]) -> None:
+        """Until the guard has said how the command ended, or is gone."""
+        while True:
+            readable, _, _ = select.select([report], [], [], _LOOK_SECONDS)
+            if readable:
+                received = os.read(report, 4096)
+                if not received:
+                    return
+                self._report += received
+            self._look()
+            while_running()
+
+    def _look(self) -> None:
+        status = self._status.read() if self._status is not None else None
+        if status is not None:
+            self._reached = self._reached.further_of(status.reached)
+            hang_after = self._plan.hang_after
+            if hang_after is not None and status.stalled_for > hang_after and not self._hung:
+                self._hung = True
+                message = "the job has completed no step for %.0f s longer than its steps take; the attempt is ended"
+                log.error(message, status.stalled_for)
+                self.stop(15)
+        if time.monotonic() - self._bounded_at > _BOUND_EVERY:
+            self._bounded_at = time.monotonic()
+            for path in self._rank_logs():
+                output.bound_file(path, self._plan.most_output)
+
+    def _end(self, printed: str) -> AttemptEnd:
+        fields = dict(line.split(" ", 1) for line in self._report.decode(errors="replace").splitlines())
+        if "failed" in fields:
+            raise OSError(f"{self._plan.argv[0]} cannot be started: {fields['failed']}")
+        # Without a status the guard was killed, and everything with it.
+        status = os.waitstatus_to_exitcode(int(fields["status"])) if "status" in fields else -9
+        ranks = causes.rank_ends(printed)
+        kind = causes.error_kind(self._stderr_of(ranks[0].rank) or printed if ranks else printed)
+        if self._hung:
+            cause = Cause(0, HANG)
+        elif ranks:
+            cause = Cause(ranks[0].status, kind, ranks[0].rank)
+        else:
+            cause = Cause(status, kind)
+        record = AttemptRecord(self._plan.number, cause, self._reached, ranks)
+        return AttemptEnd(status if status >= 0 else 128 - status, record)
+
+    def _end_orphans(self) -> None:
+        """Where the guard was killed, what it guarded is below this process now."""
+        if b"status" in self._report or b"failed" in self._report:
+            return
+        deadline = time.monotonic() + _OUTPUT_SECONDS
+        while (left := guard.descendants(os.getpid())) and time.monotonic() < deadline:
+            guard.signal_all(left, 9)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(_LOOK_SECONDS)
+
+    def _file(self, name: str) -> Path | None:
+        return self._plan.directory / name if self._plan.directory is not None else None
+
+    def _stderr_of(self, rank: int) -> str:
+        """The end of what a rank of this node has printed, where torchrun has kept that."""
+        directory = self._plan.directory
+        files = sorted(directory.glob(f"ranks/**/{rank}/stderr.log")) if directory is not None else []
+        try:
+            return output.end_of(files[-1]) if files else ""
+        except OSError:
+            return ""
+
+    def _rank_logs(self) -> list[Path]:
+        """The files that torchrun has the ranks write."""
+        directory = self._plan.directory
+        return [*directory.glob("ranks/**/std*.log")] if directory is not None else []

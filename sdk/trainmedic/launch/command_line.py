@@ -1,0 +1,84 @@
+"""The command that ``trainmedic-run`` is given: which launcher it is, and what is added to it for an attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Sequence
+
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
+"""torchrun's options without a value."""
+_KEEPING = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
+"""torchrun's options by which somebody else keeps the output of ranks."""
+
+
+@dataclass(frozen=True)
+class LaunchLine:
+    """A command, taken apart as far as that is needed."""
+
+    argv: tuple[str, ...]
+    kind: str
+    """``torchrun``, or the program's name."""
+    options_at: int
+    """Where options of the launcher's own can be put."""
+    options: tuple[str, ...]
+    """The launcher's options that were given, without their values."""
+
+    @classmethod
+    def of(cls, argv: Sequence[str]) -> LaunchLine:
+        program = Path(argv[0]).name
+        if program == "torchrun":
+            return cls(tuple(argv), "torchrun", 1, _options(argv, 1))
+        is_python = program.startswith("python")
+        for place in range(1, len(argv) - 1) if is_python else ():
+            if argv[place] == "-m" and argv[place + 1] in _TORCHRUN_MODULES:
+                return cls(tuple(argv), "torchrun", place + 2, _options(argv, place + 2))
+            if not argv[place].startswith("-"):
+                break  # a script, and its own arguments
+        return cls(tuple(argv), program, 1, ())
+
+    @property
+    def keeps_ranks(self) -> bool:
+        """Whether it can be told to keep the output of each rank, and is not told so already."""
+        return self.kind == "torchrun" and not _KEEPING.intersection(self.options)
+
+    @property
+    def starts_all_nodes(self) -> bool:
+        """Whether it starts the processes of several nodes, and can leave some out."""
+        return self.kind == "srun"
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether others start the processes of other nodes."""
+        return self.kind == "torchrun" and "--nnodes" in self.options and "--nnodes=1" not in self.argv
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of nodes can be given between two bounds."""
+        return self.kind == "torchrun" and "--nnodes" not in self.options
+
+    def for_attempt(
+        self, rank_logs: Path | None, without: Sequence[str] = (), nodes: tuple[int, int] | None = None
+    ) -> list[str]:
+        """The command of an attempt, which keeps the output of each rank under `rank_logs`, leaves out nodes, and has
+        a number of nodes between these bounds."""
+        added: list[str] = []
+        if nodes is not None and self.is_elastic:
+            added.append(f"--nnodes={nodes[0]}:{nodes[1]}")
+        if rank_logs is not None and self.keeps_ranks:
+            added += ["--tee=3", f"--log-dir={rank_logs}"]
+        if without and self.starts_all_nodes:
+            added.append(f"--exclude={','.join(without)}")
+        return [*self.argv[: self.options_at], *added, *self.argv[self.options_at :]]
+
+
+def _options(argv: Sequence[str], begin: int) -> tuple[str, ...]:
+    """The names of the options from `begin` to the script."""
+    names: list[str] = []
+    place = begin
+    while place < len(argv) and argv[place].startswith("-"):
+        name, equals, _ = argv[place].partition("=")
+        names.append(name)
+        place += 1 if equals or name in _FLAGS else 2
+    return tuple(names)

@@ -1,0 +1,112 @@
+"""What the launcher tells the server, that it is there and what becomes of the job's attempts; and what it is ordered.
+
+Threads of its own wait for Redis; the launcher itself never does. Where a job has no name or its
+settings cannot be used, it launches all the same, and tells nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from typing import Any, Mapping
+
+from trainmedic.errors import ConfigurationError
+from trainmedic.job.command import JobCommand
+from trainmedic.job.handlers import LIVE, HandlerRegistry, as_it_was
+from trainmedic.job.queue import CommandQueue
+from trainmedic.launch.membership import EXCLUDE, INCLUDE, NodeExclusions
+from trainmedic.settings import Settings, resolve
+from trainmedic.version import __version__
+from trainmedic.wire import envelope
+from trainmedic.wire.command_memory import CommandMemory
+from trainmedic.wire.connection import OutageLog, RedisConnection
+from trainmedic.wire.notice import Notice, launcher_commands, launcher_name, launcher_presence
+from trainmedic.wire.receiver import Addressee, CommandReceiver
+from trainmedic.wire.signing import Signer
+from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
+
+log = logging.getLogger("trainmedic")
+
+_STOP_SECONDS = 5.0
+
+
+class ServerLink:
+    """One launcher's words to the server, and what the server orders."""
+
+    def __init__(self, settings: Settings, membership: NodeExclusions, bounds: Mapping[str, int]) -> None:
+        job, name = settings.job, launcher_name(settings.job, membership.node)
+        signer = Signer(settings.read_keys) if settings.read_keys is not None else None
+        outage = OutageLog(job, "the job runs on")
+        writing, receiving = RedisConnection(settings.find_url, outage), RedisConnection(settings.find_url, outage)
+        self.job = job
+        self._node = membership.node
+        self._instance = envelope.new_id()
+        self._number = 0
+        self._state: dict[str, Any] = {"attempt": 0, "state": "starting"}
+        self._said = {"node": membership.node, "starts_all_nodes": membership.starts_all_nodes, **bounds}
+        stream = launcher_commands(name)
+        memory = CommandMemory(f"launcher:{name}", self._instance, signer)
+        presence = PresenceKey(launcher_presence(name), job, self._describe, _log_conflict)
+        self._writer = ReplyWriter(writing, memory, stream, presence, signer)
+        self._handlers = HandlerRegistry(job, {}, contextlib.nullcontext)
+        self._handlers.register(EXCLUDE, membership.exclude, LIVE, membership.is_in_force)
+        self._handlers.register(INCLUDE, membership.include, LIVE, as_it_was)
+        host = socket.gethostname()
+        self._queue = CommandQueue(job, host, memory, self._handlers, self._writer.put, self._report_outcome)
+        addressee = Addressee("launcher", name, stream, "launcher", job)
+        self._receiver = CommandReceiver(receiving, addressee, signer, self._queue)
+        self._writer.start()
+        self._receiver.start()
+
+    def show(self, state: str, attempt: int) -> None:
+        """Say in the presence what the launcher does."""
+        self._state = {"attempt": attempt, "state": state}
+        self._writer.announce()
+
+    def tell(self, kind: str, attempt: int, reason: str = "") -> None:
+        """Send a notice."""
+        self._number += 1
+        at = envelope.utc_now()
+        notice = Notice(self.job, kind, self._instance, self._number, at, attempt=max(attempt, 1), reason=reason)
+        self._writer.put(OutgoingReplies(notice=notice))
+
+    def carry_out(self) -> None:
+        """Call the handlers of the commands that have come."""
+        if self._queue.arrived:
+            for command in self._handlers.carry_out(self._queue.take_due(envelope.utc_now())):
+                command.unsupported("a launcher does not carry it out")
+
+    def close(self) -> None:
+        """Send what waits, for some seconds, and take the presence away."""
+        self._receiver.stop(_STOP_SECONDS)
+        self._queue.fail_all("the launcher ended before it came to the command")
+        self._writer.stop(_STOP_SECONDS)
+
+    def _report_outcome(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
+        self._handlers.in_progress.pop(command.id, None)
+        self._queue.close(command, status, output)
+
+    def _describe(self) -> Mapping[str, Any]:
+        process = {"host": socket.gethostname(), "pid": os.getpid(), "instance": self._instance, "sdk": __version__}
+        return {"job": self.job, **self._said, **process, **self._state}
+
+
+def open_link(job: str | None, membership: NodeExclusions, bounds: Mapping[str, int]) -> ServerLink | None:
+    """The link of the job of this name, else of TRAINMEDIC_JOB; None, with a line that says why, where there is none.
+
+    Raises nothing: a job is launched whatever is wrong with its settings.
+    """
+    if not job and not os.environ.get("TRAINMEDIC_JOB"):
+        log.warning("no job name is set (--job, or TRAINMEDIC_JOB), so the server is told nothing")
+        return None
+    try:
+        return ServerLink(resolve(job, None, None, rank=0, world_size=1), membership, bounds)
+    except (ConfigurationError, ValueError) as error:
+        log.warning("the server is told nothing: %s", error)
+        return None
+
+
+def _log_conflict(presence: Mapping[str, Any]) -> None:
+    log.warning("another trainmedic-run starts this job on this node too: pid %s", presence.get("pid"))

@@ -1,0 +1,218 @@
+"""The attempts of a job, one after the other, until it ends as it should or there is no use in another."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from trainmedic.job import status_file
+from trainmedic.job.server_connection import TOLD_BY_LAUNCHER
+from trainmedic.launch import causes
+from trainmedic.launch.attempt import AttemptEnd, AttemptPlan, JobAttempt
+from trainmedic.launch.causes import AttemptRecord, signal_name
+from trainmedic.launch.command_line import LaunchLine
+from trainmedic.launch.membership import NodeExclusions
+from trainmedic.launch.server_link import ServerLink
+from trainmedic.wire import notice
+
+log = logging.getLogger("trainmedic")
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_SHORTEST_WAIT = 0.2
+CANNOT_START = 127
+"""The exit code where the command cannot be started, as of a shell."""
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How a job is launched. Times are in seconds."""
+
+    line: LaunchLine
+    retries: int
+    delay: float
+    grace: float
+    hang_after: float | None
+    log_dir: Path | None
+    most_output: int
+    keeps_ranks: bool
+    nodes: tuple[int, int] | None = None
+    """The least and the most nodes of an elastic job; None where their number is fixed."""
+
+
+class Supervisor:
+    """Makes the attempts. `run` is called on the main thread, whose signals it takes over."""
+
+    def __init__(self, options: LaunchOptions, membership: NodeExclusions, link: ServerLink | None) -> None:
+        self._options = options
+        self._membership = membership
+        self._link = link
+        self._stopped_by: int | None = None
+        self._signals: list[int] = []
+        """Those that have come and were not passed on."""
+        self._failed: list[AttemptRecord] = []
+        self._had_rank_0 = False
+
+    def run(self) -> int:
+        """Return the exit code of the last attempt."""
+        for forwarded in _FORWARDED:
+            if signal.getsignal(forwarded) != signal.SIG_IGN:  # as under nohup
+                signal.signal(forwarded, self._handle)
+        number = 1
+        while True:
+            self._wait_while_left_out(number)
+            if self._stopped_by is not None:
+                return 128 + self._stopped_by
+            if number > 1:
+                self._tell(notice.RESTARTED, number, self._why_restarted())
+            self._show("running", number)
+            try:
+                end = self._run_attempt(number)
+            except OSError as error:
+                log.error("%s", error)
+                self._tell(notice.GONE, number, "its command cannot be started")
+                return CANNOT_START
+            if self._stopped_by is not None:
+                self._tell(notice.ENDED, number, f"ended by {signal_name(self._stopped_by)}")
+                return end.exit_code or (0 if end.record.cause.status == 0 else 128 + self._stopped_by)
+            if end.is_success and not self._membership.has_changed:
+                self._tell(notice.ENDED, number)
+                return 0
+            if not self._membership.has_changed and not self._wait_for_next(end, number):
+                return end.exit_code or 1
+            number += 1
+
+    def _wait_while_left_out(self, number: int) -> None:
+        """Carry out a change of the nodes: nothing runs now."""
+        was_left_out = self._membership.is_left_out
+        if was_left_out:
+            log.warning("this node is left out; trainmedic-run waits until it is taken back")
+            self._show("left_out", number)
+        self._membership.answer()
+        while self._membership.is_left_out and self._stopped_by is None:
+            time.sleep(_SHORTEST_WAIT)
+            self._carry_out()
+        if was_left_out:
+            self._membership.answer()
+
+    def _why_restarted(self) -> str:
+        without = ", ".join(self._membership.without)
+        return f"without {without}" if without else ""
+
+    def _carry_out(self) -> None:
+        if self._link is not None:
+            self._link.carry_out()
+
+    def _run_attempt(self, number: int) -> AttemptEnd:
+        options = self._options
+        directory = self._directory(number)
+        rank_logs = directory / "ranks" if directory is not None and options.keeps_ranks else None
+        plan = AttemptPlan(
+            number=number,
+            argv=options.line.for_attempt(rank_logs, self._membership.without, options.nodes),
+            directory=directory,
+            environment=self._environment(number),
+            grace=options.grace,
+            hang_after=options.hang_after,
+            most_output=options.most_output,
+        )
+        attempt = JobAttempt(plan)
+        is_ending = False
+
+        def look_around() -> None:
+            nonlocal is_ending
+            while self._signals:
+                attempt.stop(self._signals.pop(0))
+            self._carry_out()
+            if self._membership.has_changed and not is_ending:
+                is_ending = True
+                attempt.stop(signal.SIGTERM)
+
+        try:
+            return attempt.run(look_around)
+        finally:
+            self._had_rank_0 = directory is not None and (directory / status_file.FILE_NAME).exists()
+
+    def _environment(self, number: int) -> dict[str, str]:
+        environment = {**os.environ, "TRAINMEDIC_ATTEMPT": str(number)}
+        if self._link is not None:
+            environment[TOLD_BY_LAUNCHER] = self._link.job
+        if self._options.nodes is not None:
+            # Where a node comes into a running group, a torchrun that shares the store of its rendezvous with the ranks
+            # does not tell it the new address (seen with PyTorch 2.13), and the group fails after a minute.
+            environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        return environment
+
+    def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
+        """Record a failure, and wait for the next attempt; False where there is none."""
+        self._failed.append(end.record)
+        self._keep(end.record)
+        reason = str(end.record.cause)
+        self._tell(notice.FAILED, number, reason)
+        refusal = causes.refusal(self._failed, self._options.retries)
+        if refusal is not None:
+            log.error("attempt %d failed: %s. There is no other attempt", number, refusal)
+            self._tell(notice.GONE, number, refusal)
+            return False
+        log.error("attempt %d failed: %s. The next one begins in %.0f s", number, reason, self._options.delay)
+        self._show("waiting", number)
+        begins_at = time.monotonic() + self._options.delay
+        while time.monotonic() < begins_at and self._stopped_by is None and not self._membership.has_changed:
+            time.sleep(_SHORTEST_WAIT)
+            self._carry_out()
+        if self._stopped_by is not None:
+            self._tell(notice.ENDED, number, f"ended by {signal_name(self._stopped_by)}")
+        return self._stopped_by is None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._stopped_by = number
+        self._signals.append(number)
+
+    def _directory(self, number: int) -> Path | None:
+        if self._options.log_dir is None:
+            return None
+        directory = self._options.log_dir / f"attempt-{number}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("what the job prints is not kept: %s: %s", error.strerror, directory)
+            return None
+        return directory.resolve()
+
+    def _keep(self, record: AttemptRecord) -> None:
+        if self._options.log_dir is None:
+            return
+        try:
+            with (self._options.log_dir / "attempts.jsonl").open("a") as file:
+                file.write(json.dumps(causes.as_plain(record)) + "\n")
+        except OSError as error:
+            log.warning("how the attempt ended is not kept: %s", error.strerror)
+
+    def _show(self, state: str, number: int) -> None:
+        if self._link is not None:
+            self._link.show(state, number)
+
+    def _tell(self, kind: str, number: int, reason: str = "") -> None:
+        if self._link is not None and (kind == notice.GONE or self._speaks_for_job()):
+            self._link.tell(kind, number, reason)
+
+    def _speaks_for_job(self) -> bool:
+        """Of the launchers of several nodes, that with rank 0 speaks: else each failure would count several times."""
+        if self._options.nodes is None and not self._options.line.is_one_of_several:
+            return True
+        return self._had_rank_0
+
+
+def log_to_stderr() -> None:
+    """Have what this program itself says stand out between what the job prints."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("trainmedic-run: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

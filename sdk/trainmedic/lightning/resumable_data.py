@@ -1,0 +1,317 @@
+"""The place of a Lightning fit in its data: found again with a checkpoint, and batches left out from there.
+
+Lightning goes on from a checkpoint in the middle of an epoch, but a plain `DataLoader` begins at its first batch again,
+in another order. `ResumableData.wrap` gives Lightning a ``CombinedLoader`` of its own kind, which Lightning fills with
+the loaders as each rank has them (with its ``DistributedSampler``, its limits and its seeds for workers); it comes to a
+place by the loaders' own states where they keep one, and else by reading the epoch again up to there.
+
+`LightningLoop` has one for each fit, restarts included. The `Callback` keeps `ResumableData.state` of every rank in the
+checkpoints. Not here: what the ranks agree on, and which checkpoint is meant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import time
+from collections import deque
+from typing import Any, Callable, Iterable, Iterator, Mapping
+
+from trainmedic.lightning import loader_facts
+from trainmedic.torch import randomness
+from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, REREAD
+
+_LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
+"""The length of an epoch by those of the loaders; in the other modes it is the largest."""
+_EARLIER_STATE = {"place", "began"}
+"""The members of the state that earlier versions of this package gave Lightning in the name of the loader."""
+
+
+class ResumableData:
+    """The place of one fit of ``trainer`` in its data.
+
+    `before_draw` is called before each batch is drawn; what it gives comes back with `take_drawn`.
+    """
+
+    def __init__(self, trainer: Any, before_draw: Callable[[], Any]) -> None:
+        self._trainer = trainer
+        self._before_draw = before_draw
+        # The batches that were drawn and are not trained on yet, with what `before_draw` gave: one, or two where
+        # Lightning reads ahead; of a step that draws its batches itself, the last ones.
+        self._drawn: deque[tuple[Any, Any]] = deque(maxlen=2)
+        self._loader: _ResumableLoader | None = None
+        self._resume: Mapping[str, Any] | None = None
+        self._to_skip = 0
+        self._untaken = 0  # how many were left out since `count_skipped`
+        self.skipped = 0
+        """How many batches were left out since the last `prepare`."""
+        self.drew: Callable[[Any, float], None] | None = None
+        """Called with each batch and the seconds that it took to get it."""
+        self.replayed = ""
+        """Whether the batches since the checkpoint come again; empty before anything was read."""
+
+    def wrap(self, loaders: Any) -> Any:
+        """What Lightning is to be given in place of ``loaders``, which may be all that it takes itself."""
+        combined = _combined_loader_of(self._trainer)
+        if isinstance(loaders, combined):
+            self._loader = _loader_class(combined)(loaders.iterables, loaders._mode)
+        else:
+            self._loader = _loader_class(combined)(loaders, "max_size_cycle")  # as Lightning does
+        self._loader.data = self
+        return self._loader
+
+    @contextlib.contextmanager
+    def wrapping(self, source: Any) -> Iterator[None]:
+        """While the context lasts, ``source.train_dataloader()`` gives what `wrap` makes of it. ``source`` is a model
+        or a data module."""
+        original = source.train_dataloader
+
+        @functools.wraps(original)
+        def train_dataloader() -> Any:
+            return self.wrap(original())
+
+        source.train_dataloader = train_dataloader
+        try:
+            yield
+        finally:
+            del source.train_dataloader
+
+    def prepare(self, skip_batches: int) -> None:
+        """A restart follows, and leaves out so many batches after its checkpoint, or where the epoch ends before, the
+        rest in the next."""
+        self._resume, self._to_skip, self._untaken, self.skipped = None, skip_batches, 0, 0
+        self._drawn.clear()
+        self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch begins anew"
+
+    def state(self) -> dict[str, Any] | None:
+        """What `restore` needs on this rank; None where that is not known. The keys are those of checkpoints."""
+        if self._resume is not None or self._loader is None:
+            return None if self._resume is None else dict(self._resume)
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        ended = progress.is_last_batch or progress.current.ready >= self._trainer.num_training_batches
+        if self._loader.began is None and progress.current.ready and not ended:
+            return None  # it goes on from a checkpoint that did not hold the place
+        return {
+            "place": progress.current.ready,
+            "ended": ended,
+            "began": self._loader.began,
+            "generators": self._loader.generator_states(),
+            "workers": self._loader.kept_workers(),
+            "loaders": None if ended else self._loader.kept_places(),
+        }
+
+    @property
+    def to_be_skipped(self) -> int:
+        """How many batches are left out by the last `prepare`, those that are yet to be read included."""
+        group: int = self._trainer.accumulate_grad_batches
+        return self.skipped + -(-self._to_skip // group) * group
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """The next epoch that is begun goes on where `state` was taken."""
+        self._resume = state
+
+    def count_skipped(self) -> None:
+        """Count the batches that were left out as done, so that Lightning finds the end of the epoch."""
+        batches, self._untaken = self._untaken, 0
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        for counters in (progress.total, progress.current):
+            counters.ready += batches
+            counters.started += batches
+            counters.processed += batches
+            counters.completed += batches
+
+    def take_drawn(self) -> Iterable[tuple[Any, Any]]:
+        """The batch that is trained on next, as it was drawn, and what `before_draw` gave; nothing where the step draws
+        its batches itself."""
+        return [self._drawn.popleft()] if self._drawn else []
+
+    def draw(self, draw: Callable[[], Any]) -> Any:
+        """Called by the loader, which returns what this returns."""
+        before, began = self._before_draw(), time.perf_counter()
+        drawn = draw()
+        if self.drew is not None:
+            self.drew(drawn[0], time.perf_counter() - began)
+        self._drawn.append((drawn[0], before))
+        return drawn
+
+    @property
+    def resumes_at_end(self) -> bool:
+        """Whether Lightning asks for one more batch of the epoch that was at its end in the checkpoint, which it does
+        where ``max_steps`` is set and nothing is validated; the next epoch would begin with its second batch."""
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        ended = self._resume is not None and self._resume["ended"]
+        return bool(ended and progress.current.ready >= self._trainer.num_training_batches)
+
+    def take_resumption(self) -> Mapping[str, Any] | None:
+        """Called by the loader, when it begins an epoch."""
+        resume, self._resume = self._resume, None
+        return resume
+
+    def take_skip(self, left: float) -> int:
+        """Called by the loader at a step's boundary, when ``left`` batches of the epoch are left: how many of them are
+        left out now. They are whole steps, and never the whole rest of an epoch: Lightning has to see its end."""
+        if not self._to_skip:
+            return 0
+        group: int = self._trainer.accumulate_grad_batches
+        wanted = -(-self._to_skip // group)
+        batches = int(max(min(wanted, (left - 1) // group), 0)) * group
+        self._to_skip = max(self._to_skip - batches, 0)
+        return batches
+
+    def note_skipped(self, batches: int) -> None:
+        """Called by the loader, when it has left out so many."""
+        self.skipped += batches
+        self._untaken += batches
+        fetcher = self._trainer.fit_loop._data_fetcher
+        if fetcher is not None:
+            fetcher.fetched += batches
+
+
+class _ResumableLoader:
+    """With Lightning's ``CombinedLoader``, the class of what `ResumableData.wrap` returns.
+
+    It begins to iterate when the first batch is asked for. When Lightning asks for the iterator, that is too early: the
+    sampler does not know its epoch yet, and the random numbers are not yet those of the checkpoint.
+    """
+
+    data: ResumableData
+    flattened: list[Any]
+    limits: list[float] | None
+    _mode: str
+
+    began: Mapping[str, Any] | None = None
+    """The random state with which the present epoch began, and those of the loaders' own generators."""
+    _has_begun = False
+    _before: list[Any] | None = None
+
+    def __iter__(self) -> Any:
+        self._has_begun = False
+        return self
+
+    def __next__(self) -> Any:
+        if not self._has_begun:
+            self._begin()
+            self._has_begun = True
+        if self._is_read_ahead:
+            self._before = loader_facts.places(self.flattened)
+        return self.data.draw(super().__next__)  # type: ignore[misc]
+
+    def __len__(self) -> int:
+        limits = self.limits or [float("inf")] * len(self.flattened)
+        lengths = [
+            min(loader_facts.length(loader), limit) for loader, limit in zip(self.flattened, limits, strict=True)
+        ]
+        length = _LENGTHS.get(self._mode, max)(lengths)
+        if length == float("inf"):
+            raise TypeError("the loaders have no length")
+        return int(length)
+
+    def reset(self) -> None:
+        self._has_begun = False
+        super().reset()  # type: ignore[misc]
+
+    def kept_places(self) -> list[Any] | None:
+        """The loaders' own states after the batch that is trained on; None where they do not all keep one."""
+        return self._before if self._is_read_ahead else loader_facts.places(self.flattened)
+
+    def generator_states(self) -> list[Any]:
+        return [generator.get_state() for generator in loader_facts.generators(self.flattened)]
+
+    def kept_workers(self) -> list[bool]:
+        """Of each loader, whether it has workers that it will use for the next epoch, too."""
+        return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
+
+    def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
+        """Called by Lightning with what it has kept of the loaders itself, on rank 0; that of `ResumableData` is of
+        this rank."""
+        states = [state for state in states if set(state) != _EARLIER_STATE]
+        if self.data._resume is None:
+            super()._load_state_dicts(states)  # type: ignore[misc]
+
+    @property
+    def _is_read_ahead(self) -> bool:
+        """Lightning reads one batch ahead of a loader without a length, to see the end."""
+        return self._epoch_length == float("inf")
+
+    @functools.cached_property
+    def _epoch_length(self) -> float:
+        return loader_facts.length(self)
+
+    def _begin(self) -> None:
+        if self.data.resumes_at_end:
+            raise StopIteration
+        resume = self.data.take_resumption()
+        place = 0 if resume is None or resume["ended"] else resume["place"]
+        if not place:
+            if resume is not None:
+                self._come_to(randomness.capture(), resume["generators"], resume["workers"])
+                self.data.replayed = REPLAYED
+            self.began = {
+                "random": randomness.capture(),
+                "generators": self.generator_states(),
+                "workers": self.kept_workers(),
+            }
+            super().__iter__()  # type: ignore[misc]
+        else:
+            assert resume is not None
+            self._go_to(place, resume)
+        self.data.note_skipped(self._read(self.data.take_skip(self._epoch_length - place)))
+
+    def _go_to(self, place: int, resume: Mapping[str, Any]) -> None:
+        """Begin the epoch with ``place`` batches of it behind."""
+        now, self.began = randomness.capture(), resume["began"]
+        is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
+        if is_kept and all(loader_facts.keeps_its_place(loader) for loader in self.flattened):
+            for loader, kept in zip(self.flattened, resume["loaders"], strict=True):
+                loader.load_state_dict(kept)
+            super().__iter__()  # type: ignore[misc]
+            self.data.replayed = REPLAYED
+        else:
+            # A loader draws the epoch's order when it is iterated over: with the random state of then, it is the same.
+            self._come_to(**resume["began"])
+            super().__iter__()  # type: ignore[misc]
+            self.data.replayed = self._read_up_to(place)
+        randomness.restore(now)
+
+    def _read_up_to(self, place: int) -> str:
+        """Read the epoch from its beginning up to there, and return whether the same batches follow."""
+        is_indexed = all(loader_facts.is_indexed(loader) for loader in self.flattened)
+        if any(isinstance(loader, Iterator) for loader in self.flattened):
+            return f"{NOT_REPLAYED}: an iterator only goes on"
+        if place > REREAD and not is_indexed:
+            return f"{NOT_REPLAYED}: the epoch begins anew, for more than {REREAD} would have to be read again"
+        read = self._read(place)
+        if read < place:
+            return f"{NOT_REPLAYED}: the source has only {read} batches this time"
+        return REPLAYED if is_indexed else f"{REPLAYED}, if the source repeats itself: {read} were read again"
+
+    def _come_to(self, random: Mapping[str, Any], generators: list[Any], workers: list[bool]) -> None:
+        """Let the loaders begin as they did with these states."""
+        for loader, had_workers in zip(self.flattened, workers, strict=False):
+            # A loader that keeps its workers draws a number less when it begins with those of the epoch before.
+            if had_workers and loader._iterator is None:
+                iter(loader)
+        for generator, state in zip(loader_facts.generators(self.flattened), generators, strict=False):
+            generator.set_state(state)
+        randomness.restore(random)
+
+    def _read(self, batches: int) -> int:
+        """Read so many and drop them; return how many there were."""
+        for read in range(batches):
+            try:
+                super().__next__()  # type: ignore[misc]
+            except StopIteration:
+                return read
+        return batches
+
+
+def _combined_loader_of(trainer: Any) -> Any:
+    """``CombinedLoader`` of the library that the trainer is of: ``lightning.pytorch``, or ``pytorch_lightning``."""
+    library = type(trainer.fit_loop).__module__.partition(".loops")[0]
+    return importlib.import_module(f"{library}.utilities.combined_loader").CombinedLoader
+
+
+@functools.cache
+def _loader_class(combined: Any) -> Any:
+    return type("ResumableLoader", (_ResumableLoader, combined), {})

@@ -1,0 +1,181 @@
+"""The slots of one rank: which one is written next, and how many there may be.
+
+Slots are made in the background, never while training waits: where none is large enough the copy is left out, and
+the next one finds it. What they take together stays within a limit. Not here: a slot (``memory_slots``), what is
+written into it (``torch.memory_checkpoints``). Called by the training thread and by the background thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Iterator
+
+from trainmedic.recovery.health import CheckpointHealth, problem
+from trainmedic.recovery.memory_cadence import dispensable
+from trainmedic.recovery.memory_slots import Slot, SlotMark
+
+LEAST = 2
+"""Slots without which there is no in-memory checkpoint: one is complete while the other is written."""
+_SPARE = 1 / 16
+_ROUND = 1 << 16
+
+
+class SlotPool:
+    """At most ``wanted`` slots of at most ``limit`` bytes together, in ``directory``, or in private memory if None."""
+
+    def __init__(self, wanted: int, limit: int, directory: Path | None) -> None:
+        self.problem = ""
+        """Why there are no slots; empty where there are, or may be."""
+        self.kept: set[str] = set()
+        """Checkpoints that stay, whatever else goes."""
+        self._wanted = max(wanted, LEAST)
+        self._limit = limit
+        self._directory = directory
+        self._slots: list[Slot] = []
+        self._lock = threading.RLock()
+        self._is_provided = 0
+        self._number = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._slots)
+
+    def add(self, slot: Slot) -> None:
+        """Take over a slot that is already there."""
+        with self._lock:
+            self._slots.append(slot)
+
+    def make(self, size: int) -> Slot:
+        """A slot of that size at once. Raises OSError."""
+        slot = Slot(size, self._free_file())
+        self.add(slot)
+        return slot
+
+    def complete(self) -> list[Slot]:
+        """The slots that hold a complete checkpoint, in ascending order of their steps."""
+        with self._lock:
+            return sorted((slot for slot in self._slots if slot.mark is not None), key=_step)
+
+    def find(self, set_id: str) -> Slot | None:
+        return next((slot for slot in self.complete() if slot.mark is not None and slot.mark.set_id == set_id), None)
+
+    @contextlib.contextmanager
+    def using(self, slot: Slot) -> Iterator[Slot]:
+        """Within the context the slot is not written to."""
+        self.hold(slot)
+        try:
+            yield slot
+        finally:
+            self.release(slot)
+
+    def hold(self, slot: Slot) -> None:
+        """Keep it from being written to, until `release`."""
+        with self._lock:
+            slot.users += 1
+
+    def release(self, slot: Slot) -> None:
+        with self._lock:
+            slot.users -= 1
+
+    def take(self, size: int, step: int, horizon: int) -> Slot | None:
+        """A slot to write the checkpoint of that step into, until `release`; None where there is none just now."""
+        with self._lock:
+            idle = [slot for slot in self._slots if not slot.users]
+            outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
+            for slot in outgrown:
+                self._remove(slot)
+                idle.remove(slot)
+            fitting = [slot for slot in idle if slot.mark is None and slot.size >= size]
+            if not fitting and self._is_provided >= size:
+                victim = self._dispensable(idle, size, step, horizon)
+                if victim is not None:
+                    victim.clear()
+                    fitting = [victim]
+            if not fitting:
+                return None
+            fitting[0].users += 1
+            return fitting[0]
+
+    def needs(self, size: int) -> bool:
+        """Whether slots have to be made for checkpoints of that size."""
+        return self._is_provided < size and not self.problem
+
+    def provide(self, size: int) -> None:
+        """Make slots for checkpoints of `size` bytes, as many as there may be; in the background. Raises OSError."""
+        size = -(-int(size * (1 + _SPARE)) // _ROUND) * _ROUND
+        count = min(self._wanted, self._limit // size)
+        if count < LEAST:
+            self.problem = (
+                f"{LEAST} of {_megabytes(size)} each would be needed, and the limit is {_megabytes(self._limit)}: "
+                "attach(memory_limit=...)"
+            )
+            self.clear()
+            return
+        with self._lock:
+            newest = self._newest()
+            for slot in [slot for slot in self._slots if slot.size < size and not slot.users]:
+                if slot is not newest or slot.size + count * size > self._limit:
+                    self._remove(slot)
+        while sum(slot.size >= size for slot in self._slots) < count:
+            made = Slot(size, self._free_file())
+            with self._lock:
+                self._slots.append(made)
+        self._is_provided = size
+
+    def drop(self, step: int) -> None:
+        """Forget the checkpoints of later steps than that."""
+        with self._lock:
+            for slot in self.complete():
+                if _step(slot) > step:
+                    slot.clear()
+
+    def clear(self) -> None:
+        """Give all memory back, but for what is being used."""
+        with self._lock:
+            for slot in [slot for slot in self._slots if not slot.users]:
+                self._remove(slot)
+
+    def _dispensable(self, idle: list[Slot], size: int, step: int, horizon: int) -> Slot | None:
+        """Of the idle complete ones the one that is missed least, and that can hold so much.
+
+        One that is ill goes first, for nobody goes back to it.
+        """
+        complete = self.complete()
+        for slot in complete:
+            if slot in idle and slot.size >= size and slot.mark is not None and _is_ill(slot.mark):
+                return slot
+        for kept in (self.kept, ()):  # where there are too few slots for all that is to be kept, the oldest goes
+            candidates = {_step(slot): slot for slot in complete if slot.mark is not None}
+            while candidates:
+                slot = candidates.pop(dispensable([*candidates, step], horizon))
+                if slot in idle and slot.size >= size and slot.mark is not None and slot.mark.set_id not in kept:
+                    return slot
+        return None
+
+    def _newest(self) -> Slot | None:
+        return max(self.complete(), key=_step, default=None)
+
+    def _remove(self, slot: Slot) -> None:
+        slot.remove()
+        self._slots.remove(slot)
+
+    def _free_file(self) -> Path | None:
+        if self._directory is None:
+            return None
+        while (file := self._directory / f"slot-{self._number}").exists():
+            self._number += 1
+        return file
+
+
+def _is_ill(mark: SlotMark) -> bool:
+    return bool(problem(CheckpointHealth.from_json(mark.health)))
+
+
+def _step(slot: Slot) -> int:
+    return slot.mark.step if slot.mark is not None else -1
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

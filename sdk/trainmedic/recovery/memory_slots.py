@@ -1,0 +1,326 @@
+"""Places in the host's memory that hold one in-memory checkpoint each, and outlive the process where they can.
+
+A slot is a file in shared memory (``/dev/shm``), mapped into the process; so writing it is a copy in memory, and it
+is still there after the process was killed. What is complete has a mark beside it, written last and removed first.
+The directory belongs to this user alone, and nothing in it is followed, or believed, that another could have put
+there. Where there is no shared memory to be had, slots are private memory and end with the process.
+
+::
+
+    /dev/shm/trainmedic-1000/<training>/<node>/rank-00003/slot-0, slot-0.json
+    /dev/shm/trainmedic-1000/<training>/<node>/replica-00007/...        of a rank on another node
+
+Not here: what a slot holds (``torch.snapshots``), which are kept (``memory_cadence``), copies on other nodes
+(``replicas``). Who calls it: ``torch.memory_checkpoints``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import shutil
+import stat
+import time
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+from urllib.parse import quote
+
+from trainmedic.errors import TrainmedicError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, which has no shared memory of this kind either
+    fcntl = None  # type: ignore[assignment]
+
+ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"
+"""Names another directory than ``/dev/shm``."""
+STALE_AFTER = 3600.0
+"""Seconds after which what a training left in shared memory is removed, if no process of it lives."""
+_DEFAULT_BASE = "/dev/shm"  # noqa: S108 - what lies in it is in a directory of this user alone
+_LARGEST_MARK = 1 << 20
+_CHUNK = 1 << 26
+_VERSION = 1
+_LOCK = "lock"
+_HELD: set[tuple[int, str]] = set()
+"""The locks that this process holds, with its id, for a fork has a copy of this."""
+
+
+class UntrustedMemory(TrainmedicError):
+    """Something in shared memory is not this user's alone, or is not what was written there."""
+
+
+@dataclass(frozen=True)
+class SlotMark:
+    """What is said of the complete checkpoint in a slot."""
+
+    set_id: str
+    """Names the checkpoint of all ranks that this is one rank's part of."""
+    step: int
+    at: str
+    """When the state was taken, as the envelope writes times."""
+    rank: int
+    ranks: int
+    """Of how many ranks the training consisted."""
+    size: int
+    """Bytes that are in use."""
+    structure: int
+    """Where the last part begins, that says what the bytes before it are."""
+    checksum: int
+    """CRC-32 of the bytes in use."""
+    health: Mapping[str, Any] | None = None
+    """See `trainmedic.recovery.health`; None where it was not kept."""
+
+    @classmethod
+    def read(cls, fields: Any) -> SlotMark:
+        """The opposite of `text`. Raises UntrustedMemory."""
+        try:
+            numbers = {name: fields[name] for name in ("step", "rank", "ranks", "size", "structure", "checksum")}
+            if fields["v"] != _VERSION or not all(type(value) is int and value >= 0 for value in numbers.values()):
+                raise ValueError("its members are not whole numbers")
+            if numbers["structure"] > numbers["size"]:
+                raise ValueError("it contradicts itself")
+            health = fields["health"] if isinstance(fields.get("health"), dict) else None
+            return cls(set_id=str(fields["set_id"]), at=str(fields["at"]), health=health, **numbers)
+        except (TypeError, KeyError, ValueError) as error:
+            raise UntrustedMemory(f"a mark of a checkpoint in memory cannot be read: {error}") from error
+
+    def text(self) -> str:
+        return json.dumps({"v": _VERSION, **asdict(self)})
+
+
+class Slot:
+    """Memory of ``size`` bytes for one checkpoint: in a new file, or without a name. Raises OSError."""
+
+    def __init__(self, size: int, file: Path | None, existing: mmap.mmap | None = None) -> None:
+        self.size = size
+        self.file = file
+        self.mark: SlotMark | None = None
+        self.users = 0
+        """How many are writing or reading it; meanwhile it is not given to others."""
+        self.cache: Any = None
+        """What its owner keeps for the next time, such as views of the memory."""
+        if existing is not None:
+            self.memory = existing
+            return
+        if file is None:
+            self.memory = mmap.mmap(-1, size)
+        else:
+            descriptor = _create(file)
+            try:
+                # Writing to memory that cannot be had would kill the process; asking for all of it first fails instead.
+                os.posix_fallocate(descriptor, 0, size)
+                self.memory = mmap.mmap(descriptor, size)
+            except BaseException:  # an interrupt, too, leaves nothing behind
+                file.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(descriptor)
+        # Once touched, the pages need not be fetched while training waits for a copy. The call lets other threads run.
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(self.memory)), 0, size)
+
+    @classmethod
+    def of_file(cls, file: Path, mark: SlotMark) -> Slot:
+        """The slot that `surviving` has found. Raises OSError and UntrustedMemory."""
+        memory = mapped(file, mark, is_writable=True)
+        slot = cls(len(memory), file, memory)
+        slot.mark = mark
+        return slot
+
+    def complete(self, mark: SlotMark) -> None:
+        """Mark what was written as complete. Raises OSError."""
+        if self.file is not None:
+            write_mark(self.file, mark)
+        self.mark = mark
+
+    def clear(self) -> None:
+        """Nothing in it counts any more."""
+        self.mark = None
+        if self.file is not None:
+            with contextlib.suppress(OSError):
+                _mark_of(self.file).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Give the memory back, once nobody uses it any more."""
+        self.clear()
+        self.cache = None
+        if self.file is not None:
+            with contextlib.suppress(OSError):
+                self.file.unlink(missing_ok=True)
+
+    def checksum(self, size: int) -> int:
+        return checksum(memoryview(self.memory)[:size])
+
+
+def checksum(data: memoryview) -> int:
+    """CRC-32, computed while other threads run."""
+    value = 0
+    for begin in range(0, len(data), _CHUNK):
+        value = zlib.crc32(data[begin : begin + _CHUNK], value)
+    return value
+
+
+# --- the directories ----------------------------------------------------------------------------------
+
+
+def node_directory(training: str, node: str) -> Path:
+    """The directory of a training on this node, made if need be. Raises OSError and UntrustedMemory."""
+    if fcntl is None or not hasattr(os, "posix_fallocate"):
+        raise UntrustedMemory("this system has no shared memory that outlives a process")
+    root = Path(os.environ.get(ENVIRONMENT) or _DEFAULT_BASE) / f"trainmedic-{os.geteuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    status = root.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise UntrustedMemory(f"{root} is not a directory of this user alone: remove it, or name another {ENVIRONMENT}")
+    remove_stale(root, keep=training)
+    # From here on everything lies in a directory that nobody else can enter.
+    directory = root / _safe(training) / _safe(node)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def rank_directory(node: Path, rank: int) -> Path:
+    return node / f"rank-{rank:05d}"
+
+
+def replica_directory(node: Path, rank: int) -> Path:
+    """Where a copy of the checkpoint of that rank, which is on another node, lies."""
+    return node / f"replica-{rank:05d}"
+
+
+class DirectoryLock:
+    """Holds a directory for this process. Raises UntrustedMemory where another one keeps it for `patience`.
+
+    It is a lock of the process, which those that it forks do not share: a data loader's workers outlive a process that
+    was killed for some seconds, in which its successor must have it.
+    """
+
+    def __init__(self, directory: Path, patience: float = 5.0) -> None:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self.directory = directory
+        self._holder = (os.getpid(), str(directory / _LOCK))
+        if self._holder in _HELD:
+            raise UntrustedMemory(f"{directory} is held by another run of this process, which was not closed")
+        self._descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        until = time.monotonic() + patience
+        while not _lock(self._descriptor):
+            if time.monotonic() > until:
+                os.close(self._descriptor)
+                raise UntrustedMemory(f"{directory} is held by another process of the same training")
+            time.sleep(0.05)
+        _HELD.add(self._holder)
+
+    def release(self) -> None:
+        _HELD.discard(self._holder)
+        os.close(self._descriptor)
+
+
+def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
+    """The complete checkpoints in the directory of a node, by whichever rank, with their files."""
+    for mark_file in sorted(node.glob("*/slot-*.json")):
+        file = mark_file.with_suffix("")
+        try:
+            mark = SlotMark.read(json.loads(_contents(mark_file, _LARGEST_MARK)))
+            if mark.size > _checked(file.lstat()).st_size:
+                continue
+        except (OSError, ValueError, RecursionError, UntrustedMemory):
+            continue
+        yield file, mark
+
+
+def mapped(file: Path, mark: SlotMark, is_writable: bool = False) -> mmap.mmap:
+    """The memory behind a file that `surviving` gave. Raises OSError and UntrustedMemory."""
+    descriptor = os.open(file, (os.O_RDWR if is_writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size = _checked(os.fstat(descriptor)).st_size
+        if size < mark.size:
+            raise UntrustedMemory(f"{file} is cut off")
+        return mmap.mmap(descriptor, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0))
+    finally:
+        os.close(descriptor)
+
+
+def write_mark(file: Path, mark: SlotMark) -> None:
+    """Mark the checkpoint in a file as complete. Raises OSError."""
+    unfinished = file.with_name(f"{file.name}.unfinished")
+    unfinished.unlink(missing_ok=True)
+    descriptor = _create(unfinished)
+    with os.fdopen(descriptor, "w") as target:
+        target.write(mark.text())
+    unfinished.replace(_mark_of(file))
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove it with all that is in it, and the directories above that are empty then."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.parent.rmdir()
+        directory.parent.parent.rmdir()
+
+
+def remove_stale(root: Path, keep: str, older_than: float = STALE_AFTER) -> None:
+    """Remove what trainings have left whose processes are gone, and which nobody has taken up for so many seconds."""
+    for training in root.iterdir():
+        if training.name == _safe(keep) or training.is_symlink() or not training.is_dir():
+            continue
+        try:
+            changed = max(path.lstat().st_mtime for path in (training, *training.rglob("*")))
+        except OSError:  # it is being removed or written to
+            continue
+        if time.time() - changed > older_than and not _is_locked(training):
+            shutil.rmtree(training, ignore_errors=True)
+
+
+def _is_locked(training: Path) -> bool:
+    for file in training.glob(f"*/*/{_LOCK}"):
+        if (os.getpid(), str(file)) in _HELD:  # to open and close it would end the lock
+            return True
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            if not _lock(descriptor):
+                return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # either means that another process has it
+        return False
+    return True
+
+
+def _create(file: Path) -> int:
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _contents(file: Path, most: int) -> bytes:
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as source:
+        _checked(os.fstat(source.fileno()))
+        return source.read(most)
+
+
+def _checked(status: os.stat_result) -> os.stat_result:
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise UntrustedMemory("a file in shared memory is not of this user alone")
+    return status
+
+
+def _mark_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.json")
+
+
+def _safe(name: str) -> str:
+    """A name of a directory for any text."""
+    quoted = quote(name, safe="")[:200] or "-"
+    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")

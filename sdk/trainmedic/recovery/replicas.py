@@ -1,0 +1,184 @@
+"""Copies of in-memory checkpoints in the memory of another node, over TCP.
+
+Each rank serves what lies in the shared memory of its node, and fetches from a rank of another node what it keeps for
+that one. Whoever asks has to know a secret that the ranks have agreed on through the store that they share; what
+comes is authenticated by it, and counts only when all of it has come. Who may read that store may read the training.
+
+Not here: which rank keeps whose (``ring``), where the bytes lie (``memory_slots``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import logging
+import os
+import secrets
+import socket
+import socketserver
+import threading
+from contextlib import AbstractContextManager, suppress
+from io import BufferedIOBase
+from typing import Any, Callable, Mapping
+
+from trainmedic.errors import TrainmedicError
+from trainmedic.recovery.memory_slots import SlotMark
+
+log = logging.getLogger("trainmedic")
+
+ENVIRONMENT = "TRAINMEDIC_REPLICA_HOST"
+"""Names the address of this node at which other nodes reach it, where it is not the one that leads to MASTER_ADDR."""
+_SECONDS = 20.0  # without a byte, after which a connection is given up
+_MOST_AT_ONCE = 16
+_LONGEST_LINE = 1 << 16
+_CHUNK = 1 << 20
+_MAC = 32
+_ELSEWHERE = "10.255.255.255"  # any address that is not of this machine; nothing is sent there
+
+Address = tuple[str, int]
+Found = tuple[SlotMark, memoryview]
+Find = Callable[[Mapping[str, Any]], AbstractContextManager[Found | None]]
+"""Gives what a request asks for, and keeps it from being written to within the context."""
+
+
+class NotFetched(TrainmedicError):
+    """A copy could not be fetched from another node."""
+
+
+class ReplicaServer:
+    """Serves other nodes, in threads of its own. Raises OSError where no port can be had."""
+
+    def __init__(self, secret: bytes, find: Find) -> None:
+        places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+
+        class RankRequest(socketserver.StreamRequestHandler):
+            timeout = _SECONDS
+
+            def handle(self) -> None:
+                if not places.acquire(blocking=False):
+                    return
+                try:
+                    # The other side went away, or is none of the job's ranks; or what it asks for went away.
+                    with suppress(OSError, ValueError, LookupError, TypeError, TrainmedicError):
+                        _answer(self.rfile, self.wfile, secret, find)
+                finally:
+                    places.release()
+
+        host = own_host()
+        self._server = socketserver.ThreadingTCPServer((host, 0), RankRequest, bind_and_activate=False)
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        try:
+            self._server.server_bind()
+            self._server.server_activate()
+        except OSError:
+            self._server.server_close()
+            raise
+        self.address: Address = (host, self._server.server_address[1])
+        name = "trainmedic-replicas"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def fetch(
+    address: Address, secret: bytes, request: Mapping[str, Any], memory_for: Callable[[SlotMark], memoryview]
+) -> SlotMark | None:
+    """Fetch what `request` asks for into the memory that `memory_for` gives; None where there is no such thing.
+
+    Raises NotFetched and OSError; then what is in the memory is worth nothing.
+    """
+    asked = json.dumps({**request, "nonce": secrets.token_hex(16)}).encode() + b"\n"
+    with socket.create_connection(address, _SECONDS) as connection, connection.makefile("rb") as stream:
+        connection.sendall(asked + _mac(secret, b"request", asked).hexdigest().encode() + b"\n")
+        answer = stream.readline(_LONGEST_LINE)
+        expected = _mac(secret, b"answer", asked + answer)
+        try:
+            fields = json.loads(answer)["mark"]
+            mark = None if fields is None else SlotMark.read(fields)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise NotFetched(f"{address[0]} has answered something that cannot be read") from error
+        if mark is not None:
+            _confirm(stream, expected)  # before memory is asked for, in the size that is named there
+            memory = memory_for(mark)
+            for begin in range(0, mark.size, _CHUNK):
+                part = memory[begin : min(begin + _CHUNK, mark.size)]
+                _read_into(stream, part)
+                expected.update(part)
+        _confirm(stream, expected)
+    return mark
+
+
+def own_host() -> str:
+    """The address of this machine at which the job's other nodes reach it."""
+    named, master = os.environ.get(ENVIRONMENT), os.environ.get("MASTER_ADDR", "")
+    if named:
+        return named
+    if master in ("localhost", "127.0.0.1", "::1"):
+        return "127.0.0.1"
+    for target in (master, _ELSEWHERE):
+        with suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))
+            host = str(probe.getsockname()[0])
+            if not ipaddress.ip_address(host).is_loopback:
+                return host
+    return "127.0.0.1"
+
+
+def _answer(source: BufferedIOBase, target: BufferedIOBase, secret: bytes, find: Find) -> None:
+    asked = source.readline(_LONGEST_LINE)
+    mac = source.readline(_LONGEST_LINE).strip()
+    if not hmac.compare_digest(mac, _mac(secret, b"request", asked).hexdigest().encode()):
+        return
+    with find(json.loads(asked)) as found:
+        text = json.dumps({"mark": None if found is None else json.loads(found[0].text())}).encode() + b"\n"
+        target.write(text)
+        proof = _mac(secret, b"answer", asked + text)
+        if found is not None:
+            target.write(proof.digest())
+            data = found[1][: found[0].size]
+            for begin in range(0, len(data), _CHUNK):
+                part = data[begin : begin + _CHUNK]
+                target.write(part)
+                proof.update(part)
+        target.write(proof.digest())
+
+
+def _mac(secret: bytes, purpose: bytes, text: bytes) -> hmac.HMAC:
+    return hmac.new(secret, purpose + b"\n" + text, hashlib.sha256)
+
+
+def _confirm(stream: BufferedIOBase, expected: hmac.HMAC) -> None:
+    if not hmac.compare_digest(stream.read(_MAC), expected.digest()):
+        raise NotFetched("what came from another node is not what a rank of this job has sent")
+
+
+def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
+    position = 0
+    while position < len(memory):
+        count = stream.readinto(memory[position:])
+        if not count:
+            raise NotFetched("the other node has broken off")
+        position += count
+
+
+def ring(nodes: Mapping[int, str], rank: int) -> list[int]:
+    """The ranks whose copies `rank` keeps: those of the node before its own. Empty where there is one node only.
+
+    ``nodes`` says of each rank on which node it is.
+    """
+    by_node: dict[str, list[int]] = {}
+    for other in sorted(nodes):
+        by_node.setdefault(nodes[other], []).append(other)
+    order = list(by_node)
+    if len(order) < 2:
+        return []
+    own = by_node[nodes[rank]]
+    before = by_node[order[order.index(nodes[rank]) - 1]]
+    return [ward for number, ward in enumerate(before) if number % len(own) == own.index(rank)]

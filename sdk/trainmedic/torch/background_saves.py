@@ -1,0 +1,181 @@
+"""Writing checkpoints to the disk in the background, out of a copy in memory; training waits for the copy alone.
+
+The ranks agree to begin; from then on each writes its part in a thread of its own, and says so in the unfinished
+checkpoint's directory. Rank 0 waits there for all parts, and marks the checkpoint complete; its time is that of the
+copy. One at a time is written: whoever changes something among the checkpoints waits for it first (`settle`).
+
+``torch.distributed.checkpoint.async_save`` is not used: it would copy the state a second time. What it does beyond
+that, to write in a thread over a process group of its own, is done here with its ``save``. Not here: the copy
+(``memory_checkpoints``), the files (``checkpoint_storage``, ``joint_checkpoints``).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Callable, Mapping, Protocol
+
+from trainmedic.errors import NotAgreed, TrainmedicError
+from trainmedic.recovery.background import BackgroundThread
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.memory_slots import Slot, SlotMark
+from trainmedic.torch.memory_checkpoints import MemoryCheckpoints, NewGroup
+from trainmedic.torch.rank_agreement import first_line
+from trainmedic.torch.state_parts import StateParts
+from trainmedic.wire import envelope
+
+log = logging.getLogger("trainmedic")
+
+PATIENCE = 120.0
+"""Seconds that training waits for a checkpoint that is being written before something is changed among them."""
+_LONGEST = 1800.0  # seconds that rank 0 waits for the parts of the others
+_LOOK_EVERY = 0.2
+_WRITTEN, _FAILED = "written-", "failed-"
+_WRITING, _NO_MEMORY = "writing", "no memory"
+
+
+class PartWriter(Protocol):
+    """Where checkpoints are written in parts."""
+
+    def begin_parts(self, step: int) -> str:
+        """On rank 0: make the directory of an unfinished checkpoint beside the others, and return its name."""
+        ...
+
+    def part_directory(self, name: str) -> Path:
+        """The path of the directory of that name."""
+        ...
+
+    def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
+        """Write this rank's part to the disk, out of what `MemoryContents.held` gave."""
+        ...
+
+    def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
+        """On rank 0: name and mark the checkpoint, once all parts are on the disk. ``health`` goes into the mark."""
+        ...
+
+    def prune(self) -> None:
+        """Delete those that need not be kept."""
+        ...
+
+
+class BackgroundSaves:
+    """Writes the periodic checkpoints of this rank. ``saved`` is called in the thread, with each that is complete."""
+
+    def __init__(
+        self,
+        job: str,
+        rank: int,
+        world_size: int,
+        new_group: NewGroup,
+        disk: PartWriter,
+        memory: MemoryCheckpoints,
+        saved: Callable[[int], None],
+    ) -> None:
+        self._job = job
+        self._rank = rank
+        self._world_size = world_size
+        self._new_group = new_group
+        self._disk = disk
+        self._memory = memory
+        self._saved = saved
+        self._thread = BackgroundThread("trainmedic-checkpoint")
+        # Held while a checkpoint is being completed, and while that is being forbidden.
+        self._completing = threading.Lock()
+        self._is_given_up = False
+        self.is_first = True
+        """Whether none has been completed yet."""
+
+    def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
+        """Copy the state, and begin to write it. False where there is no memory for that on some rank.
+
+        Every rank calls it. Where the one before is still being written, there is none this time. Raises NotAgreed,
+        and what `copy` raises.
+        """
+        group = self._new_group(f"save-{step}")
+        slot: Slot | None = None
+        fault: Exception | None = None
+        if self._thread.is_idle:
+            try:
+                slot = copy()
+            except Exception as error:  # whatever a state_dict raises, because the other ranks wait for this report
+                fault = error
+        obstacle = _WRITING if not self._thread.is_idle else "" if slot is not None else _NO_MEMORY
+        try:
+            obstacles = group.poll(obstacle)
+            if len(obstacles) < group.world_size:
+                raise NotAgreed("not all ranks have begun to write a checkpoint")
+            if _WRITING in obstacles.values():
+                log.warning("%s: no checkpoint of step %d: the one before is still being written", self._job, step)
+            elif _NO_MEMORY not in obstacles.values() and slot is not None:
+                unfinished = self._disk.part_directory(group.choose(lambda: self._disk.begin_parts(step)))
+                self._is_given_up = False
+                taken, slot = slot, None
+                self._thread.submit(lambda: self._write(unfinished, step, parts, taken))
+        finally:
+            if slot is not None and self._memory.pool is not None:
+                self._memory.pool.release(slot)
+        if fault is not None:
+            raise fault
+        return _NO_MEMORY not in obstacles.values() or _WRITING in obstacles.values()
+
+    def settle(self) -> None:
+        """Wait until nothing is being written. What has not come to an end by then will not be completed."""
+        if not self._thread.settle(PATIENCE):
+            log.error("%s: a checkpoint is not written after %.0f s; it is given up", self._job, PATIENCE)
+            with self._completing:
+                self._is_given_up = True
+
+    def close(self) -> None:
+        self.settle()
+        self._thread.close(1.0)
+
+    # --- in the thread ----------------------------------------------------------------------------------
+
+    def _write(self, unfinished: Path, step: int, parts: StateParts, slot: Slot) -> None:
+        began = time.monotonic()
+        try:
+            mark = self._memory.wait_until_whole(slot, step)
+            state = self._memory.views(slot, mark, parts)
+            self._disk.write_part(unfinished, parts, state["training"], state["run"])
+            (unfinished / f"{_WRITTEN}{self._rank:05d}").touch()
+            if self._rank == 0:
+                self._complete(unfinished, step, mark)
+                log.info("%s: wrote the checkpoint of step %d in %.1f s", self._job, step, time.monotonic() - began)
+        except Exception as error:  # whatever the disk or a state raises: it costs a checkpoint, not the training
+            log.error("%s: no checkpoint of step %d: %s", self._job, step, first_line(error))
+            self._clear_away(unfinished, error)
+        finally:
+            if self._memory.pool is not None:
+                self._memory.pool.release(slot)
+
+    def _complete(self, unfinished: Path, step: int, mark: SlotMark) -> None:
+        until = time.monotonic() + _LONGEST
+        while len(written := list(unfinished.glob(f"{_WRITTEN}*"))) < self._world_size:
+            for failed in unfinished.glob(f"{_FAILED}*"):
+                raise TrainmedicError(failed.read_text(errors="replace") or "it failed on another rank")
+            if time.monotonic() > until or self._is_given_up:
+                raise TrainmedicError(f"{self._world_size - len(written)} of {self._world_size} ranks wrote no part")
+            time.sleep(_LOOK_EVERY)
+        for file in written:
+            file.unlink()
+        with self._completing:
+            if self._is_given_up:
+                raise TrainmedicError("it was given up")
+            checkpoint = self._disk.finish_parts(unfinished, step, envelope.read_time(mark.at), mark.health)
+        self.is_first = False
+        self._saved(checkpoint.step)
+        with suppress(OSError):
+            self._disk.prune()
+
+    def _clear_away(self, unfinished: Path, error: Exception) -> None:
+        """Rank 0 removes what was written; the others tell it that there is nothing to wait for."""
+        with suppress(OSError):
+            if self._rank == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            else:
+                (unfinished / f"{_FAILED}{self._rank:05d}").write_text(f"rank {self._rank}: {first_line(error)}")

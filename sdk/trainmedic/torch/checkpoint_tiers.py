@@ -1,0 +1,57 @@
+"""Checkpoints on the disk and in memory as one place of checkpoints.
+
+Not here: either of them (``checkpoint_storage``, ``memory_checkpoints``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch.background_saves import BackgroundSaves
+from trainmedic.torch.checkpoint_storage import CheckpointStorage
+from trainmedic.torch.memory_checkpoints import MemoryCheckpoints, is_in_memory
+from trainmedic.torch.state_parts import StateParts
+
+
+class TieredCheckpoints:
+    """Those in memory are found beside those on the disk. What is ordered to be saved is saved to the disk."""
+
+    def __init__(
+        self, disk: CheckpointStorage, memory: MemoryCheckpoints, background: BackgroundSaves | None = None
+    ) -> None:
+        self.disk = disk
+        self.memory = memory
+        self.background = background
+        self.directory: Path | None = disk.directory
+
+    def checkpoints(self) -> Sequence[SavedCheckpoint]:
+        return [*self.disk.checkpoints(), *self.memory.checkpoints()]
+
+    def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
+        self._settle()
+        return self.disk.save(step, parts, run)
+
+    def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
+        storage = self.memory if is_in_memory(checkpoint) else self.disk
+        return storage.load(checkpoint, parts)
+
+    def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
+        self._settle()
+        self.memory.rolled_back_to(checkpoint, int(reason.get("left_step", checkpoint.step)))
+        self.disk.rolled_back_to(checkpoint, reason)
+
+    def prune(self) -> None:
+        self._settle()
+        self.disk.prune()
+
+    def _settle(self) -> None:
+        """What is being written in the background is not to be mistaken for something left over."""
+        if self.background is not None:
+            self.background.settle()
+
+
+def on_disk(storage: CheckpointStorage | None) -> CheckpointStorage | None:
+    """The part of it that is on the disk."""
+    return storage.disk if isinstance(storage, TieredCheckpoints) else storage

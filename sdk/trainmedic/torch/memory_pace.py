@@ -1,0 +1,81 @@
+"""How often in-memory checkpoints are made, on all ranks alike: by what they cost the slowest of them.
+
+Not here: the rule itself (``recovery.memory_cadence``).
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections import deque
+from typing import Callable
+
+from trainmedic.errors import NotAgreed
+from trainmedic.job.group import Group
+from trainmedic.recovery.memory_cadence import MemoryCadence
+
+log = logging.getLogger("trainmedic")
+
+_COSTS = 5  # of so many copies the median counts
+_AGREE_EVERY = 20.0  # seconds between two agreements
+_PATIENCE = 60.0  # seconds that the ranks wait for each other
+
+
+class MemoryPace:
+    """The pace of one training; ``new_group`` gives the group of all its ranks for a name."""
+
+    def __init__(self, job: str, world_size: int, new_group: Callable[[str], Group], cadence: MemoryCadence) -> None:
+        self.is_over = False
+        """Whether no more copies are made, because not every rank can make them."""
+        self.replica_seconds = 0.0
+        """How long it took to copy the last one to another node."""
+        self._job = job
+        self._world_size = world_size
+        self._new_group = new_group
+        self._cadence = cadence
+        self._costs: deque[float] = deque(maxlen=_COSTS)
+        self._agree_at = 0
+
+    def record(self, cost: float) -> None:
+        """Note for how many seconds training has waited for a copy."""
+        self._costs.append(cost)
+
+    def agree_anew(self) -> None:
+        """The steps are counted anew, from an earlier one on."""
+        self._agree_at = 0
+
+    def adapt(self, step: int, step_seconds: float | None, works: bool) -> None:
+        """Let the measured cost decide. Every rank calls it at the same steps, whether or not it can make copies."""
+        cost = statistics.median(self._costs) if self._costs else None
+        if self._world_size == 1:
+            self.is_over = not works
+        elif step < self._agree_at:
+            return
+        else:
+            cost, step_seconds = self._agree(cost, step_seconds, works)
+            self._agree_at = step + (round(_AGREE_EVERY / step_seconds) if cost and step_seconds else 0)
+        if cost is None or not step_seconds:
+            return
+        if self._cadence.adapt(cost, step_seconds):
+            interval, milliseconds = self._cadence.interval, cost * 1e3
+            log.info("%s: an in-memory checkpoint every %d steps: it costs %.1f ms", self._job, interval, milliseconds)
+        self._cadence.space_replicas(step_seconds, self.replica_seconds)
+
+    def _agree(self, cost: float | None, step_seconds: float | None, works: bool) -> tuple[float | None, float | None]:
+        """The largest figures of all ranks, the same on each; None where a rank has none yet.
+
+        Where a rank cannot make copies, or is gone, none makes any more.
+        """
+        mine = {"cost": cost, "step": step_seconds, "works": works, "replica": self.replica_seconds}
+        try:
+            figures = self._new_group("memory-pace").poll(mine, _PATIENCE)
+        except NotAgreed as error:
+            log.warning("%s: no more in-memory checkpoints: %s", self._job, error)
+            figures = {}
+        self.is_over = len(figures) < self._world_size or not all(figure["works"] for figure in figures.values())
+        if self.is_over:
+            log.warning("%s: no more in-memory checkpoints, for not all ranks can make them", self._job)
+            return None, None
+        costs, steps = ([figure[name] for figure in figures.values()] for name in ("cost", "step"))
+        self.replica_seconds = max(figure["replica"] for figure in figures.values())
+        return None if None in costs else max(costs), None if None in steps else max(steps)

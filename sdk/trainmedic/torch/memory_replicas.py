@@ -1,0 +1,166 @@
+"""Keeping the newest in-memory checkpoints of ranks on another node, and serving one's own to others.
+
+Only checkpoints of certain steps are copied, the same on all ranks, so that after the loss of a node there is one of
+which every rank's part is left; and each rank keeps its own part of those as long. Not here: the way over the network
+(``recovery.replicas``), taking them up after a restart (``memory_start``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence
+
+from trainmedic.errors import TrainmedicError
+from trainmedic.recovery import memory_slots, replicas
+from trainmedic.recovery.memory_slots import Slot, SlotMark
+from trainmedic.recovery.replicas import Address, Found, ReplicaServer
+from trainmedic.torch.memory_checkpoints import MemoryCheckpoints
+
+log = logging.getLogger("trainmedic")
+
+COPIES = 2
+"""Of each rank so many are kept: one is whole while the other is being fetched."""
+_FAILURES = 5  # in a row, after which the log says so
+_PERIOD = 1.0  # seconds between two looks
+
+
+class MemoryReplicas:
+    """The copies that this rank keeps of the ranks in ``wards``, in the directory of its node."""
+
+    def __init__(self, memory: MemoryCheckpoints, rank: int, node: Path, secret: bytes) -> None:
+        self._memory = memory
+        self._rank = rank
+        self._node = node
+        self._secret = secret
+        self._slots: dict[int, list[Slot]] = {}
+        self._wards: dict[int, Address] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._server = ReplicaServer(secret, self._find)
+
+    @property
+    def address(self) -> Address:
+        return self._server.address
+
+    def fetch(self, address: Address, mark: SlotMark, slot: Slot) -> SlotMark | None:
+        """Fetch the checkpoint of that mark, whoever has it there, into `slot`; None where it is gone."""
+        request = {"set_id": mark.set_id, "rank": mark.rank}
+
+        def memory_for(fetched: SlotMark) -> memoryview:
+            if fetched.size > slot.size:
+                raise replicas.NotFetched("it has grown")
+            return memoryview(slot.memory)
+
+        return replicas.fetch(address, self._secret, request, memory_for)
+
+    def begin(self, wards: Mapping[int, Address]) -> None:
+        self._wards = dict(wards)
+        if self._wards:
+            self._thread = threading.Thread(target=self._run, name="trainmedic-replicator", daemon=True)
+            self._thread.start()
+
+    def end(self, in_order: bool) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(_PERIOD + replicas._SECONDS)
+        self._server.close()
+        if in_order:
+            for ward in self._wards:
+                memory_slots.remove_directory(memory_slots.replica_directory(self._node, ward))
+
+    def drop(self, step: int) -> None:
+        """Forget the copies of later steps than that."""
+        with self._lock:
+            for slot in [slot for slots in self._slots.values() for slot in slots]:
+                if slot.mark is not None and slot.mark.step > step:
+                    slot.clear()
+
+    def kept(self, ward: int) -> Sequence[int]:
+        """The steps of the copies of that rank."""
+        return [slot.mark.step for slot in self._slots.get(ward, ()) if slot.mark is not None]
+
+    # --- keeping ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failures: dict[int, int] = {}
+        while not self._ended.wait(_PERIOD):
+            for ward, address in self._wards.items():
+                try:
+                    self._update(ward, address)
+                    failures[ward] = 0
+                except (OSError, TrainmedicError) as error:
+                    failures[ward] = failures.get(ward, 0) + 1
+                    if failures[ward] == _FAILURES:  # the first may only mean that the other side has ended
+                        log.warning("no copies of the checkpoints of rank %d: %s", ward, error)
+
+    def _update(self, ward: int, address: Address) -> None:
+        """Fetch the ward's newest checkpoint of those that are copied, if it is newer than the copies."""
+        slots = self._slots.setdefault(ward, [])
+        newest = max((slot.mark for slot in slots if slot.mark is not None), default=None, key=lambda mark: mark.at)
+        slot: Slot | None = None
+
+        def memory_for(mark: SlotMark) -> memoryview:
+            nonlocal slot
+            slot = self._slot(ward, slots, mark.size)
+            return memoryview(slot.memory)
+
+        began = time.monotonic()
+        known = None if newest is None else newest.set_id
+        request = {"rank": ward, "other_than": known, "multiple_of": self._memory.cadence.replica_steps}
+        mark = replicas.fetch(address, self._secret, request, memory_for)
+        if mark is None or slot is None:
+            return
+        if slot.checksum(mark.size) != mark.checksum:
+            raise replicas.NotFetched("it is damaged")
+        with self._lock:
+            # One of a course that a rollback has left meanwhile must not count.
+            if mark.set_id == self._memory.course.set_id(mark.step):
+                slot.complete(mark)
+        self._memory.pace.replica_seconds = time.monotonic() - began
+
+    def _slot(self, ward: int, slots: list[Slot], size: int) -> Slot:
+        """A slot to fetch into: the one with the older copy."""
+        directory = memory_slots.replica_directory(self._node, ward)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if len(slots) < COPIES:
+            slots.append(Slot(size, directory / f"slot-{len(slots)}"))
+            return slots[-1]
+        slots.sort(key=lambda slot: "" if slot.mark is None else slot.mark.at)
+        older = slots[0]
+        older.clear()
+        if older.size < size:
+            older.remove()
+            slots[0] = older = Slot(size, older.file)
+        return older
+
+    # --- serving ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _find(self, request: Mapping[str, Any]) -> Iterator[Found | None]:
+        pool, rank, set_id = self._memory.pool, request["rank"], request.get("set_id")
+        if set_id is not None:
+            with self._in_files(str(set_id), rank) as found:
+                yield found
+            return
+        every = request["multiple_of"]
+        slots = pool.complete() if pool is not None and rank == self._rank and type(every) is int and every else []
+        own = [slot for slot in slots if slot.mark is not None and slot.mark.step % every == 0]
+        if pool is None or not own or own[-1].mark is None or own[-1].mark.set_id == request["other_than"]:
+            yield None
+            return
+        with pool.using(own[-1]) as slot:
+            yield None if slot.mark is None else (slot.mark, memoryview(slot.memory))
+
+    @contextmanager
+    def _in_files(self, set_id: str, rank: Any) -> Iterator[Found | None]:
+        """What the node has, by whichever process; only asked for before training begins, when nobody writes."""
+        for file, mark in memory_slots.surviving(self._node):
+            if mark.set_id == set_id and mark.rank == rank:
+                yield mark, memoryview(memory_slots.mapped(file, mark))
+                return
+        yield None

@@ -1,0 +1,276 @@
+"""The beginning of in-memory checkpoints: memory of one's own, and what an earlier process has left in it.
+
+The ranks tell each other on which nodes they are, and what lies in the shared memory of each. A checkpoint of which
+every rank's part is still somewhere is taken up: from the rank's own directory, another one on the node, or another
+node. Every rank makes the same calls here in the same order. Not here: going back to it, which happens as with any
+other checkpoint (``restore``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import socket
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterable, Literal, Mapping, Sequence
+
+from trainmedic.errors import ConfigurationError, NotAgreed, TrainmedicError
+from trainmedic.job.group import Group
+from trainmedic.job.memory_usage import host_memory
+from trainmedic.recovery import memory_slots, replicas
+from trainmedic.recovery.checkpoints import write_durably
+from trainmedic.recovery.memory_pool import SlotPool
+from trainmedic.recovery.memory_slots import DirectoryLock, Slot, SlotMark
+from trainmedic.recovery.replicas import Address
+from trainmedic.torch.memory_checkpoints import COPIED, Course, MemoryCheckpoints
+from trainmedic.torch.memory_replicas import MemoryReplicas
+
+log = logging.getLogger("trainmedic")
+
+FILE = ".trainmedic-memory.json"
+_UNKNOWN_LIMIT = 1 << 30  # bytes, where it cannot be told how much memory there is
+_SHARE = 0.5  # of the memory that is available on the node when training begins
+
+
+@dataclass(frozen=True)
+class Memory:
+    """In-memory checkpoints, for `trainmedic.torch.attach`. Raises ConfigurationError."""
+
+    every: int | Literal["auto"] = "auto"
+    """Steps between two; more where they would cost more than their share, and ``"auto"`` for as few as that allows."""
+    keep: int = 4
+    """How many stay, at distances that grow with their age; beside them one is being written."""
+    limit: int | None = None
+    """Bytes that they take on each rank at most. None: of half the memory that is available on the node, its part."""
+    share: float | None = None
+    """Of a step's time that training may wait for them on average, such as 0.01. None: 0.8 % of a step of 10 ms,
+    falling to 0.15 % of one of 100 ms or more."""
+
+    asynchronous: bool = False
+    """Whether the checkpoints of ``checkpoint_every`` are written to the disk in the background, out of a copy."""
+    replica_every: float | None = None
+    """Seconds between two copies of a rank's newest to the memory of another node, at least. None: no copies."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("every", self.every), ("keep", self.keep), ("limit", self.limit)):
+            if (name, value) not in (("every", "auto"), ("limit", None)) and (type(value) is not int or value < 1):
+                raise ConfigurationError(f"memory: {name} is {value!r}; it is a whole number of 1 or more")
+        if self.share is not None and not self.share > 0:
+            raise ConfigurationError(f"memory: share is {self.share!r}; it is a part of a step's time, such as 0.01")
+        if self.replica_every is not None and not (self.replica_every > 0 and self.keep > COPIED):
+            raise ConfigurationError(
+                f"memory: replica_every is {self.replica_every!r}, with keep={self.keep}; it is a number of seconds, "
+                f"and needs a keep of {COPIED + 1} or more"
+            )
+
+
+@dataclass(frozen=True)
+class Remnant:
+    """A rank's part of a checkpoint that an earlier process has left, and where."""
+
+    node: str
+    file: str
+    mark: SlotMark
+
+    def to_json(self) -> dict[str, Any]:
+        return {"node": self.node, "file": self.file, "mark": json.loads(self.mark.text())}
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> Remnant:
+        return cls(fields["node"], fields["file"], SlotMark.read(fields["mark"]))
+
+
+class MemoryStart:
+    """Begins the in-memory checkpoints of this rank. ``directory`` is where small files about the training are kept."""
+
+    def __init__(self, memory: MemoryCheckpoints, options: Memory, job: str, directory: Path | None) -> None:
+        self.memory = memory
+        self._options = options
+        self._job = job
+        self._node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
+        self._file = directory / FILE if directory is not None else None
+        self._lock: DirectoryLock | None = None
+        self._replicas: MemoryReplicas | None = None
+
+    def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
+        """Get the memory, and take up what an earlier process has left in it; with ``newest_step`` None, nothing.
+
+        ``newest_step`` gives the step of the newest checkpoint on the disk, of later ones than which what is on other
+        nodes is fetched, too.
+        """
+        names = group.choose(lambda: self._names(newest_step))
+        directory = self._open(names["training"], group.rank)
+        self._serve(directory, group.rank, bytes.fromhex(names["secret"]))
+        nodes, addresses = self._nodes(group)
+        neighbours = [rank for rank, node in nodes.items() if node == self._node]
+        remnants = self._remnants(group, directory, group.rank == min(neighbours))
+        limit = self._limit(len(neighbours), directory)
+        wanted = self._options.keep + (2 if self._options.asynchronous else 1)
+        pool = SlotPool(wanted, limit, self._lock.directory if self._lock is not None else None)
+        if newest_step is not None:
+            by_node = {nodes[rank]: address for rank, address in reversed(addresses.items())}
+            for number, parts in enumerate(complete_sets(remnants, group.world_size)):
+                is_worth_it = number == 0 and parts[0].mark.step > names["newest"]
+                self._take_up(parts[group.rank], pool, by_node if is_worth_it else {})
+        self._remove_others(group, directory, pool, neighbours)
+        self.memory.begin(Course(names["course"]), pool, self._replicas)
+        if self._replicas is not None:
+            wards = replicas.ring(nodes, group.rank)
+            self._replicas.begin({rank: addresses[rank] for rank in wards if rank in addresses})
+
+    def end(self, in_order: bool) -> None:
+        """Give the memory back where training has ended in order; else leave it for the next process."""
+        self.memory.close()
+        if self._replicas is not None:
+            self._replicas.end(in_order)
+        if self.memory.pool is not None and in_order:
+            self.memory.pool.clear()
+        if self._lock is not None:
+            if in_order:
+                memory_slots.remove_directory(self._lock.directory)
+            self._lock.release()
+            self._lock = None
+
+    # --- what the ranks agree on ------------------------------------------------------------------------
+
+    def _names(self, newest_step: Callable[[], int] | None) -> dict[str, Any]:
+        """On rank 0: the name of the training, which lies with its checkpoints, and of this start of it."""
+        newest = newest_step() if newest_step is not None else 0
+        names = {"course": secrets.token_hex(4), "secret": secrets.token_hex(32)}
+        return {"training": self._training_name(), "newest": newest, **names}
+
+    def _training_name(self) -> str | None:
+        if self._file is None:
+            return None
+        try:
+            name = json.loads(self._file.read_bytes())["training"]
+            if isinstance(name, str):
+                return self._name_here(name)
+        except (OSError, ValueError, LookupError, TypeError):
+            pass
+        name = secrets.token_hex(8)
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(self._file, json.dumps({"training": name}).encode())
+        except OSError as error:
+            log.warning("%s: in-memory checkpoints end with the process: %s", self._job, error)
+            return None
+        return self._name_here(name)
+
+    def _name_here(self, name: str) -> str:
+        """A copy of the directory, made to begin another training with, has the same file and is another training."""
+        assert self._file is not None
+        return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
+
+    def _nodes(self, group: Group) -> tuple[dict[int, str], dict[int, Address]]:
+        """Of each rank the node, and the address at which it serves what is in the node's memory, if it does."""
+        address = self._replicas.address if self._replicas is not None else None
+        members = group.poll({"node": self._node, "address": address})
+        if len(members) < group.world_size:
+            raise NotAgreed("not all ranks have come to the beginning of in-memory checkpoints")
+        nodes = {rank: str(members[rank]["node"]) for rank in sorted(members)}
+        addresses = {rank: members[rank]["address"] for rank in sorted(members) if members[rank]["address"]}
+        return nodes, {rank: (str(host), int(port)) for rank, (host, port) in addresses.items()}
+
+    def _serve(self, directory: Path | None, rank: int, secret: bytes) -> None:
+        if self._options.replica_every is None:
+            return
+        if directory is None:
+            log.warning("%s: no copies on other nodes: there is no shared memory for them", self._job)
+            return
+        try:
+            self._replicas = MemoryReplicas(self.memory, rank, directory, secret)
+        except OSError as error:
+            log.warning("%s: no copies on other nodes: no port can be had: %s", self._job, error)
+
+    def _remnants(self, group: Group, directory: Path | None, tells: bool) -> list[Remnant]:
+        """What lies in the memory of all nodes; one rank of each tells."""
+        mine: list[dict[str, Any]] = []
+        if directory is not None and tells:
+            mine = [Remnant(self._node, str(file), mark).to_json() for file, mark in memory_slots.surviving(directory)]
+        return [Remnant.of_json(fields) for listed in group.poll(mine).values() for fields in listed]
+
+    # --- this rank's memory -----------------------------------------------------------------------------
+
+    def _open(self, training: str | None, rank: int) -> Path | None:
+        """The directory of this node, in which that of this rank is held; None where memory has no name."""
+        if training is None:
+            return None
+        try:
+            directory = memory_slots.node_directory(training, self._node)
+            self._lock = DirectoryLock(memory_slots.rank_directory(directory, rank))
+        except (OSError, TrainmedicError) as error:
+            log.warning("%s: in-memory checkpoints end with the process: %s", self._job, error)
+            return None
+        return directory
+
+    def _limit(self, neighbours: int, directory: Path | None) -> int:
+        if self._options.limit is not None:
+            return self._options.limit
+        memory = host_memory()
+        available = memory[1] - memory[0] if memory is not None else _UNKNOWN_LIMIT
+        if directory is not None:
+            held = sum(file.lstat().st_size for file in directory.glob("*/slot-*"))
+            status = os.statvfs(directory)
+            available = min(available, status.f_bavail * status.f_frsize) + held
+        return int(available * _SHARE) // neighbours
+
+    def _take_up(self, remnant: Remnant, pool: SlotPool, addresses: Mapping[str, Address]) -> None:
+        """Make the part that is this rank's a slot of it. Where that fails, the others learn of it when they load.
+
+        ``addresses`` says where to ask for what is on another node.
+        """
+        try:
+            file = Path(remnant.file)
+            if remnant.node != self._node:
+                if remnant.node in addresses and self._replicas is not None:
+                    self._fetch(addresses[remnant.node], remnant.mark, pool, self._replicas)
+                return
+            if self._lock is not None and file.parent == self._lock.directory:
+                pool.add(Slot.of_file(file, remnant.mark))
+            else:
+                self._copy(memory_slots.mapped(file, remnant.mark), remnant.mark, pool)
+        except (OSError, TrainmedicError) as error:
+            log.warning("%s: %s cannot be taken up: %s", self._job, remnant.mark.set_id, error)
+
+    def _copy(self, source: Any, mark: SlotMark, pool: SlotPool) -> None:
+        slot = pool.make(mark.size)
+        slot.memory[: mark.size] = source[: mark.size]
+        slot.complete(mark)
+
+    def _fetch(self, address: Address, mark: SlotMark, pool: SlotPool, source: MemoryReplicas) -> None:
+        slot = pool.make(mark.size)
+        fetched = source.fetch(address, mark, slot)
+        if fetched is not None:
+            slot.complete(fetched)
+
+    def _remove_others(self, group: Group, directory: Path | None, pool: SlotPool, neighbours: Sequence[int]) -> None:
+        """Once every rank has what it takes up, remove the rest."""
+        group.poll()
+        if directory is None:
+            return
+        if self._lock is not None:
+            kept = {slot.file.name for slot in pool.complete() if slot.file is not None}
+            for file in self._lock.directory.glob("slot-*"):
+                if file.name.partition(".")[0] not in kept:
+                    file.unlink(missing_ok=True)
+        if group.rank == min(neighbours):
+            own = {memory_slots.rank_directory(directory, rank) for rank in neighbours}
+            for other in set(directory.iterdir()) - own:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def complete_sets(remnants: Iterable[Remnant], ranks: int) -> list[dict[int, Remnant]]:
+    """The checkpoints of which all parts are there: of each, the part of each rank. The newest comes first."""
+    sets: dict[str, dict[int, Remnant]] = {}
+    for remnant in remnants:
+        mark = remnant.mark
+        if mark.ranks == ranks:
+            sets.setdefault(mark.set_id, {}).setdefault(mark.rank, remnant)
+    whole = [parts for parts in sets.values() if len(parts) == ranks and 0 in parts]
+    return sorted(whole, key=lambda parts: (parts[0].mark.at, parts[0].mark.step), reverse=True)

@@ -1,0 +1,212 @@
+"""The state of a training as bytes in memory: its tensors one after the other, and behind them their structure.
+
+What is no tensor is pickled at once, so it may change afterwards. A tensor is given a place, and copied there by
+`copy`; of one that is spread over ranks, this rank's part. Reading gives tensors of their own: training may change
+them, and the bytes stay as they are. Not here: the memory itself (``recovery.memory_slots``), when it is written
+(``memory_checkpoints``).
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+from dataclasses import dataclass
+from typing import Any, Iterable, NamedTuple, Sequence
+
+import torch
+
+Buffer = mmap.mmap | memoryview | bytearray
+_ALIGNED = 64
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+# What reading bytes that are not what was written may raise.
+UNREADABLE = (
+    *(ValueError, LookupError, AttributeError, ImportError, TypeError, RuntimeError, EOFError),
+    pickle.UnpicklingError,
+)
+
+
+class Place(NamedTuple):
+    """Where a tensor's numbers lie."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def tensor(self, memory: Buffer) -> torch.Tensor:
+        """The tensor in those bytes. Its storage is its own part of them, as ``torch.save`` needs it."""
+        if 0 in self.shape:
+            return torch.empty(self.shape, dtype=self.dtype)
+        count = 1 + sum((length - 1) * step for length, step in zip(self.shape, self.stride, strict=True))
+        flat = torch.frombuffer(memory, dtype=self.dtype, count=count, offset=self.offset)
+        return flat.as_strided(self.shape, self.stride)
+
+
+class Layout:
+    """The places of tensors, one behind the other. It is made anew only where one of the tensors is another."""
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.ends: list[int] = []
+        """Where the next tensor may begin, after each."""
+
+    def add(self, number: int, tensor: torch.Tensor) -> None:
+        """Find a place for the tensor of that number. Those before it have theirs."""
+        shape = tensor.shape
+        if number < len(self.places):
+            place = self.places[number]
+            if place.shape == shape and place.dtype is tensor.dtype and place.stride == tensor.stride():
+                return
+            del self.places[number:], self.ends[number:]
+        begins = self.ends[-1] if self.ends else 0
+        size = tensor.numel() * tensor.dtype.itemsize
+        self.places.append(Place(begins, tensor.dtype, tuple(shape), _stride(tensor)))
+        self.ends.append(begins + -(-size // _ALIGNED) * _ALIGNED)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state whose tensors are not yet copied."""
+
+    tensors: Sequence[torch.Tensor]
+    places: Sequence[Place]
+    structure: bytes
+    begins: int
+    """Where `structure` is to lie, behind the tensors."""
+
+    @property
+    def size(self) -> int:
+        return self.begins + len(self.structure)
+
+    def copy(self, memory: mmap.mmap, views: Sequence[torch.Tensor], non_blocking: bool = False) -> None:
+        """Copy everything into `memory`; ``views`` is what `views_of` gave for it."""
+        for view, tensor in zip(views, self.tensors, strict=True):
+            view.copy_(tensor, non_blocking=non_blocking)
+        memory[self.begins : self.size] = self.structure
+
+
+class SnapshotTaker:
+    """Takes snapshots of one training. ``meshes`` are those that its sharded tensors may be on."""
+
+    def __init__(self, meshes: Sequence[Any] = ()) -> None:
+        self._meshes = meshes
+        self._layout = Layout()
+        self._table: tuple[tuple[Place, ...], bytes] = ((), pickle.dumps(()))
+
+    def take(self, state: Any) -> Snapshot:
+        """Pickle `state`, and find a place for each of its tensors. Raises what pickling raises."""
+        buffer = io.BytesIO()
+        packer = _Packer(buffer, self._layout, self._meshes)
+        packer.dump(state)
+        count = len(packer.tensors)
+        places = tuple(self._layout.places[:count])
+        if places != self._table[0]:
+            self._table = places, pickle.dumps([tuple(place) for place in places])
+        begins = self._layout.ends[count - 1] if count else 0
+        return Snapshot(packer.tensors, self._table[0], self._table[1] + buffer.getvalue(), begins)
+
+
+def views_of(memory: Buffer, places: Iterable[Place]) -> list[torch.Tensor]:
+    return [place.tensor(memory) for place in places]
+
+
+def read(memory: Buffer, begins: int, size: int, meshes: Sequence[Any] = (), copies: bool = True) -> Any:
+    """The state that was copied to `memory`, with tensors of their own in main memory. Raises one of UNREADABLE.
+
+    Without ``copies`` the tensors are that memory itself. The bytes are unpickled, so they must be this user's own.
+    """
+    structure = io.BytesIO(memoryview(memory)[begins:size])
+    places = [Place(*fields) for fields in pickle.load(structure)]  # noqa: S301 - of this user alone, and checked
+    return _Unpacker(structure, [_Reader(place, memory, copies) for place in places], meshes).load()
+
+
+class _Packer(pickle.Pickler):
+    """Pickles all but tensors, for which their numbers stand."""
+
+    def __init__(self, file: io.BytesIO, layout: Layout, meshes: Sequence[Any]) -> None:
+        super().__init__(file, protocol=5)
+        self.tensors: list[torch.Tensor] = []
+        self._layout = layout
+        self._meshes = meshes
+        # Of a tensor that has several names, such as a tied weight, one copy is kept.
+        self._numbers: dict[Any, int] = {}
+
+    def reducer_override(self, held: Any) -> Any:
+        if not isinstance(held, torch.Tensor):
+            return NotImplemented
+        if type(held) in _PLAIN:
+            if held.layout != torch.strided or held.is_quantized:
+                return NotImplemented
+            return _whole, (self._add(held.detach()),)
+        sharded: Any = held
+        if hasattr(sharded, "device_mesh"):
+            mesh = next(number for number, mesh in enumerate(self._meshes) if mesh == sharded.device_mesh)
+            number = self._add(sharded.detach().to_local())
+            return _sharded, (number, mesh, sharded.placements, tuple(sharded.shape), sharded.stride())
+        return NotImplemented
+
+    def _add(self, tensor: torch.Tensor) -> int:
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        number = self._numbers.get(key) if tensor.numel() else None
+        if number is None:
+            number = self._numbers[key] = len(self.tensors)
+            self.tensors.append(tensor)
+            self._layout.add(number, tensor)
+        return number
+
+
+class _Reader:
+    """Reads one tensor, once."""
+
+    def __init__(self, place: Place, memory: Buffer, copies: bool) -> None:
+        self._place = place
+        self._memory = memory
+        self._copies = copies
+        self._tensor: torch.Tensor | None = None
+
+    def read(self) -> torch.Tensor:
+        if self._tensor is None:
+            tensor = self._place.tensor(self._memory)
+            self._tensor = tensor.clone() if self._copies else tensor
+        return self._tensor
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, readers: Sequence[_Reader], meshes: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._readers = readers
+        self._meshes = meshes
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name in (_whole.__name__, _sharded.__name__):
+            return self._whole if name == _whole.__name__ else self._sharded
+        return super().find_class(module, name)
+
+    def _whole(self, number: int) -> torch.Tensor:
+        return self._readers[number].read()
+
+    def _sharded(self, number: int, mesh: int, placements: Any, shape: tuple[int, ...], stride: Any) -> Any:
+        from torch.distributed.tensor import DTensor  # takes seconds to load, and a sharded training has loaded it
+
+        tensor, of_mesh, size = self._readers[number].read(), self._meshes[mesh], torch.Size(shape)
+        return DTensor.from_local(tensor, of_mesh, placements, run_check=False, shape=size, stride=stride)
+
+
+def _whole(number: int) -> None:
+    """Stands for a tensor in what is pickled; `_Unpacker` puts its own method in its place."""
+
+
+def _sharded(number: int, mesh: int, placements: Any, shape: Any, stride: Any) -> None:
+    """The same for a tensor that is spread over ranks."""
+
+
+def _stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The tensor's own stride where its numbers lie without gaps, else that of a tensor without any."""
+    if tensor.is_contiguous():
+        return tuple(tensor.stride())
+    extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if extent == tensor.numel() and min(tensor.stride()) > 0:
+        return tuple(tensor.stride())
+    return torch.empty(tensor.shape, device="meta").stride()

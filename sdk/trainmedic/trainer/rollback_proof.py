@@ -1,0 +1,150 @@
+"""What shows that a rollback of a Trainer went where its answer says: parameters, optimizer and batches.
+
+A checkpoint keeps digests of what it was written from, and how many batches had been drawn (`RollbackProof.kept`). When
+the loop has started again from it, what each rank has loaded is compared with the digests (`loaded`), and the batches
+that it draws with those that were drawn in their place before (`drawn`). The answer to the rollback waits for them.
+
+`TrainerLoop` has one, and the callbacks of both frameworks call it. Not here: digests (``torch.digests``), the
+comparison of batches (``recovery.batch_log``) and the answer (``torch.verification``).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, Mapping
+
+from trainmedic.client import Medic
+from trainmedic.errors import NotAgreed
+from trainmedic.job.command import JobCommand
+from trainmedic.job.group import ranks_named
+from trainmedic.recovery.batch_log import BatchLog
+from trainmedic.recovery.health import CheckpointHealth, health_now
+from trainmedic.torch.digests import DigestComparison, Modules, Optimizers, are_finite, compare, digests
+from trainmedic.torch.verification import RollbackVerification
+from trainmedic.wire import envelope
+
+log = logging.getLogger("trainmedic")
+
+_NOT_KEPT = "the checkpoint holds no digests of them"
+_NOT_DRAWN = "no batch was drawn yet"
+_SKIPPED_MORE = "the epoch ended, and further batches are left out in the next"
+
+
+class RollbackProof:
+    """The proof of one training, over all restarts of its loop.
+
+    ``accumulation`` tells how many batches make a step. ``not_comparable`` is set where the parameters of a rank cannot
+    be compared, to the reason; ``storage`` is for `RollbackVerification`.
+    """
+
+    storage = True
+
+    def __init__(self, medic: Medic, accumulation: Callable[[], int]) -> None:
+        self.medic = medic
+        self.batch_log = BatchLog()
+        self.not_comparable = ""
+        self._accumulation = accumulation
+        self._verification = RollbackVerification(self)
+        self._is_back = False  # whether the loop has started again, and has drawn nothing yet
+        self._place: int | None = None  # how many batches had been drawn at the checkpoint that it started from
+        self._skipped: Callable[[], int] = lambda: 0
+        self._skipped_at_first = 0
+        self._parameters: dict[str, Any] = {"compared": 0, "agreed": 0, "ranks": medic.world_size, "why": _NOT_KEPT}
+        self._problem = ""
+
+    @property
+    def accumulation(self) -> int:
+        return self._accumulation()
+
+    # --- with a checkpoint ------------------------------------------------------------------------------
+
+    def health(self, modules: Modules, optimizers: Optimizers) -> CheckpointHealth:
+        """The health of a checkpoint that is written now."""
+        return health_now(self.medic.progress, None if self.not_comparable else are_finite(modules, optimizers))
+
+    def kept(self, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
+        """What a checkpoint keeps for `loaded` and `goes_back`, as JSON values."""
+        own = None if self.not_comparable else digests(modules, optimizers)
+        return {"digests": own, "batches": self.batch_log.state()}
+
+    # --- when a loop begins -----------------------------------------------------------------------------
+
+    def resumes(self, kept: Mapping[str, Any] | None) -> None:
+        """A new process goes on from a checkpoint that has kept this."""
+        self.batch_log.restore(None if kept is None else kept.get("batches"))
+
+    def goes_back(self, kept: Mapping[str, Any] | None, skipped: Callable[[], int]) -> None:
+        """The loop starts again from a checkpoint that has kept this. ``skipped`` tells how many batches were left out
+        since, which is known when the first one is drawn."""
+        self._is_back, self._skipped = True, skipped
+        self._place = ((kept or {}).get("batches") or {}).get("drawn")
+
+    def changes_batches(self, why: str) -> None:
+        """The loop starts again where it is, and draws other batches."""
+        self.batch_log.forget(why)
+
+    def loaded(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
+        """The parameters and the optimizer of a rollback are in place: compare them, on every rank."""
+        before = None if kept is None else kept.get("digests")
+        group = self.medic.group("verify")
+        why = self.not_comparable or ("" if before else _NOT_KEPT)
+        comparison = DigestComparison(0, ())
+        if before and not why:
+            comparison = compare(before, digests(modules, optimizers))
+        self._parameters = {"compared": comparison.compared, "agreed": comparison.compared, "ranks": group.world_size}
+        if why:
+            self._parameters["why"] = why
+        self._problem = ""
+        try:
+            reports = group.poll([len(comparison.different), comparison.problem])
+        except NotAgreed as error:
+            reports = {group.rank: [comparison.compared, str(error)]}
+        differs = {rank: report for rank, report in reports.items() if report[1]}
+        if differs:
+            most, problem = max(differs.values())
+            self._problem = f"{problem} ({ranks_named(sorted(differs))})"
+            self._parameters["agreed"] = max(comparison.compared - most, 0)
+
+    # --- when batches are drawn -------------------------------------------------------------------------
+
+    def before_draw(self) -> Any:
+        """What `drawn` is to be given: the state of the random numbers, where that matters."""
+        return self._verification.before_draw()
+
+    def drawn(self, batch: Any, epoch: int, before: Any = None, why_not: str = "") -> None:
+        """Note the batch that is trained on next. ``why_not`` says why it may be another than the one of before."""
+        if self._is_back:
+            self._is_back, self._skipped_at_first = False, self._skipped()
+            self.batch_log.go_back(self._place, epoch, self._skipped_at_first, why_not)
+        elif self._skipped() != self._skipped_at_first:
+            self.finish(_SKIPPED_MORE)
+        self._verification.batch_drawn(batch, epoch, before)
+
+    # --- the answer -------------------------------------------------------------------------------------
+
+    def answer(self, command: JobCommand, output: Mapping[str, Any]) -> None:
+        """The loop has done its first step after a rollback: answer it, now or when the batches were compared."""
+        if self._is_back:
+            self._is_back = False
+            self.batch_log.go_back(None, 0, 0, _NOT_DRAWN)
+        proven = {**output, "verified": {"parameters": self._parameters}}
+        if self._problem:
+            batches = self.batch_log.comparison.told(_NOT_DRAWN)
+            reason = (
+                f"the training went back to step {output['checkpoint_step']}, but {self._problem}; it goes on with "
+                "what was loaded, and no other rollback goes to that checkpoint"
+            )
+            log.error("%s: %s", self.medic.job, reason)
+            verified = {"parameters": self._parameters, "batches": batches}
+            command.answer(envelope.FAILED, {**proven, "verified": verified, "reason": reason})
+            return
+        self._verification.begin(command, proven, is_paused=False)
+
+    @property
+    def is_disproved(self) -> bool:
+        """Whether what was loaded last is not what was saved."""
+        return bool(self._problem)
+
+    def finish(self, because: str) -> None:
+        """Answer what waits for batches, because no more of them come for now."""
+        self._verification.finish(because)

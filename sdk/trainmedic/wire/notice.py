@@ -1,0 +1,120 @@
+"""What a job tells the server without being asked: that it has ended, that an attempt has failed or was started again.
+
+A notice is an entry of the stream of replies with the field ``notice`` (JSON, UTF-8), signed as a reply is. Who sends
+it: ``client``, when a job ends, and the launcher (``launch``). The server imports it from here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainmedic.wire import envelope
+from trainmedic.wire.envelope import EnvelopeError
+from trainmedic.wire.reading import read_object, without_nul
+
+FIELD = b"notice"
+"""The field of the entry."""
+ENDED = "job_ended"
+"""The job has ended as it should: there is nothing left of it to wait for."""
+FAILED = "job_failed"
+"""A process, or with a launcher an attempt, has ended by an error."""
+RESTARTED = "job_restarted"
+"""The launcher has started another attempt."""
+GONE = "job_gone"
+"""The launcher has given up: nobody starts the job again."""
+KINDS = frozenset({ENDED, FAILED, RESTARTED, GONE})
+LONGEST_REASON = 500
+"""Characters."""
+NAME = re.compile(r"^[^\s\x00-\x1f\x7f\ud800-\udfff]{1,253}\Z")
+"""The name of a job."""
+_MOST_NUMBER = 1_000_000_000
+_INSTANCE = re.compile(r"^[0-9a-f-]{36}\Z")
+
+
+def launcher_presence(launcher: str) -> str:
+    """The expiring key of a launcher, which is named ``<job>/<node>``."""
+    return f"trainmedic:launcher:{launcher}"
+
+
+def launcher_commands(launcher: str) -> str:
+    """The stream of a launcher's commands."""
+    return f"trainmedic:commands:launcher:{launcher}"
+
+
+def launcher_name(job: str, node: str) -> str:
+    """The name of the launcher of a job on a node. A node's name is a host's, and has no slash."""
+    return f"{job}/{node}"
+
+
+def job_of_launcher(launcher: str) -> str:
+    """The job that a launcher of this name starts."""
+    return launcher.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One notice of a job."""
+
+    job: str
+    kind: str
+    """One of `KINDS`."""
+    instance: str
+    """Which process says so: a UUIDv7 that it has made when it began."""
+    number: int
+    """Which notice of that process it is, counted from 1."""
+    at: datetime
+    """When it was written, aware and in UTC."""
+    attempt: int | None = None
+    """Which attempt of the job it is about, counted from 1; None where no launcher counts them."""
+    reason: str = ""
+    """Why, for a person; never what a training printed."""
+
+    def encode(self) -> bytes:
+        """The exact bytes that are sent and signed."""
+        fields: dict[str, object] = {
+            "job": self.job,
+            "kind": self.kind,
+            "instance": self.instance,
+            "number": self.number,
+            "at": envelope.write_time(self.at),
+            "reason": self.reason[:LONGEST_REASON],
+        }
+        if self.attempt is not None:
+            fields["attempt"] = self.attempt
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Notice:
+        """The notice that `raw` holds. Raises EnvelopeError, naming the field."""
+        try:
+            fields = read_object(raw)
+        except ValueError as error:
+            raise EnvelopeError("notice: not a JSON object") from error
+        job, kind, instance = (fields.get(name) for name in ("job", "kind", "instance"))
+        if not isinstance(job, str) or not NAME.match(job):
+            raise EnvelopeError("notice: job is not a name")
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise EnvelopeError(f"notice: kind is not one of {', '.join(sorted(KINDS))}")
+        if not isinstance(instance, str) or not _INSTANCE.match(instance):
+            raise EnvelopeError("notice: instance is not an id")
+        number = _count(fields.get("number"))
+        if number is None:
+            raise EnvelopeError("notice: number is not a whole number from 1 on")
+        reason = fields.get("reason")
+        return cls(
+            job=job,
+            kind=kind,
+            instance=instance,
+            number=number,
+            at=envelope.read_time(str(fields.get("at"))),
+            attempt=_count(fields.get("attempt")),
+            reason=str(without_nul(reason))[:LONGEST_REASON] if isinstance(reason, str) else "",
+        )
+
+
+def _count(value: object) -> int | None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_NUMBER
+    return value if is_count and isinstance(value, int) else None

@@ -1,0 +1,113 @@
+"""Scripts as people have them: the loss jumps, the alert brings them back, and the answer proves it.
+
+All of it real, as in ``test_loss_spike``: Prometheus with the shipped rules, Alertmanager, ``trainmedic serve`` with
+the shipped playbook. Scripts of others that no package holds, or that need heavy ones, are tried by hand in this scene;
+those here have their shape.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance import scene
+from tests.support.programs import PYTHON_PATH, Program, alertmanagers, eventually, start_server
+
+HERE = Path(__file__).parent
+LOSS = 'training_loss{job_name="upstream"}'
+LEARNING_RATE = 'training_learning_rate{job_name="upstream"}'
+FAULT = 320
+"""The step after which the weights are spoiled: by then the alert's rule has a baseline."""
+WORDS = [f"word{number}" for number in range(20)]
+
+
+def text(path: Path) -> Path:
+    """A text that can be learned, in which a word says much of the next."""
+    choice = random.Random(0)
+    lines = [
+        [WORDS[(start + 3 * place) % len(WORDS)] for place in range(20)] for start in choice.choices(range(20), k=2000)
+    ]
+    path.write_text("\n".join(" ".join(line) for line in lines))
+    return path
+
+
+def start_huggingface(directory: Path, port: int, environment: Mapping[str, str]) -> Program:
+    """A script of others within ``protect``."""
+    trainer = [
+        *("--output_dir", directory / "checkpoints", "--max_steps", "100000", "--save_steps", "50"),
+        *("--logging_steps", "1", "--learning_rate", "1e-3", "--lr_scheduler_type", "constant", "--use_cpu"),
+        *("--report_to", "none", "--disable_tqdm", "true", "--per_device_train_batch_size", "4"),
+    ]
+    script = [HERE / "causal_language_model.py", "--train_file", text(directory / "train.txt"), *trainer]
+    argv = [sys.executable, HERE / "protected.py", FAULT, port, *script]
+    return Program([str(part) for part in argv], directory / "job.log", _with_packages(environment))
+
+
+def start_lightning(directory: Path, port: int, environment: Mapping[str, str]) -> Program:
+    """A script with Lightning's own demonstration model and data set."""
+    script = HERE / "lightning_transformer.py"
+    argv = [sys.executable, script, FAULT, port, text(directory / "wikitext-2.txt"), directory / "checkpoints"]
+    return Program([str(part) for part in argv], directory / "job.log", _with_packages(environment))
+
+
+def _with_packages(environment: Mapping[str, str]) -> dict[str, str]:
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {"PYTHONPATH": PYTHON_PATH, **offline, **environment}
+
+
+@pytest.mark.parametrize("start", [start_huggingface, start_lightning])
+def test_a_spike_is_rolled_back_proven_and_given_back(tmp_path: Path, start: Any) -> None:
+    """Back to a checkpoint from before the jump; what was compared agrees; the learning rate comes back."""
+    alertmanager = next(iter(alertmanagers().values()), None)
+    assert alertmanager is not None, "no Alertmanager; see scripts/fetch-alertmanager"
+    playbooks = scene.faster_playbook(tmp_path / "playbooks", "training-loss-spike.yaml")
+    program, server = start_server(tmp_path / "server", "--mode", "enforce", playbooks=playbooks)
+    environment = {"TRAINMEDIC_STATE_DIR": os.fspath(tmp_path / "server" / "state")}
+    with program, scene.running(tmp_path / "scene", alertmanager, server, environment, start) as watched:
+        run = eventually(lambda: succeeded(server, watched.job), 240, "the run's success", every=1.0)
+        run = eventually(lambda: given_back(server, run), 60, "the learning rate is given back")
+        scaled = output_of(run, "job.scale_lr")
+        assert scaled["after"] == pytest.approx(scaled["before"] / 2)
+        eventually(lambda: watched.newest(LEARNING_RATE) == pytest.approx(scaled["before"]), 60, "the rate's return")
+        assert watched.newest(LOSS) < watched.highest(LOSS, 90) - 1.0
+    went_back = output_of(run, "job.rollback")
+    assert went_back["checkpoint_step"] <= FAULT - 5
+    assert went_back["skipped_batches"] == 200
+    parameters, batches = went_back["verified"]["parameters"], went_back["verified"]["batches"]
+    assert parameters["agreed"] == parameters["compared"] > 0
+    assert batches["agreed"] == batches["compared"]
+    assert batches["compared"] > 0, batches
+
+
+def succeeded(server: str, job: Program) -> dict[str, Any] | None:
+    """The run for the spike, with its steps, once it has succeeded; the job is still at work."""
+    assert job.process.poll() is None, job.tail()
+    found = httpx.get(f"{server}/history", params={"alertname": "TrainingLossSpike"}).raise_for_status().json()["items"]
+    if not found or found[-1]["status"] in ("running", "waiting"):
+        return None
+    run = told(server, found[-1]["run_id"])
+    assert run["status"] == "succeeded", run
+    return run
+
+
+def given_back(server: str, run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The run, once what it owed has been taken back."""
+    present = told(server, run["run_id"])
+    return present if present["undone_at"] else None
+
+
+def told(server: str, run_id: str) -> dict[str, Any]:
+    run: dict[str, Any] = httpx.get(f"{server}/history/{run_id}").raise_for_status().json()
+    return run
+
+
+def output_of(run: Mapping[str, Any], action: str) -> Mapping[str, Any]:
+    (output,) = (step["output"] for step in run["steps"] if step["action"] == action and step["phase"] == "steps")
+    return output

@@ -1,0 +1,83 @@
+"""A training by functions like Megatron-LM's, as a program for tests: ``megatron_training.py KIND DIRECTORY``.
+
+``KIND`` is ``data`` or ``pipeline``, which is what the ranks are for each other. It begins or goes on with the training
+in the directory, until it is told to stop; or, where ``ITERATIONS`` is set, up to there. With ``ALONE`` Trainmedic has
+no part in it. For each step a rank writes a line of JSON to ``<directory>-<rank>.jsonl``, with the number of its first
+sample; and to ``<directory>-<rank>.pt`` what it has come to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import trainmedic
+import trainmedic.megatron
+from tests.integration.engines import megatron_stand_in as megatron
+
+SCALE = 1e4
+
+
+def rows(count: int) -> torch.Tensor:
+    """The data: as many samples as the training is to consume. The first member of each is its number, scaled."""
+    numbers = torch.arange(count, dtype=torch.float64)
+    return torch.stack([numbers / SCALE, numbers.sin(), numbers.cos(), (numbers * 3).sin()], dim=1).float()
+
+
+def main(kind: str, directory: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank, iterations = dist.get_rank(), int(os.environ.get("ITERATIONS", "1000"))
+    firsts: list[int] = []
+    models: list[Any] = []
+
+    def forward_step(batch: Any, model: Any) -> Any:
+        models[:] = [model]
+        firsts.append(round(batch[0, 0].item() * SCALE))
+        return model(batch).square().mean() + 0.1
+
+    with (
+        trainmedic.connect(job="llm-1") as medic,
+        Path(f"rank-{rank}.jsonl").open("a", buffering=1) as log,
+        Path(f"{directory}-{rank}.jsonl").open("a", buffering=1) as course,
+    ):
+        log.write(json.dumps({"pid": os.getpid()}) + "\n")
+        if "ALONE" not in os.environ:
+            trainmedic.megatron.protect(medic, module=megatron, rollbacks=None)
+        step = megatron.train_step
+
+        def noting(*arguments: Any, **options: Any) -> Any:
+            firsts.clear()
+            result = step(*arguments, **options)
+            rate = arguments[3].param_groups[0]["lr"]
+            loss = float(medic.progress.loss) if medic.progress.loss is not None else None
+            course.write(json.dumps({"sample": firsts[0], "rate": rate, "reported": loss}) + "\n")
+            time.sleep(0.002 if iterations == 1000 else 0)
+            return result
+
+        megatron.train_step = noting
+        with contextlib.suppress(SystemExit):  # by which Megatron-LM ends when it is told to stop
+            megatron.pretrain(
+                rows,
+                forward_step,
+                train_iters=iterations,
+                pipeline=kind == "pipeline",
+                save=directory,
+                load=directory,
+                save_interval=10,
+            )
+        torch.save([parameter.detach() for parameter in models[0].parameters()], f"{directory}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,105 @@
+"""Trainings by functions like Megatron-LM's, of two ranks under torchrun, commanded by the server's own bus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.long_tests import some_of
+from tests.support.messages import make_command
+from tests.support.rank_processes import RankProcesses, ask, until_present
+from trainmedic.wire import envelope
+from trainmedic_server.adapters.redis_bus import RedisBus
+
+PROGRAM = str(Path(__file__).with_name("megatron_training.py"))
+RANKS = 2
+BATCHES = {"data": 2, "pipeline": 4}  # of a rank, in an iteration
+SAMPLES = 8  # of all ranks, in an iteration
+
+
+async def order(bus: RedisBus, action: str, expected: str = envelope.APPLIED, **params: Any) -> dict[str, Any]:
+    """What the first rank has answered, once every rank has."""
+    replies = await ask(bus, make_command(action, params=params))
+    answers = [(replies[rank].status, replies[rank].output) for rank in range(RANKS)]
+    assert [status for status, _ in answers] == [expected] * RANKS, answers
+    return dict(answers[0][1])
+
+
+async def until(job: RankProcesses, path: str) -> None:
+    """Until there is such a file."""
+    async with asyncio.timeout(60):
+        while not (job.directory / path).exists():
+            assert job.processes[-1].poll() is None, job.log()
+            await asyncio.sleep(0.02)
+
+
+async def run(job: RankProcesses, kind: str, directory: str, **environment: str) -> None:
+    """To its end, with nothing ordered."""
+    program = job.torchrun(RANKS, PROGRAM, kind, directory, **environment)
+    assert await asyncio.to_thread(program.wait, 60) == 0, job.log()
+
+
+def weights(job: RankProcesses, directory: str) -> list[torch.Tensor]:
+    return [tensor for rank in range(RANKS) for tensor in torch.load(job.directory / f"{directory}-{rank}.pt")]
+
+
+def are_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def course(job: RankProcesses, directory: str, rank: int = 0) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (job.directory / f"{directory}-{rank}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", some_of(["pipeline", "data"]))
+async def test_all_ranks_go_back_in_the_running_process(
+    kind: str, job: RankProcesses, bus: RedisBus, redis_server: Any
+) -> None:
+    """After rollbacks and a scaled rate that is taken back the training is the same to the bit as one in which nothing
+    happened. What a rollback leaves out is left out by iterations, and again by a process that starts from before it.
+    Rank 0 reports the loss that the last stage of a pipeline has."""
+    job.torchrun(RANKS, PROGRAM, kind, "ordered")
+    await until_present(redis_server.url, job, RANKS)
+    await until(job, "ordered/iter_0000020")
+    back = await order(bus, "job.rollback", step=10)
+    assert (back["checkpoint"], back["skipped_batches"]) == ("iter_0000010", 0)
+    assert list(job.directory.glob("ordered/abandoned-1-iter_0000020"))
+    slower = make_command("job.scale_lr", params={"factor": 0.5})
+    replies = await ask(bus, slower)
+    assert [replies[rank].output["scale"] for rank in range(RANKS)] == [0.5] * RANKS
+    await order(bus, "job.accumulate", envelope.UNSUPPORTED, factor=2)
+    undone = await ask(bus, replace(make_command("job.scale_lr", params={"factor": 2.0}), undo_of=slower.id))
+    assert [undone[rank].output["scale"] for rank in range(RANKS)] == [1.0] * RANKS
+    await order(bus, "job.rollback", step=10)  # what was trained at half the rate is undone
+    await until(job, "ordered/iter_0000030")
+    stopped = await order(bus, "job.stop", checkpoint=True)
+    last = int(stopped["checkpoint"].removeprefix("iter_"))
+    assert await asyncio.to_thread(job.processes[-1].wait, 60) == 0, job.log()
+    await run(job, kind, "calm", ITERATIONS=str(last), ALONE="1")
+    assert are_same(weights(job, "ordered"), weights(job, "calm"))
+    assert all(line["reported"] is not None for line in course(job, "ordered")[1:])
+
+    job.torchrun(RANKS, PROGRAM, kind, "ordered")
+    await until_present(redis_server.url, job, RANKS, pids=2)
+    left_out = await order(bus, "job.rollback", step=20, skip_batches=5)
+    iterations = -(-5 // BATCHES[kind])
+    assert left_out["skipped_batches"] == iterations * BATCHES[kind]
+    shutil.copytree(job.directory / "ordered", job.directory / "again", ignore=shutil.ignore_patterns("abandoned-*"))
+    stopped = await order(bus, "job.stop", checkpoint=True)
+    last = int(stopped["checkpoint"].removeprefix("iter_"))
+    assert await asyncio.to_thread(job.processes[-1].wait, 60) == 0, job.log()
+    samples = [line["sample"] for line in course(job, "ordered")]
+    begin = len(samples) - (last - 20 - iterations)
+    assert samples[begin:] == [SAMPLES * number for number in range(20 + iterations, last)]
+    # A job that died right after the rollback, before it had saved anything.
+    (job.directory / "again" / "latest_checkpointed_iteration.txt").write_text("20")
+    await run(job, kind, "again", ITERATIONS=str(last))
+    assert are_same(weights(job, "again"), weights(job, "ordered"))
+    assert [line["sample"] for line in course(job, "again")] == samples[begin:]

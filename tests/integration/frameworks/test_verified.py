@@ -1,0 +1,209 @@
+"""What a rollback of a Trainer proves, and that it claims nothing else: parameters, batches, a checkpoint's health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import trainmedic
+import trainmedic.lightning
+from tests.integration.frameworks import hf, line
+from tests.integration.frameworks.test_lightning import QUICK
+from tests.support.command_sender import Sent
+from trainmedic import huggingface
+from trainmedic.job import progress
+from trainmedic.wire.envelope import Reply, utc_now, write_time
+
+# Lightning's own: it speaks to itself through what is deprecated, and advises on tiny runs.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+Train = Callable[..., Any]
+
+
+def train_huggingface(directory: Path, medic: trainmedic.Medic, **acts: Any) -> hf.Script:
+    """60 steps of one batch each, a checkpoint every ten."""
+    data = acts.pop("data", None)
+    script = hf.Script(**acts)
+    huggingface.train(
+        hf.make_trainer(directory, script, train_dataset=data), medic=medic, limits=huggingface.Limits(delay=0.0)
+    )
+    return script
+
+
+def fit_lightning(directory: Path, medic: trainmedic.Medic, **acts: Any) -> line.Script:
+    """The same in Lightning."""
+    script = line.Script(**acts)
+    trainer = line.make_trainer(directory, script, max_steps=60)
+    trainmedic.lightning.fit(trainer, line.Line(), line.loader(line.Points(400)), medic=medic, limits=QUICK)
+    return script
+
+
+def verified(reply: Reply) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return reply.output["verified"]["parameters"], reply.output["verified"]["batches"]
+
+
+@pytest.mark.parametrize("train", [train_huggingface, fit_lightning])
+@pytest.mark.parametrize("skip", [0, 7])
+def test_a_rollback_says_what_was_compared(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, skip: int
+) -> None:
+    """All parameters and what the optimizer keeps of each; and sixteen batches, also behind those left out."""
+    train(tmp_path, medic, at_37=sent("job.rollback", step=10, skip_batches=skip))
+    reply = sent.reply()
+    parameters, batches = verified(reply)
+    assert reply.status == "applied"
+    assert parameters["compared"] == parameters["agreed"] > 12
+    assert (parameters["ranks"], parameters.get("why")) == (1, None)
+    assert batches == {"compared": 16, "agreed": 16}
+    assert (reply.output["step"], reply.output["checkpoint_step"]) == (11, 10)
+
+
+@pytest.mark.parametrize("train", [train_huggingface, fit_lightning])
+def test_where_training_ends_first_the_answer_says_how_far_it_came(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train
+) -> None:
+    """The rollback did happen, and what came of the batches agreed."""
+    train(tmp_path, medic, at_58=sent("job.rollback", step=54))
+    reply = sent.reply()
+    assert reply.status == "applied"
+    assert verified(reply)[1] == {"compared": 8, "agreed": 8}
+
+
+class Changing(hf.Windows):
+    """Each reading of a row gives another one."""
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        row = super().__getitem__(number)
+        return {name: values.roll(len(self.seen) // 120) for name, values in row.items()}
+
+
+class ChangingPoints(line.Points):
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = super().__getitem__(number)
+        return x + len(self.seen) // 160, y
+
+
+def test_other_batches_are_never_called_applied(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Hugging Face and Lightning both go back, and the answer says what of it did not happen."""
+    train_huggingface(tmp_path / "huggingface", medic, at_37=sent("job.rollback", step=10), data=Changing())
+    script = line.Script(at_37=sent("job.rollback", step=10))
+    trainer = line.make_trainer(tmp_path / "lightning", script, max_steps=60)
+    loader = line.loader(ChangingPoints(400))
+    trainmedic.lightning.fit(trainer, line.Line(), loader, medic=medic, limits=QUICK)
+    for reply in sent.replies():
+        assert reply.status == "failed", reply.output
+        parameters, batches = verified(reply)
+        assert parameters["agreed"] == parameters["compared"] > 0
+        assert batches["agreed"] < batches["compared"] == 16
+        assert reply.output["reason"].startswith("the training went back to step 10, and its parameters are those of")
+
+
+def flip_huggingface(directory: Path) -> None:
+    """One bit of one weight, in a file that is whole otherwise."""
+    path = directory / "out" / "checkpoint-20" / "model.safetensors"
+    tensors = load_file(path)
+    next(iter(tensors.values())).view(torch.int32).view(-1)[0] ^= 1
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def flip_lightning(directory: Path) -> None:
+    (path,) = (directory / "out").glob("*step=20.ckpt")
+    content = torch.load(path, weights_only=True)
+    next(iter(content["state_dict"].values())).view(torch.int32).view(-1)[0] ^= 1
+    torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    ("train", "flip", "expected"), [(train_huggingface, flip_huggingface, 10), (fit_lightning, flip_lightning, 15)]
+)
+def test_a_checkpoint_that_was_damaged_since_is_found_out(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, flip: Callable[[Path], None], expected: int
+) -> None:
+    """What was loaded is not what was saved: it is answered failed, with the name of the weight; the next rollback
+    goes to an older one."""
+
+    def damage(_: Any) -> None:
+        flip(tmp_path)
+
+    train(tmp_path, medic, at_25=damage, at_27=sent("job.rollback", step=24), at_40=sent("job.rollback", step=24))
+    first, second = sent.replies()
+    parameters, _ = verified(first)
+    assert (first.status, second.status) == ("failed", "applied")
+    assert parameters["agreed"] == parameters["compared"] - 1
+    assert "1 of" in first.output["reason"]
+    assert "are not as they were saved: model." in first.output["reason"]
+    assert second.output["checkpoint_step"] == expected
+    assert verified(second)[0]["agreed"] == verified(second)[0]["compared"]
+
+
+class Spiking(hf.Trainer):  # type: ignore[misc]
+    """Its loss is ten times as high for some steps, until it was repaired."""
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        loss = super().compute_loss(*arguments, **options)
+        return loss * 10 if self.is_ill and self.state.global_step in range(33, 45) else loss
+
+    is_ill = True
+
+
+class SpikingLine(line.Line):
+    is_ill = True
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        x, y = batch
+        loss = (self.layers[0](x).sum() * 0 + y.mean() * 0) + 1 + index % 7 / 100
+        return loss * 10 if self.is_ill and self.global_step in range(33, 45) else loss
+
+
+def spike_huggingface(directory: Path, medic: trainmedic.Medic, roll_back: Callable[[Any], None]) -> None:
+    trainer = hf.make_trainer(directory, hf.Script(at_43=lambda _: roll_back(trainer)), cls=Spiking)
+    huggingface.train(trainer, medic=medic, limits=huggingface.Limits(delay=0.0))
+
+
+def spike_lightning(directory: Path, medic: trainmedic.Medic, roll_back: Callable[[Any], None]) -> None:
+    model = SpikingLine()
+    trainer = line.make_trainer(directory, line.Script(at_43=lambda _: roll_back(model)), max_steps=60)
+    trainmedic.lightning.fit(trainer, model, line.loader(line.Points(400)), medic=medic, limits=QUICK)
+
+
+@pytest.mark.parametrize(("train", "expected"), [(spike_huggingface, 30), (spike_lightning, 25)])
+def test_a_checkpoint_from_within_the_spike_is_passed_over(
+    tmp_path: Path,
+    medic: trainmedic.Medic,
+    sent: Sent,
+    monkeypatch: pytest.MonkeyPatch,
+    train: Train,
+    expected: int,
+) -> None:
+    """It is the newest from before the alert, which began late; what was known of the losses says that it is ill.
+    Hugging Face has none shortly before the margin, and goes to the one right before the spike."""
+    monkeypatch.setattr(progress, "TENSOR_INTERVAL", 0.0)  # these steps are quicker than any
+
+    def roll_back(spiking: Any) -> None:
+        sent("job.rollback", before=write_time(utc_now()))(None)
+        spiking.is_ill = False
+
+    train(tmp_path, medic, roll_back)
+    output = sent.reply().output
+    assert output["checkpoint_step"] == expected
+    passed_over = {each["step"]: each["why"] for each in output["passed_over"]}
+    assert "against a median of" in passed_over[40]
+    within = "it is within 5 steps of step 34, at which the losses rose"
+    assert passed_over.get(30) == (within if expected < 30 else None)
+
+
+def test_a_resumed_process_goes_on_comparing(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """What was drawn before the checkpoint is kept in it; so is the health of all that are left."""
+    first = hf.make_trainer(tmp_path, max_steps=30)
+    huggingface.train(first, medic=medic)
+    script = hf.Script(at_33=sent("job.rollback", step=20))
+    again = hf.make_trainer(tmp_path, script)
+    huggingface.train(again, medic=medic, resume_from_checkpoint=True)
+    reply = sent.reply()
+    assert reply.status == "applied"
+    assert verified(reply)[1] == {"compared": 13, "agreed": 13}

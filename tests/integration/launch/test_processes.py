@@ -1,0 +1,201 @@
+"""``trainmedic-run`` and any command: exit codes, signals, output, and that no process stays. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launch.launched import Launched
+from tests.support.programs import eventually
+
+Launch = Callable[..., Launched]
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_output_and_exit_code_pass_through_unchanged(launch: Launch) -> None:
+    """Bytes that are no text too; and they are kept."""
+    job = launch(python("import os; os.write(1, b'\\xff\\x00out\\n'); os.write(2, b'err')"))
+    assert job.wait() == 0
+    assert job.out.read_bytes() == b"\xff\x00out\n"
+    assert job.err.read_bytes().endswith(b"err")
+    assert sorted((job.logs / "attempt-1" / "output.log").read_bytes()) == sorted(b"\xff\x00out\nerr")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "cause"),
+    [
+        ("raise MemoryError", 1, "the job ended with exit code 1 (MemoryError)"),
+        ("raise SystemExit(7)", 7, "the job ended with exit code 7"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "the job was ended by SIGKILL"),
+        ("import os; os.abort()", 134, "the job was ended by SIGABRT"),
+    ],
+)
+def test_a_job_that_fails_is_started_again_and_its_last_exit_code_is_the_launchers(
+    launch: Launch, end: str, code: int, cause: str
+) -> None:
+    """As often as it may, each time with the number of its attempt."""
+    job = launch(python(f"import os; print(os.environ['TRAINMEDIC_ATTEMPT']); {end}"), "--retries=1", "--delay=0s")
+    assert job.wait() == code
+    assert job.out.read_text().split() == ["1", "2"]
+    assert [attempt["cause"] for attempt in job.attempts()] == [cause, cause]
+
+
+def test_the_same_cause_three_times_without_progress_is_enough(launch: Launch) -> None:
+    """Whatever the number of retries; other causes are tried further."""
+    job = launch(python("raise ValueError"), "--retries=100", "--delay=0s")
+    assert job.wait() == 1
+    assert len(job.attempts()) == 3
+    assert "the same 3 times in a row" in job.printed()
+
+
+def test_a_job_that_is_mended_by_its_next_attempt_ends_well(launch: Launch) -> None:
+    """The exit code is that of the last attempt."""
+    program = "import os, sys; sys.exit(os.environ['TRAINMEDIC_ATTEMPT'] == '1')"
+    job = launch(python(program), "--delay=0s")
+    assert job.wait() == 0
+    assert len(job.attempts()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_from_outside_goes_to_the_job_and_is_the_end(launch: Launch, number: signal.Signals) -> None:
+    """As a scheduler ends a job, or a person: it has time to save, and is not started again."""
+    program = f"""
+import signal, sys
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(3)
+signal.signal({int(number)}, save)
+print("ready", flush=True)
+while True: signal.pause()
+"""
+    job = launch(python(program))
+    job.wait_for_output("ready")
+    job.process.send_signal(number)
+    assert job.wait() == 3
+    assert job.out.read_text().split() == ["ready", "saved"]
+
+
+def test_a_signal_that_ends_the_job_is_in_the_exit_code(launch: Launch) -> None:
+    """As a shell has it."""
+    job = launch(python("print('ready', flush=True); import signal; signal.pause()"))
+    job.wait_for_output("ready")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 128 + signal.SIGTERM
+
+
+def test_a_job_that_ignores_the_signal_is_killed_after_the_grace(launch: Launch) -> None:
+    """With all of its processes."""
+    program = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('child', flush=True); signal.pause()"
+subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+signal.pause()
+"""
+    job = launch(python(program), "--grace=1s")
+    job.wait_for_output("child")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 128 + signal.SIGKILL
+    job.wait_until_all_are_gone()
+
+
+DAEMON = """
+import os, signal, subprocess, sys
+child = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('child', flush=True); signal.pause()"
+subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.pause()
+    os._exit(0)
+"""
+
+
+def test_when_the_launcher_is_killed_no_process_of_the_job_stays(launch: Launch) -> None:
+    """Not one that has a session of its own, nor one that has lost its parent and ignores signals."""
+    job = launch(python(DAEMON + "signal.pause()"), "--grace=1s")
+    job.wait_for_output("child")
+    eventually(lambda: len(job.living()) == 5, 30, "launcher, guard, job, child and daemon")
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.process.wait()
+    job.wait_until_all_are_gone()
+
+
+def test_when_the_guard_is_killed_the_attempt_has_failed_and_no_process_stays(launch: Launch) -> None:
+    """The next attempt begins with nothing of the last one left."""
+    job = launch(python(DAEMON + "signal.pause()"), "--grace=1s", "--retries=0")
+    job.wait_for_output("child")
+    (guard,) = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+    os.kill(int(guard), signal.SIGKILL)
+    assert job.wait() == 128 + signal.SIGKILL
+    job.wait_until_all_are_gone()
+
+
+def test_what_outlives_the_job_is_ended(launch: Launch) -> None:
+    """Processes that would hold the GPUs, or the port, of the next attempt; and the dead among them are buried."""
+    job = launch(python(DAEMON + "import time; time.sleep(1); sys.exit(5)"), "--grace=1s", "--retries=0")
+    assert job.wait() == 5
+    job.wait_until_all_are_gone()
+
+
+def test_a_flood_of_output_is_passed_on_whole_and_kept_in_part(launch: Launch) -> None:
+    """The disk does not fill up."""
+    program = "import sys\nfor number in range(400_000): print(f'{number:015d}')"
+    job = launch(python(program), "--log-size=1M")
+    assert job.wait() == 0
+    assert job.out.stat().st_size == 400_000 * 16
+    kept = list((job.logs / "attempt-1").glob("output.log*"))
+    assert sum(file.stat().st_size for file in kept) <= 1 << 20
+    assert (job.logs / "attempt-1" / "output.log").read_text().endswith("000000000399999\n")
+
+
+def test_who_does_not_read_the_output_ends_nothing(launch: Launch) -> None:
+    """A pager that was left, a terminal that is gone."""
+    job = launch(python("for number in range(50_000): print(number)"))
+    assert job.wait() == 0
+    closing = launch(["sh", "-c", "exec 1>&-; exit 0"])
+    assert closing.wait() == 0
+
+
+def test_what_cannot_be_started_is_said(launch: Launch) -> None:
+    """With the exit code of a shell, and no retry."""
+    job = launch(["no-such-program"])
+    assert job.wait() == 127
+    assert "no-such-program cannot be started: No such file or directory" in job.printed()
+
+
+def test_without_a_command_the_user_learns_how(launch: Launch) -> None:
+    """Exit code 2, as of wrong options."""
+    job = launch([])
+    assert job.wait() == 2
+    assert "put it behind --" in job.printed()
+
+
+def test_a_directory_that_cannot_be_written_keeps_no_job_from_running(launch: Launch) -> None:
+    """It is said, and what is printed is passed on."""
+    job = launch(python("print('runs')"), "--log-dir=/proc/nowhere")
+    assert job.wait() == 0
+    assert job.out.read_text() == "runs\n"
+    assert "not kept" in job.printed()
+
+
+def test_where_redis_is_away_the_job_just_runs(launch: Launch) -> None:
+    """Nobody listens at the address; the launcher ends some seconds later at most."""
+    job = launch(python("print('runs')"), "--job=llm-1", TRAINMEDIC_REDIS_URL="redis://127.0.0.1:1")
+    assert job.wait() == 0
+    assert job.out.read_text() == "runs\n"
+
+
+def test_settings_that_make_no_sense_keep_no_job_from_running(launch: Launch) -> None:
+    """The job itself will say so; the launcher says what it does not do."""
+    job = launch(python("print('runs')"), "--job=two words", TRAINMEDIC_REDIS_URL="http://example")
+    assert job.wait() == 0
+    assert "the server is told nothing" in job.printed()

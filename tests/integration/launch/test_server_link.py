@@ -1,0 +1,77 @@
+"""What ``trainmedic-run`` tells the server, by a real Redis, signed with the job's own key."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from tests.integration.launch.launched import Launched
+from tests.support.messages import KEY
+from tests.support.programs import eventually
+from trainmedic.wire import envelope
+from trainmedic.wire.notice import FIELD, Notice, launcher_presence
+from trainmedic.wire.reading import read_object
+from trainmedic.wire.signing import Signer, identity_key, job_identity, signatures_of, unseal
+
+Launch = Callable[..., Launched]
+JOB_KEY = identity_key(KEY.encode(), job_identity("llm-1"))
+
+
+def test_the_server_learns_of_each_attempt(launch: Launch, redis_server: Any) -> None:
+    """By notices in order, which the job's own key has signed; and why there is no other attempt."""
+    job = _launch(launch, redis_server, "import sys; sys.exit(7)", "--retries=1")
+    assert job.wait() == 7
+    with redis.Redis.from_url(redis_server.url) as client:
+        entries: Any = client.xrange(envelope.REPLIES)
+        assert not client.exists(launcher_presence("llm-1/node-1"))
+    signer = Signer.of(KEY.encode())
+    for _, fields in entries:
+        signer.verify(fields[FIELD], signatures_of(fields), job_identity("llm-1"))
+    notices = [Notice.decode(fields[FIELD]) for _, fields in entries]
+    assert [(notice.kind, notice.attempt, notice.number) for notice in notices] == [
+        ("job_failed", 1, 1),
+        ("job_restarted", 2, 2),
+        ("job_failed", 2, 3),
+        ("job_gone", 2, 4),
+    ]
+    assert notices[0].reason == "the job ended with exit code 7"
+    assert "--retries is 1" in notices[3].reason
+
+
+def test_a_job_that_ends_well_says_so_by_its_launcher(launch: Launch, redis_server: Any) -> None:
+    """Also one that does not use the SDK."""
+    assert _launch(launch, redis_server, "").wait() == 0
+    with redis.Redis.from_url(redis_server.url) as client:
+        [(_, fields)] = client.xrange(envelope.REPLIES)
+    assert Notice.decode(fields[FIELD]).kind == "job_ended"
+
+
+def test_while_it_waits_for_the_next_attempt_it_is_present(launch: Launch, redis_server: Any) -> None:
+    """So the job is not gone, and a person sees what it does."""
+    job = _launch(launch, redis_server, "raise ValueError", "--delay=1h")
+    key = launcher_presence("llm-1/node-1")
+    with redis.Redis.from_url(redis_server.url) as client:
+
+        def presence() -> Any:
+            value: Any = client.get(key)
+            return value if value and b"waiting" in value else None
+
+        sealed = unseal(eventually(presence, 60, "the presence"))
+    Signer.of(JOB_KEY).verify_sealed(sealed, key)
+    said = read_object(sealed.raw)
+    assert (said["job"], said["node"], said["state"], said["attempt"]) == ("llm-1", "node-1", "waiting", 1)
+    job.process.terminate()
+    assert job.wait() != 0
+
+
+def _launch(launch: Launch, server: Any, program: str, *options: str) -> Launched:
+    variables = {
+        "TRAINMEDIC_REDIS_URL": server.url,
+        "TRAINMEDIC_SIGNING_KEY": JOB_KEY.decode(),
+        "TRAINMEDIC_NODE": "node-1",
+        "TRAINMEDIC_JOB": "llm-1",
+    }
+    return launch([sys.executable, "-c", program], "--delay=0s", *options, **variables)

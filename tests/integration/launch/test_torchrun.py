@@ -1,0 +1,88 @@
+"""``trainmedic-run -- torchrun …``: a real DDP training that dies in the middle goes on from its newest checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.launch.launched import Launched
+
+Launch = Callable[..., Launched]
+STEPS = 40
+
+
+def torchrun(directory: Path, accident: str, ranks: int = 2, steps: int = STEPS) -> list[str]:
+    program = Path(__file__).with_name("fragile_job.py")
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*run, str(program), str(directory), accident, str(steps)]
+
+
+def result(directory: Path, rank: int = 0) -> Any:
+    return json.loads((directory / f"result-{rank}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a training comes to that meets with no accident."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    job = Launched(directory, torchrun(directory, "none"))
+    assert job.wait() == 0, job.printed()
+    return result(directory)
+
+
+def test_a_rank_that_dies_costs_the_steps_since_the_checkpoint(
+    launch: Launch, tmp_path: Path, undisturbed: Any
+) -> None:
+    """The result is that of a training which met with no accident, bit for bit; what each rank printed is kept."""
+    job = launch(torchrun(tmp_path, "killed"), "--delay=0s")
+    assert job.wait() == 0, job.printed()
+    (failed,) = job.attempts()
+    assert (failed["status"], failed["rank"]) == (-9, 1), failed
+    for rank in (0, 1):
+        assert result(tmp_path, rank) == {**undisturbed, "resumed": 20}
+    (kept,) = (job.logs / "attempt-1").glob("ranks/**/1/stdout.log")
+    assert kept.read_text().startswith("rank 1 begins at None\n")
+    job.wait_until_all_are_gone()
+
+
+def test_a_hang_in_a_collective_is_ended_and_the_job_goes_on(launch: Launch, tmp_path: Path, undisturbed: Any) -> None:
+    """A rank that never comes to its collective; no timeout of the collective's own has passed."""
+    job = launch(torchrun(tmp_path, "hangs"), "--delay=0s", "--hang-after=3s", "--grace=5s")
+    assert job.wait() == 0, job.printed()
+    (failed,) = job.attempts()
+    assert (failed["cause"], failed["checkpoint"]) == ("the job hung", 20)
+    assert result(tmp_path) == {**undisturbed, "resumed": 20}
+
+
+def test_what_fails_always_at_the_same_place_is_given_up(launch: Launch, tmp_path: Path) -> None:
+    """After three attempts that came to the same step by the same error."""
+    job = launch(torchrun(tmp_path, "raises"), "--delay=0s", "--retries=9")
+    assert job.wait() == 1
+    assert {attempt["cause"] for attempt in job.attempts()} == {"rank 1 ended with exit code 1 (ValueError)"}
+    assert "without progress in between" in job.printed()
+
+
+def test_a_preemption_ends_the_ranks_and_no_attempt_follows(launch: Launch, tmp_path: Path) -> None:
+    """SIGTERM from outside, as a scheduler sends it."""
+    job = launch(torchrun(tmp_path, "none", steps=100_000))
+    job.wait_for_output("rank 1 begins")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() != 0
+    assert job.attempts() == []
+    job.wait_until_all_are_gone()
+
+
+def test_when_the_launcher_is_killed_no_rank_stays(launch: Launch, tmp_path: Path) -> None:
+    """Nor torchrun, nor its loaders."""
+    job = launch(torchrun(tmp_path, "none", steps=100_000), "--grace=5s")
+    job.wait_for_output("rank 1 begins")
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.process.wait()
+    job.wait_until_all_are_gone()

@@ -1,0 +1,193 @@
+"""What several ranks load is compared on each of them; one bit on one rank is enough. Rank by rank in threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.rank_threads import RankThread, RankThreads
+from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.health import CheckpointHealth, problem
+from trainmedic.torch.checkpoint_storage import HalfLoaded, UnusableCheckpoint
+from trainmedic.torch.digests import are_finite, compare, digests
+from trainmedic.torch.joint_checkpoints import JointCheckpointDirectory, ReplicatedContents
+from trainmedic.torch.loading import CheckpointLoading, LoadedCheckpoint
+from trainmedic.torch.state_parts import StateParts
+
+SIZE = 2
+
+
+class Parts(StateParts):
+    """A training of one layer. ``broken`` are the steps whose weights do not arrive as they are in the checkpoint."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.model = nn.Linear(2, 2)
+        nn.init.constant_(self.model.weight, value)
+        super().__init__(model=self.model, optimizer=torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.broken: set[float] = set()
+        self.fails = False
+
+    def restore(self, states: Any) -> None:
+        super().restore(states)
+        if self.fails:
+            raise RuntimeError("out of memory")
+        if self.model.weight[0, 0].item() in self.broken:
+            with torch.no_grad():
+                self.model.weight.view(torch.int32)[0, 0] ^= 1
+
+
+def everywhere(ranks: RankThreads, act: Callable[[RankThread], Any]) -> list[Any]:
+    """What `act` returns on each rank, or has raised there."""
+    found: list[Any] = [None] * ranks.size
+
+    def run(member: RankThread) -> None:
+        try:
+            found[member.rank] = act(member)
+        except Exception as error:
+            found[member.rank] = error
+
+    threads = [threading.Thread(target=run, args=(member,)) for member in ranks.members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def storage(path: Path, member: RankThread) -> JointCheckpointDirectory:
+    contents = ReplicatedContents(member.rank)
+    return JointCheckpointDirectory(path, None, member.rank, SIZE, member.share.group, contents)
+
+
+def save(ranks: RankThreads, path: Path, step: int, drifted: int | None = None) -> SavedCheckpoint:
+    """A checkpoint whose weights are its step; ``drifted`` is a rank whose own are others, unnoticed."""
+
+    def act(member: RankThread) -> SavedCheckpoint:
+        parts = Parts(-1.0 if member.rank == drifted else float(step))
+        held = parts.modules(), parts.optimizers()
+        health = CheckpointHealth(finite=are_finite(*held) and not (drifted == member.rank and step == 0))
+        run = {"step": step, "digests": digests(*held), "health": health.to_json(), "feed": None}
+        return storage(path, member).save(step, parts, run)
+
+    return everywhere(ranks, act)[0]  # type: ignore[no-any-return]
+
+
+def load(ranks: RankThreads, path: Path, steps: list[SavedCheckpoint], parts: list[Parts]) -> list[Any]:
+    def act(member: RankThread) -> LoadedCheckpoint:
+        training: Any = SimpleNamespace(
+            medic=SimpleNamespace(job="llm-1"),
+            storage=storage(path, member),
+            parts=parts[member.rank],
+            verifies=True,
+            broken=None,
+        )
+        return CheckpointLoading(training).load_first(steps, member.share.group("rollback"))
+
+    return everywhere(ranks, act)
+
+
+def test_each_rank_compares_what_it_has_loaded(tmp_path: Path) -> None:
+    """And says of how many ranks that is true."""
+    with RankThreads(SIZE, every=1) as ranks:
+        newest = save(ranks, tmp_path, 10)
+        loaded = load(ranks, tmp_path, [newest], [Parts(), Parts()])
+    assert [one.verified for one in loaded] == [{"compared": 2, "agreed": 2, "ranks": 2}] * 2
+
+
+def test_one_bit_on_one_rank_sends_all_to_an_older_one(tmp_path: Path) -> None:
+    """All of them load that one whole, and say what was wrong with the other."""
+    parts = [Parts(), Parts()]
+    parts[1].broken = {20.0}
+    with RankThreads(SIZE, every=1) as ranks:
+        older, newer = save(ranks, tmp_path, 10), save(ranks, tmp_path, 20)
+        loaded = load(ranks, tmp_path, [newer, older], parts)
+    assert [one.checkpoint.step for one in loaded] == [10, 10]
+    assert [one.unusable for one in loaded] == [
+        ["step-00000020 was loaded otherwise than it was saved: rank 1: 1 of 2 tensors are not as they were saved: "
+         "model.weight"]
+    ] * 2  # fmt: skip
+    assert [each.model.weight[0, 0].item() for each in parts] == [10.0, 10.0]
+
+
+def test_where_no_older_one_is_whole_the_job_ends_on_all_ranks(tmp_path: Path) -> None:
+    """The rank whose own parameters are right as well."""
+    parts = [Parts(), Parts()]
+    parts[1].broken = {10.0}
+    with RankThreads(SIZE, every=1) as ranks:
+        raised = load(ranks, tmp_path, [save(ranks, tmp_path, 10)], parts)
+    assert [type(one) for one in raised] == [HalfLoaded, HalfLoaded]
+    assert all("rank 1: 1 of 2 tensors are not as they were saved" in str(one) for one in raised)
+
+
+def test_a_rank_that_cannot_load_ends_the_job_on_all(tmp_path: Path) -> None:
+    """Nobody waits for it to compare."""
+    parts = [Parts(), Parts()]
+    parts[1].fails = True
+    with RankThreads(SIZE, every=1) as ranks:
+        raised = load(ranks, tmp_path, [save(ranks, tmp_path, 10)], parts)
+    assert [type(one) for one in raised] == [HalfLoaded, HalfLoaded]
+    assert all("(rank 1: RuntimeError: out of memory)" in str(one) for one in raised)
+
+
+def test_a_rank_that_had_drifted_is_as_the_others_again(tmp_path: Path) -> None:
+    """What every rank loads is what rank 0 has written, so that is what it is compared with."""
+    parts = [Parts(), Parts()]
+    with RankThreads(SIZE, every=1) as ranks:
+        loaded = load(ranks, tmp_path, [save(ranks, tmp_path, 10, drifted=1)], parts)
+    assert [one.verified["agreed"] for one in loaded] == [2, 2]
+    assert [each.model.weight[0, 0].item() for each in parts] == [10.0, 10.0]
+
+
+def test_what_no_rank_can_read_changes_nothing(tmp_path: Path) -> None:
+    """The training goes on."""
+    parts = [Parts(7.0), Parts(7.0)]
+    with RankThreads(SIZE, every=1) as ranks:
+        newest = save(ranks, tmp_path, 10)
+        (newest.path / "training.pt").write_bytes(b"damaged")
+        raised = load(ranks, tmp_path, [newest], parts)
+    assert [type(one) for one in raised] == [UnusableCheckpoint, UnusableCheckpoint]
+    assert [each.model.weight[0, 0].item() for each in parts] == [7.0, 7.0]
+
+
+def test_numbers_that_are_not_finite_on_one_rank_make_the_checkpoint_ill(tmp_path: Path) -> None:
+    """Its mark says so, which rank 0 writes for all."""
+    with RankThreads(SIZE, every=1) as ranks:
+        save(ranks, tmp_path, 0, drifted=1)
+        save(ranks, tmp_path, 10)
+        healths = {one.step: one.health for one in storage(tmp_path, ranks.members[0]).checkpoints()}
+    assert "not all finite" in problem(healths[0])
+    assert healths[10] is not None
+    assert healths[10].finite is True
+
+
+def test_a_compiled_model_has_the_digests_of_the_same_one_that_is_not() -> None:
+    """A checkpoint of one serves the other."""
+    parts = Parts(1.0)
+    compiled = StateParts(model=torch.compile(parts.model, backend="eager"), optimizer=parts.by_name["optimizer"])
+    assert digests(parts.modules(), parts.optimizers()) == digests(compiled.modules(), compiled.optimizers())
+
+
+@pytest.mark.parametrize("change", ["bit", "swap", "missing", "more"])
+def test_any_change_shows(change: str) -> None:
+    """Of a bit, of two numbers that change places, of a tensor that is gone or new."""
+    parts = Parts(1.0)
+    parts.model.weight.data = torch.arange(4.0).view(2, 2)
+    before = digests(parts.modules(), parts.optimizers())
+    assert compare(before, digests(parts.modules(), parts.optimizers())).problem == ""
+    weight = parts.model.weight.data
+    if change == "bit":
+        weight.view(torch.int32)[1, 1] ^= 1 << 31
+    elif change == "swap":
+        weight[0, 0], weight[0, 1] = weight[0, 1].item(), weight[0, 0].item()
+    elif change == "missing":
+        parts.model.register_parameter("bias", None)
+    else:
+        parts.model.register_parameter("scale", nn.Parameter(torch.ones(2)))
+    assert compare(before, digests(parts.modules(), parts.optimizers())).problem != ""

@@ -1,0 +1,97 @@
+"""A rank that is slow is named, whatever it is slow in: real ranks, their metrics, and the alert rule in promtool."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.rank_processes import RankProcesses
+from trainmedic.job import progress
+
+PROGRAM = Path(__file__).with_name("slow_rank_training.py")
+RULES = Path(__file__).parents[3] / "monitoring" / "rules" / "training.yaml"
+RANKS = 3
+STEPS = 30  # of which the last 20 reports count
+
+Metrics = dict[tuple[str, str | None], float]
+"""By name, and rank where the metric has one."""
+
+
+async def scraped(job: RankProcesses) -> tuple[Metrics, str]:
+    """The metrics after some steps, when all ranks are known, and their text."""
+    async with asyncio.timeout(90), httpx.AsyncClient() as client:
+        while True:
+            assert job.processes[0].poll() is None, job.log()
+            if (job.directory / "port").exists():
+                text = (await client.get(f"http://127.0.0.1:{(job.directory / 'port').read_text()}/metrics")).text
+                samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+                metrics = {(sample.name, sample.labels.get("rank")): sample.value for sample in samples}
+                named = [key for key in metrics if key[0] == "training_rank_data_seconds"]
+                if metrics["training_steps_total", None] >= STEPS and len(named) == RANKS:
+                    return metrics, text
+            await asyncio.sleep(0.2)
+
+
+def slowest(metrics: Metrics, name: str) -> str | None:
+    return max((key for key in metrics if key[0] == name), key=metrics.__getitem__)[1]
+
+
+def ranks_alerted(text: str, directory: Path) -> list[str]:
+    """The ranks that TrainingStraggler names where Prometheus reads this for ten minutes."""
+    series = [
+        {"series": line.rsplit(" ", 1)[0], "values": f"{line.rsplit(' ', 1)[1]}+0x40"}
+        for line in text.splitlines()
+        if line.startswith("training_")
+    ]
+    ranks = [str(rank) for rank in range(RANKS)]
+    alerted = []
+    for rank in ranks:
+        expression = f'count(ALERTS{{alertname="TrainingStraggler", alertstate="firing", rank="{rank}"}}) or vector(0)'
+        probe = {"expr": expression, "eval_time": "9m", "exp_samples": [{"value": 1}]}
+        tests = [{"interval": "15s", "input_series": series, "promql_expr_test": [probe]}]
+        file = directory / f"rank-{rank}.yaml"
+        file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "15s", "tests": tests}))
+        run = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+        assert "SUCCESS" in run.stdout or "got:" in run.stdout + run.stderr, run
+        if run.returncode == 0:
+            alerted.append(rank)
+    return alerted
+
+
+@pytest.mark.parametrize(("kind", "part", "slow"), [("ddp", "data", "2"), ("buffers", "compute", "0")])
+async def test_the_slow_rank_has_the_most_time_of_its_own(kind: str, part: str, slow: str, job: RankProcesses) -> None:
+    """The others wait for it, where their gradients are summed or for its buffers. Its alert names it, and no other."""
+    job.torchrun(RANKS, str(PROGRAM), kind, part, slow)
+    metrics, text = await scraped(job)
+    assert slowest(metrics, "training_rank_own_seconds") == slow
+    assert metrics["training_rank_own_seconds", slow] > 1.3 * metrics["training_own_median_seconds", None]
+    assert metrics["training_wait_seconds", None] > 0.03
+    assert (slowest(metrics, "training_rank_data_seconds") == slow) or part != "data"
+    assert ranks_alerted(text, job.directory) == [slow]
+
+
+async def test_a_rank_whose_data_are_slow_is_named_where_waiting_cannot_be_measured(job: RankProcesses) -> None:
+    """With sharded parameters each layer waits for the others. Then the time that a rank needs for its data tells."""
+    job.torchrun(RANKS, str(PROGRAM), "fsdp", "data", "1")
+    metrics, text = await scraped(job)
+    assert not [key for key in metrics if key[0] in ("training_rank_own_seconds", "training_wait_seconds")]
+    assert slowest(metrics, "training_rank_data_seconds") == "1"
+    assert ranks_alerted(text, job.directory) == ["1"]
+
+
+def test_the_parts_of_a_step_make_up_the_whole(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a job of one rank nothing is waited for; what is not data is computed."""
+    monkeypatch.setattr(progress, "TENSOR_INTERVAL", 0.0)  # these steps are quicker than any
+    training = begin()
+    training.train(12)
+    parts = training.run.training.medic.progress.pace.parts()
+    assert parts.wait == 0.0
+    assert 0.0 < parts.data < parts.own
+    assert parts.compute > 0.0

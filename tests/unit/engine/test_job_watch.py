@@ -1,0 +1,269 @@
+"""Watching whether jobs live: deaths, outages, restarts of the server, and who would have a death unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from trainmedic.wire import envelope, notice
+from trainmedic.wire.notice import Notice
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.domain.job_life import GONE_AFTER, KEPT, LifeState
+from trainmedic_server.engine import job_watch
+from trainmedic_server.engine.job_watch import LOOK_EVERY, JobWatch
+from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.jobs import ArrivedNotice
+from trainmedic_server.ports.outside import Presence
+from trainmedic_server.simulation.virtual_time import VirtualClock
+
+INSTANCE = envelope.new_id()
+PATIENCE = GONE_AFTER + 2 * LOOK_EVERY
+
+
+@dataclass
+class JobsInRedis:
+    """The jobs and launchers that write their presence, and the notices that wait."""
+
+    clock: VirtualClock
+    living: dict[str, str] = field(default_factory=dict)
+    launching: set[str] = field(default_factory=set)
+    waiting_launchers: set[str] = field(default_factory=set)
+    silent: list[Presence] = field(default_factory=list)
+    waiting: dict[bytes, Notice] = field(default_factory=dict)
+    is_away: bool = False
+    discarded: list[bytes] = field(default_factory=list)
+
+    async def jobs(self) -> list[Presence]:
+        if self.is_away:
+            raise BusUnavailable("away")
+        present = [self._presence(name, {"instance": instance}) for name, instance in self.living.items()]
+        return [*present, *self.silent]
+
+    async def launchers(self) -> list[Presence]:
+        waiting = [self._presence(name, {"state": "left_out"}) for name in self.waiting_launchers]
+        return [self._presence(name, {}) for name in self.launching] + waiting
+
+    def notices(self) -> Sequence[ArrivedNotice]:
+        return [ArrivedNotice(entry, message) for entry, message in self.waiting.items()]
+
+    def discard_notices(self, entries: Collection[bytes]) -> None:
+        for entry in entries:
+            del self.waiting[entry]
+
+    def _presence(self, name: str, details: Mapping[str, Any]) -> Presence:
+        return Presence(name, self.clock.now(), {"says_end": True, **details})
+
+
+class Watching:
+    """A watch over jobs in virtual time."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.redis = JobsInRedis(self.clock, {"llm-1": INSTANCE, "llm-2": envelope.new_id()})
+        self.store = InMemoryStore()
+        self.metrics = telemetry.Metrics()
+        self._began = self.clock.now()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a server on the same store."""
+        self.metrics = telemetry.Metrics()
+        self.watch = JobWatch(self.redis, self.store, self.clock, self.metrics, self._ago, self._elapsed)
+
+    async def pass_by(self, span: timedelta) -> None:
+        """Look as often as a server does, for so long."""
+        until = self.clock.now() + span
+        while self.clock.now() < until:
+            await self._look()
+            await self.clock.sleep_until(self.clock.now() + LOOK_EVERY)
+
+    async def _look(self) -> None:
+        try:
+            await self.watch.look()
+        except BusUnavailable:
+            self.watch.forget_absences()
+
+    def gone(self, job: str) -> float | None:
+        return self.metrics.registry.get_sample_value("trainmedic_job_gone", {"job_name": job})
+
+    async def events(self) -> list[tuple[str, str]]:
+        events = await self.store.events_after(0, 1000)
+        return [(event.kind, event.data["job"]) for event in events]
+
+    def tell(self, kind: str, instance: str = INSTANCE, **members: Any) -> None:
+        message = Notice("llm-1", kind, instance, members.pop("number", 1), self.clock.now(), **members)
+        self.redis.waiting[envelope.new_id().encode()] = message
+
+    def _ago(self, span: timedelta) -> datetime:
+        return self.clock.now() - span
+
+    def _elapsed(self) -> float:
+        return (self.clock.now() - self._began).total_seconds()
+
+
+@pytest.fixture
+async def watching() -> Watching:
+    made = Watching()
+    await made.pass_by(LOOK_EVERY)
+    return made
+
+
+async def test_a_job_that_dies_without_a_word_is_gone(watching: Watching) -> None:
+    """After a minute, not before; the others are not."""
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(GONE_AFTER - LOOK_EVERY)
+    assert watching.gone("llm-1") == 0
+    await watching.pass_by(3 * LOOK_EVERY)
+    assert (watching.gone("llm-1"), watching.gone("llm-2")) == (1, 0)
+    assert await watching.events() == [("job_gone", "llm-1")]
+
+
+async def test_a_job_that_ends_as_it_should_is_not(watching: Watching) -> None:
+    """It says so before it goes."""
+    watching.tell(notice.ENDED)
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(PATIENCE)
+    assert watching.gone("llm-1") == 0
+    assert await watching.events() == [("job_ended", "llm-1")]
+    assert not watching.redis.waiting
+
+
+async def test_when_redis_is_away_nobody_is_gone(watching: Watching) -> None:
+    """All presences vanish then, and expire; when it is back everybody has some time to write his own."""
+    watching.redis.is_away = True
+    await watching.pass_by(10 * GONE_AFTER)
+    living, watching.redis.living = watching.redis.living, {}
+    watching.redis.is_away = False
+    await watching.pass_by(GONE_AFTER / 2)
+    watching.redis.living = living
+    await watching.pass_by(PATIENCE)
+    assert await watching.events() == []
+
+
+async def test_a_downtime_of_the_server_makes_nobody_gone(watching: Watching) -> None:
+    """Whoever died meanwhile is noticed all the same, and whoever lives is not."""
+    del watching.redis.living["llm-1"]
+    await watching.clock.sleep_until(watching.clock.now() + timedelta(hours=3))
+    watching.begin()
+    await watching.pass_by(GONE_AFTER - LOOK_EVERY)
+    assert await watching.events() == []
+    await watching.pass_by(3 * LOOK_EVERY)
+    assert (watching.gone("llm-1"), watching.gone("llm-2")) == (1, 0)
+
+
+async def test_a_server_that_is_held_up_begins_to_wait_anew(watching: Watching) -> None:
+    """Its machine slept, or its disk hung: what it has not looked at it cannot have missed."""
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(2 * LOOK_EVERY)
+    await watching.clock.sleep_until(watching.clock.now() + GONE_AFTER)
+    await watching.pass_by(2 * LOOK_EVERY)
+    assert await watching.events() == []
+
+
+async def test_who_is_gone_stays_so_over_a_restart_until_it_is_back(watching: Watching) -> None:
+    """The alert must not resolve because the server was restarted."""
+    instance = watching.redis.living.pop("llm-1")
+    await watching.pass_by(PATIENCE)
+    watching.begin()
+    await watching.pass_by(LOOK_EVERY)
+    assert watching.gone("llm-1") == 1
+    watching.redis.living["llm-1"] = instance
+    await watching.pass_by(LOOK_EVERY)
+    assert watching.gone("llm-1") == 0
+    assert await watching.events() == [("job_gone", "llm-1"), ("job_returned", "llm-1")]
+
+
+async def test_who_is_gone_is_forgotten_after_a_day(watching: Watching) -> None:
+    """Nobody is going to start it again."""
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(PATIENCE)
+    await watching.clock.sleep_until(watching.clock.now() + KEPT)
+    await watching.pass_by(LOOK_EVERY)
+    assert watching.gone("llm-1") is None
+    assert (await watching.events())[-1] == ("job_forgotten", "llm-1")
+    assert [life.name for life in await watching.store.transact(lambda tx: tx.job_lives())] == ["llm-2"]
+
+
+async def test_while_a_launcher_is_there_a_job_is_not_gone(watching: Watching) -> None:
+    """It waits until it starts the job again. When the launcher dies too, the job is gone."""
+    watching.redis.launching.add("llm-1")
+    del watching.redis.living["llm-1"]
+    watching.tell(notice.FAILED, envelope.new_id(), attempt=1, reason="rank 3 ended by SIGKILL")
+    await watching.pass_by(10 * GONE_AFTER)
+    assert await watching.events() == [("job_failed", "llm-1")]
+    watching.redis.launching.clear()
+    await watching.pass_by(PATIENCE)
+    assert (await watching.events())[-1] == ("job_gone", "llm-1")
+
+
+async def test_a_recorded_presence_keeps_nobody_alive(watching: Watching) -> None:
+    """Somebody writes the last presence of a dead job again and again: it is genuine, and says nothing new."""
+    recorded = Presence("llm-1", watching.clock.now(), {"says_end": True, "instance": INSTANCE})
+    del watching.redis.living["llm-1"]
+    watching.redis.silent.append(recorded)
+    await watching.pass_by(PATIENCE)
+    assert watching.gone("llm-1") == 1
+
+
+async def test_a_presence_that_is_not_believed_keeps_nobody_alive(watching: Watching) -> None:
+    """Nor does it make a job known."""
+    del watching.redis.living["llm-1"]
+    for name in ("llm-1", "made-up"):
+        doubtful = Presence(name, watching.clock.now(), {"says_end": True}, doubt="it is not signed")
+        watching.redis.silent.append(doubtful)
+    await watching.pass_by(PATIENCE)
+    assert (watching.gone("llm-1"), watching.gone("made-up")) == (1, None)
+
+
+async def test_a_job_that_does_not_say_how_it_ends_is_not_watched(watching: Watching) -> None:
+    """An SDK of an earlier release deletes its presence, and that is all."""
+    watching.redis.silent.append(Presence("older", watching.clock.now(), {"instance": INSTANCE}))
+    await watching.pass_by(LOOK_EVERY)
+    assert watching.gone("older") is None
+
+
+async def test_names_that_no_store_can_keep_are_passed_over(watching: Watching) -> None:
+    """Whoever can write to Redis makes them; the death of others is noticed all the same."""
+    watching.redis.living |= {"\x00": INSTANCE, "two words": INSTANCE, "\ud800": INSTANCE, "x" * 300: INSTANCE}
+    watching.redis.living["llm-3"] = "\x00"
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(PATIENCE)
+    assert (watching.gone("llm-1"), watching.gone("llm-3"), watching.gone("two words")) == (1, 0, None)
+
+
+async def test_too_many_jobs_are_remembered_within_bounds(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key anybody who can write to Redis makes names up."""
+    monkeypatch.setattr(job_watch, "MOST_JOBS", 50)
+    watching.redis.living |= {f"made-up-{number}": envelope.new_id() for number in range(500)}
+    await watching.pass_by(3 * LOOK_EVERY)
+    lives = await watching.store.transact(lambda tx: tx.job_lives())
+    assert len(lives) == 50
+    assert all(life.state is LifeState.PRESENT for life in lives)
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(PATIENCE)
+    assert watching.gone("llm-1") == 1, "the names that were made up have not taken the place of a job"
+
+
+async def test_jobs_that_have_ended_make_room_for_others(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are remembered only so that an old presence is known."""
+    monkeypatch.setattr(job_watch, "MOST_JOBS", 2)
+    watching.tell(notice.ENDED)
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(LOOK_EVERY)
+    watching.redis.living |= {"llm-3": envelope.new_id(), "llm-4": envelope.new_id()}
+    await watching.pass_by(2 * LOOK_EVERY)
+    lives = await watching.store.transact(lambda tx: tx.job_lives())
+    assert sorted(life.name for life in lives) == ["llm-2", "llm-3"]
+
+
+async def test_a_launcher_whose_node_is_left_out_keeps_no_job_alive(watching: Watching) -> None:
+    """It waits to be taken back, whatever becomes of the job."""
+    watching.redis.waiting_launchers.add("llm-1")
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(PATIENCE)
+    assert watching.gone("llm-1") == 1

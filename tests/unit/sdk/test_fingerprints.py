@@ -1,0 +1,178 @@
+"""Fingerprints tell batches apart, and know one again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import subprocess
+import sys
+from collections import UserDict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainmedic.recovery.fingerprints import Unread, fingerprint, read
+
+Pair = namedtuple("Pair", "inputs labels")
+
+
+@dataclasses.dataclass
+class Example:
+    tokens: torch.Tensor
+    text: str
+
+
+class Slotted:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class Opaque:
+    """An image, say: its size is known, and its content out of sight."""
+
+    def __init__(self, name: str) -> None:
+        self.size = 3
+        self._read = lambda: name
+
+
+def drawn(seed: int) -> torch.Tensor:
+    return torch.randint(0, 50_000, (16, 256), generator=torch.Generator().manual_seed(seed))
+
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "tensor": drawn,
+    "huge": lambda seed: drawn(seed).repeat(200, 4),
+    "one number": lambda seed: torch.tensor(seed),
+    "bfloat16": lambda seed: drawn(seed).to(torch.bfloat16),
+    "float8": lambda seed: drawn(seed).float().div(50_000).to(torch.float8_e4m3fn),
+    "boolean": lambda seed: drawn(seed) > 25_000,
+    "complex": lambda seed: drawn(seed).to(torch.complex64),
+    "needs a gradient": lambda seed: drawn(seed).float().requires_grad_(),
+    "transposed": lambda seed: drawn(seed).T,
+    "every other": lambda seed: drawn(seed)[:, ::2],
+    "sparse": lambda seed: (drawn(seed) * (drawn(seed) > 40_000)).to_sparse(),
+    "pair": lambda seed: Pair(drawn(seed), torch.zeros(16)),
+    "dict": lambda seed: {"input_ids": drawn(seed), "labels": None},
+    "encoding": lambda seed: UserDict(input_ids=drawn(seed)),
+    "dataclass": lambda seed: Example(drawn(seed), "a"),
+    "object with slots": lambda seed: Slotted(drawn(seed)),
+    "array": lambda seed: np.random.default_rng(seed).normal(size=(16, 300)),
+    "array of Fortran": lambda seed: np.asfortranarray(np.random.default_rng(seed).normal(size=(16, 300))),
+    "texts": lambda seed: [f"sentence {seed}", "another"],
+    "long text": lambda seed: "".join(random.Random(seed).choices("abcdef", k=100_000)),
+    "bytes": lambda seed: bytes([seed] * 10),
+    "tokens in lists": lambda seed: {"input_ids": [drawn(seed)[row].tolist() for row in range(4)]},
+    "nested": lambda seed: [[{"a": (1, {"b": drawn(seed)})}]],
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_the_same_batch_is_known_again_and_another_is_not(make: Callable[[int], Any]) -> None:
+    """Whatever it is made of."""
+    assert isinstance(fingerprint(make(1)), int)
+    assert len({fingerprint(make(seed)) for seed in range(30)}) == 30
+    assert [fingerprint(make(seed)) for seed in range(5)] == [fingerprint(make(seed)) for seed in range(5)]
+
+
+@given(st.integers(1, 3000), st.integers(0, 10_000))
+def test_one_sample_in_place_of_another_shows(rows: int, seed: int) -> None:
+    """As far as each row counts: of up to 64 rows all are looked at."""
+    batch = torch.randn(min(rows, 64), 37, generator=torch.Generator().manual_seed(seed))
+    other = batch.clone()
+    other[seed % len(batch)] = torch.randn(37)
+    assert fingerprint(batch) != fingerprint(other)
+
+
+def test_shape_and_type_count() -> None:
+    """The same numbers in another form are another batch."""
+    numbers = torch.arange(12)
+    forms = [numbers, numbers.view(3, 4), numbers.view(4, 3), numbers.int(), numbers.float(), numbers.tolist()]
+    assert len({fingerprint(form) for form in forms}) == len(forms)
+
+
+def test_a_nan_is_as_good_as_any_number() -> None:
+    """Its bits are compared, not its value."""
+    assert fingerprint(torch.tensor([math.nan, 1.0])) == fingerprint(torch.tensor([math.nan, 1.0]))
+    assert fingerprint(torch.tensor([math.nan, 1.0])) != fingerprint(torch.tensor([math.nan, 2.0]))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        None,
+        object(),
+        [None, None],
+        (number for number in range(3)),
+        torch.empty(4, 4, device="meta"),
+        Opaque("cat.jpg"),
+        [Opaque("cat.jpg"), Opaque("dog.jpg")],
+    ],
+    ids=["nothing", "object", "nothings", "generator", "meta", "opaque", "opaque ones"],
+)
+def test_what_cannot_be_looked_at_has_none(batch: Any) -> None:
+    """For two of them would look alike whatever they hold."""
+    assert fingerprint(batch) is None
+
+
+def test_looking_takes_nothing_from_a_generator() -> None:
+    """It is the loop's to use up."""
+    batch = {"stream": (number for number in range(3)), "labels": torch.zeros(3)}
+    assert fingerprint(batch) is not None
+    assert list(batch["stream"]) == [0, 1, 2]
+
+
+def test_a_batch_that_breaks_when_it_is_looked_at_has_none() -> None:
+    """Training goes on."""
+
+    class Hostile(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            raise RuntimeError("not now")
+
+    assert fingerprint(Hostile(a=1)) is None
+    endless: list[Any] = []
+    endless.append(endless)
+    assert fingerprint(endless) is None
+    assert fingerprint({"endless": endless, "x": 1}) is not None
+
+
+def test_what_is_on_a_device_is_read_later() -> None:
+    """As it was when it was drawn, whatever the step has done to it since; here by a device that is none."""
+
+    class Remote(torch.Tensor):
+        device = torch.device("cuda")  # type: ignore[assignment]
+
+        def numpy(self) -> Any:  # type: ignore[override]
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    batch = drawn(1).as_subclass(Remote)
+    unread, other = fingerprint([batch]), fingerprint([drawn(2).as_subclass(Remote)])
+    batch.zero_()
+    assert isinstance(unread, Unread)
+    assert read(unread) == read(fingerprint([drawn(1).as_subclass(Remote)])) != read(other)
+
+
+def test_a_batch_is_looked_at_before_it_is_changed() -> None:
+    """The fingerprint holds no view of it."""
+    batch = drawn(1)
+    before = fingerprint(batch)
+    batch.add_(1)
+    assert fingerprint(batch) != before
+    assert before == fingerprint(drawn(1))
+
+
+def test_another_process_comes_to_the_same() -> None:
+    """So that a checkpoint can keep them over a restart."""
+    program = (
+        "import torch; from trainmedic.recovery.fingerprints import fingerprint;"
+        "print(fingerprint({'a': torch.arange(5000), 'b': ['x', 1.5]}))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": "sdk"}, capture_output=True, check=True)
+    assert int(told.stdout) == fingerprint({"a": torch.arange(5000), "b": ["x", 1.5]})

@@ -1,0 +1,208 @@
+"""What a checkpoint is judged by: a normal training is never called ill, and one that has come off its course is."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainmedic.job.parameters import Rollback
+from trainmedic.job.progress import Progress
+from trainmedic.job.reported_values import ReportedValues
+from trainmedic.recovery.health import FEWEST, CheckpointHealth, Onset, health_now, onset_of, problem, rise
+from trainmedic.wire import envelope
+
+Course = Callable[[int], float]
+
+
+def reports(losses: list[float], seconds: float = 0.05) -> list[ReportedValues]:
+    return [ReportedValues(step, step * seconds, loss, None) for step, loss in enumerate(losses, 1)]
+
+
+def reported(losses: list[float], norm: float | None = 1.0) -> Progress:
+    """The progress of a job that has reported these losses, the last one now."""
+    progress = Progress()
+    now = time.perf_counter()
+    for step, loss in enumerate(losses, 1):
+        progress.add_report(step, loss, norm, None, None, now + (step - len(losses)) * 0.05)
+    return progress
+
+
+def noisy(length: int, mean: Course, noise: float, seed: int) -> list[float]:
+    draw = random.Random(seed)
+    return [mean(step) * math.exp(draw.gauss(0, noise)) for step in range(length)]
+
+
+COURSES: dict[str, Course] = {
+    "falls from 11 to 2": lambda step: 2 + 9 * math.exp(-step / 60),
+    "falls slowly": lambda step: 2 + 1 / (1 + step / 500),
+    "stays": lambda step: 1.9,
+    "rises slowly": lambda step: 1.5 + step / 1000,
+    "is next to nothing": lambda step: 1e-4,
+}
+
+
+@pytest.mark.parametrize("mean", COURSES.values(), ids=COURSES)
+@pytest.mark.parametrize("noise", [0.001, 0.02, 0.1])
+def test_no_checkpoint_of_a_normal_training_is_ill(mean: Course, noise: float) -> None:
+    """A noisy loss that falls, stays or drifts, all along four trainings; nor is there a rise."""
+    for seed in range(4):
+        losses = noisy(400, mean, noise, seed)
+        for step in range(1, 400, 7):
+            found = health_now(reported(losses[max(step - 150, 0) : step]), finite=True)
+            assert problem(found) == "", (seed, step)
+        assert rise(reports(losses)) is None
+
+
+@pytest.mark.parametrize("after", [1, 2, 10, 45])
+def test_a_checkpoint_after_the_jump_is_ill(after: int) -> None:
+    """The loss is 4.13 against a median of 1.9, from the first step after the jump on."""
+    losses = noisy(300, lambda step: 1.9, 0.05, 1) + [4.13] * after
+    found = health_now(reported(losses), finite=True)
+    assert 1.8 < (found.loss_median or 0) < 2.1
+    assert "the loss was 4.13 when it was written, against a median of" in problem(found)
+
+
+def test_few_reports_say_nothing() -> None:
+    """With fewer than 20 the usual spread is not known, and what is not known is not ill."""
+    assert problem(health_now(reported([1.0] * (FEWEST - 2) + [100.0]))) == ""
+    assert problem(health_now(reported([1.0] * FEWEST + [100.0]))) != ""
+    assert problem(health_now(Progress())) == ""
+    assert problem(CheckpointHealth()) == problem(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("health", "words"),
+    [
+        (CheckpointHealth(finite=False), "not all finite"),
+        (CheckpointHealth(loss=math.nan), "the loss was not a finite number"),
+        (CheckpointHealth(1.0, 1.0, 0.1, 55.0, 5.0, 100), "the gradient norm was 55 when it was written"),
+        (CheckpointHealth(1.0, 1.0, 0.1, 45.0, 5.0, 100), ""),
+        (CheckpointHealth(1.0, 1.0, 0.1, math.nan, 5.0, 100, True), ""),  # a step that a gradient scaler left out
+        (CheckpointHealth(-3.0, -5.0, 0.01, reports=100), "the loss was -3"),
+        (CheckpointHealth(1e-9, 0.0, 0.0, reports=100), ""),
+    ],
+)
+def test_each_sign_of_illness(health: CheckpointHealth, words: str) -> None:
+    """And what is none."""
+    assert words in problem(health)
+    assert bool(problem(health)) == bool(words)
+
+
+def test_a_norm_that_is_not_finite_is_kept_as_such() -> None:
+    """As JSON has no NaN, it is a text there."""
+    found = health_now(reported([2.0] * 30, norm=math.inf), finite=True)
+    members = found.to_json()
+    assert members["grad_norm"] == "nan"
+    assert repr(CheckpointHealth.from_json(members)) == repr(found)
+
+
+@given(
+    st.builds(
+        CheckpointHealth,
+        *[st.none() | st.floats(allow_infinity=False)] * 5,
+        reports=st.integers(0, 2000),
+        finite=st.none() | st.booleans(),
+    )
+)
+def test_a_mark_gives_back_what_was_put_in(health: CheckpointHealth) -> None:
+    """To the bit, so that it is judged as it was."""
+    assert repr(CheckpointHealth.from_json(health.to_json())) == repr(health)
+
+
+@pytest.mark.parametrize("members", [None, [], "x", {"loss": "high"}, {"loss": []}, {"reports": "many"}])
+def test_a_health_that_cannot_be_read_is_not_known(members: object) -> None:
+    """A mark of an earlier version, or a damaged one."""
+    assert CheckpointHealth.from_json(members) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    before=st.integers(60, 400),
+    after=st.integers(1, 300),
+    noise=st.floats(0.001, 0.05),
+    jump=st.floats(1.6, 50),
+    seed=st.integers(0, 10_000),
+)
+def test_a_rise_begins_with_its_first_raised_loss(
+    before: int, after: int, noise: float, jump: float, seed: int
+) -> None:
+    """However long it has lasted: at 20 reports a second, 6.9 s of them are more than the usual level is taken of."""
+    losses = noisy(before, lambda step: 1.9, noise, seed) + noisy(after, lambda step: 1.9 * jump, noise, seed + 1)
+    begun = rise(reports(losses))
+    assert begun is not None
+    assert (
+        before - 3 <= begun.step <= begun.shown_at <= before + 1
+    )  # a raised one just before, by chance, may count to it
+
+
+def test_a_rise_that_is_slow_counts_from_where_it_began() -> None:
+    """The checkpoints in the middle of it are spoiled already."""
+    flat = noisy(200, lambda step: 2.0, 0.01, 3)
+    begun = rise(reports(flat + [2.0 + 0.05 * step for step in range(40)]))
+    assert begun is not None
+    assert 200 < begun.step < 210
+
+
+def test_a_rise_that_is_over_is_none() -> None:
+    """A single bad batch, long ago."""
+    losses = noisy(300, lambda step: 1.9, 0.02, 5)
+    losses[150] = math.nan
+    losses[200] = 9.0
+    assert rise(reports(losses)) is None
+
+
+def test_a_higher_level_that_lasts_is_the_new_one() -> None:
+    """As of other data; a rollback is not to go back over all of it."""
+    losses = noisy(200, lambda step: 1.9, 0.02, 5) + noisy(500, lambda step: 2.9, 0.02, 6)
+    assert rise(reports(losses[:300], seconds=1.0)) == Onset(201, True, 201)
+    assert rise(reports(losses, seconds=1.0)) is None
+    assert rise(reports([*losses, 6.0, 6.0], seconds=1.0)) == Onset(701, True, 701)
+
+
+def test_between_two_reports_there_may_be_many_steps() -> None:
+    """The rise may have begun with any of them; certain it is only where it was reported."""
+    found = [ReportedValues(10 * number, number, 1.9 if number < 50 else 4.13, None) for number in range(1, 60)]
+    assert rise(found) == Onset(491, True, 500)
+
+
+def test_losses_that_are_no_numbers_are_a_rise_by_themselves() -> None:
+    """Even where nothing usual is known."""
+    assert rise(reports([2.0, math.nan, math.nan])) == Onset(2, True, 2)
+
+
+def test_the_onset_is_the_rise_that_lasted_when_the_alert_began() -> None:
+    """Not the time at which the alert began, which was 6.9 s later; nor what has happened since then."""
+    losses = noisy(400, lambda step: 1.9, 0.02, 5) + [4.13] * 200
+    progress = reported(losses)
+    alert = envelope.utc_now() - timedelta(seconds=0.05 * (200 - 138))
+    assert onset_of(Rollback(before=alert), progress) == Onset(401, True, 401)
+    assert onset_of(Rollback(), progress) == Onset(401, True, 401)
+
+
+def test_without_a_rise_the_onset_is_the_step_at_the_alerts_beginning() -> None:
+    """None where the record does not go back that far, or no time was given."""
+    progress = reported(noisy(400, lambda step: 1.9, 0.02, 5))
+    found = onset_of(Rollback(before=envelope.utc_now() - timedelta(seconds=5)), progress)
+    assert found is not None
+    assert not found.is_rise
+    assert 295 <= found.step <= 305
+    assert onset_of(Rollback(before=envelope.utc_now() - timedelta(hours=1)), progress) is None
+    assert onset_of(Rollback(), progress) is None
+
+
+def test_the_spread_is_that_of_the_last_hundred() -> None:
+    """The median absolute deviation from their median."""
+    losses = noisy(500, lambda step: 50.0 - step / 10, 0.02, 9)
+    found = health_now(reported(losses))
+    last = losses[-100:]
+    assert found.loss_median == statistics.median(last)
+    assert found.loss_spread == statistics.median(abs(loss - statistics.median(last)) for loss in last)
+    assert (found.reports, found.loss, found.grad_norm, found.grad_norm_median) == (100, losses[-1], 1.0, 1.0)

@@ -1,0 +1,59 @@
+"""Which launcher a command is, and what is added to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainmedic.launch.command_line import LaunchLine
+
+LOGS = Path("/logs")
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("torchrun train.py", "torchrun --tee=3 --log-dir=/logs train.py"),
+        (
+            "/opt/bin/torchrun --standalone t.py --tee 1",
+            "/opt/bin/torchrun --tee=3 --log-dir=/logs --standalone t.py --tee 1",
+        ),
+        (
+            "python3 -u -m torch.distributed.run --nnodes 2 t.py",
+            "python3 -u -m torch.distributed.run --tee=3 --log-dir=/logs --nnodes 2 t.py",
+        ),
+    ],
+)
+def test_torchrun_is_told_to_keep_the_output_of_each_rank(line: str, changed: str) -> None:
+    """By whatever name it goes; options behind the script are the script's."""
+    assert LaunchLine.of(line.split()).for_attempt(LOGS) == changed.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("torchrun train.py", "torchrun --nnodes=2:4 train.py"),
+        ("torchrun --nnodes 2 train.py", "torchrun --nnodes 2 train.py"),
+        ("srun python train.py", "srun --exclude=n1,n2 python train.py"),
+    ],
+)
+def test_nodes_are_bounded_and_left_out_where_the_launcher_can(line: str, changed: str) -> None:
+    """torchrun by its bounds, unless they are given; srun by name."""
+    assert LaunchLine.of(line.split()).for_attempt(None, ("n1", "n2"), (2, 4)) == changed.split()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --nnodes 1 --redirects 3 t.py",
+        "torchrun -m --log-dir=/mine pkg.train",
+        "accelerate launch train.py",
+        "deepspeed --num_gpus 8 train.py",
+        "python train.py -m torch.distributed.run",
+        "srun python -m torch.distributed.run t.py",
+    ],
+)
+def test_other_commands_are_left_as_they_are(line: str) -> None:
+    """And a torchrun of which somebody keeps the output already."""
+    assert LaunchLine.of(line.split()).for_attempt(LOGS) == line.split()

@@ -1,0 +1,73 @@
+"""Which nodes a launcher leaves out, by whose command, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from trainmedic.errors import Rejected
+from trainmedic.job.command import JobCommand
+from trainmedic.launch.membership import EXCLUDE, INCLUDE, NodeExclusions
+from trainmedic.wire import envelope
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+class Orders:
+    """Commands, and what is answered to them."""
+
+    def __init__(self) -> None:
+        self.answers: list[Mapping[str, Any]] = []
+
+    def command(self, action: str, node: Any, undo_of: str | None = None) -> JobCommand:
+        sent = envelope.Command(
+            envelope.new_id(), action, {}, {"node": node}, "run", "book", "why", NOW, NOW + timedelta(1), undo_of
+        )
+        return JobCommand(sent, None, b"1-1", lambda command, status, output: self.answers.append(output))
+
+
+@pytest.fixture
+def orders() -> Orders:
+    return Orders()
+
+
+def test_a_node_that_is_left_out_is_answered_when_its_processes_have_ended(orders: Orders) -> None:
+    """And taken back in the same way."""
+    nodes = NodeExclusions("n1", starts_all_nodes=False)
+    nodes.exclude(orders.command(EXCLUDE, "n1"))
+    assert (nodes.is_left_out, nodes.has_changed, orders.answers) == (True, True, [])
+    nodes.answer()
+    assert orders.answers == [{"node": "n1", "left_out": ["n1"]}]
+    nodes.include(orders.command(INCLUDE, "n1"))
+    nodes.answer()
+    assert (nodes.is_left_out, orders.answers[1]) == (False, {"node": "n1", "left_out": []})
+
+
+def test_two_playbooks_that_want_a_node_out_both_have_to_take_it_back(orders: Orders) -> None:
+    """By their undo; an order of its own takes it back at once."""
+    nodes = NodeExclusions("n1", starts_all_nodes=False)
+    first, second = orders.command(EXCLUDE, "n1"), orders.command(EXCLUDE, "n1")
+    nodes.exclude(first)
+    assert nodes.exclude(second) == {"node": "n1", "left_out": ["n1"]}
+    assert nodes.include(orders.command(INCLUDE, "n1", first.id)) == {"node": "n1", "left_out": ["n1"]}
+    assert (nodes.is_in_force(first.id), nodes.is_in_force(second.id), nodes.is_left_out) == (False, True, True)
+    nodes.include(orders.command(INCLUDE, "n1", second.id))
+    assert not nodes.is_left_out
+
+
+def test_above_several_nodes_the_others_go_on(orders: Orders) -> None:
+    """The launcher itself has something to start all the time."""
+    nodes = NodeExclusions("head", starts_all_nodes=True)
+    nodes.exclude(orders.command(EXCLUDE, "n2"))
+    nodes.exclude(orders.command(EXCLUDE, "n1"))
+    assert (nodes.without, nodes.is_left_out) == (("n1", "n2"), False)
+
+
+@pytest.mark.parametrize("node", ["n2", "", None, 7, "n1,n2", "--nodes=1", "a b"])
+def test_what_is_no_node_of_this_launcher_is_rejected(orders: Orders, node: Any) -> None:
+    """It goes into a command line."""
+    with pytest.raises(Rejected):
+        NodeExclusions("n1", starts_all_nodes=False).exclude(orders.command(EXCLUDE, node))
