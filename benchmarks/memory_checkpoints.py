@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import trainmedic
 import trainmedic.torch
 from tests.conftest import RedisServer
-from trainmedic.torch.checkpoint_writer import CheckpointWriter
+from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.run import Run
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainmedic.torch.step_meter import StepMeter
+from trainmedic.torch.meters.step_meter import StepMeter
 
 RANKS = 2  # as the meter is told: alone it measures nothing
 BLOCK = 50

@@ -22,7 +22,7 @@ if not torch.cuda.is_available():
 import trainmedic  # noqa: E402
 import trainmedic.torch  # noqa: E402
 from trainmedic.job import parameters  # noqa: E402
-from trainmedic.torch.stopwatches import CudaStopwatch  # noqa: E402
+from trainmedic.torch.meters.stopwatches import CudaStopwatch  # noqa: E402
 from trainmedic.wire import envelope  # noqa: E402
 
 STEPS = 40

@@ -17,6 +17,6 @@ and an engine: DeepSpeed itself is never imported.
 from trainmedic.deepspeed.attaching import attach
 from trainmedic.deepspeed.run import EngineRun, EngineStep
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch.checkpoint_storage import HalfLoaded
+from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded
 
 __all__ = ["EngineRun", "EngineStep", "HalfLoaded", "SavedCheckpoint", "attach"]

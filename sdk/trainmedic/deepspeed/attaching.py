@@ -17,9 +17,9 @@ from trainmedic.deepspeed.run import EngineRun
 from trainmedic.errors import ConfigurationError
 from trainmedic.recovery.rollback_budget import LIMIT
 from trainmedic.torch.attaching import check_positive, join_ranks, make_records
-from trainmedic.torch.batch_sources import REREAD
 from trainmedic.torch.learning_rate import LearningRate
-from trainmedic.torch.source_choice import batch_source_for
+from trainmedic.torch.sources.batch_sources import REREAD
+from trainmedic.torch.sources.source_choice import batch_source_for
 from trainmedic.torch.training_state import TrainingState
 
 _CALLED = (

@@ -23,8 +23,8 @@ import torch
 from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch.checkpoint_storage import UnusableCheckpoint
-from trainmedic.torch.joint_checkpoints import JointCheckpointDirectory, NewGroup
+from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, NewGroup
 from trainmedic.torch.state_parts import StateParts
 
 LATEST = "latest"  # DeepSpeed's own: a file with the tag to load where none is named
@@ -35,7 +35,7 @@ has checksums."""
 
 
 class EngineContents:
-    """`trainmedic.torch.joint_checkpoints.JointContents` of a training that an engine owns."""
+    """`trainmedic.torch.checkpoints.joint_checkpoints.JointContents` of a training that an engine owns."""
 
     is_replicated = False
 

@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Any, Callable
 
-from trainmedic.torch.step_meter import StepMeter
+from trainmedic.torch.meters.step_meter import StepMeter
 
 _DRAW = "get_batch_samples"
 _COUNT = "_get_num_items_in_batch"

@@ -22,7 +22,7 @@ from trainmedic.huggingface.loop import HuggingFaceLoop
 from trainmedic.huggingface.step_reports import StepReports
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import as_it_was
-from trainmedic.torch.digests import Modules, Optimizers
+from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
 from trainmedic.trainer.evaluations import loss_and_perplexity
 

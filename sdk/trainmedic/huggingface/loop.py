@@ -22,8 +22,8 @@ from trainmedic.recovery.changes import check_workers
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import problem
 from trainmedic.recovery.restarts import LoopRestart, RestartLimits
-from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED
-from trainmedic.torch.digests import Modules, Optimizers
+from trainmedic.torch.checkpoints.digests import Modules, Optimizers
+from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED
 from trainmedic.trainer.loop import TrainerLoop
 
 _MODEL_ONLY = "the Trainer saves the model alone (save_only_model), and cannot go on from that"

@@ -25,7 +25,7 @@ from trainmedic.lightning import checkpoints
 from trainmedic.lightning.loop import LightningLoop, directory_of
 from trainmedic.recovery.changes import scaled_whole
 from trainmedic.torch import randomness
-from trainmedic.torch.digests import Modules, Optimizers
+from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
 from trainmedic.trainer.evaluations import loss_and_perplexity
 

@@ -14,8 +14,8 @@ from trainmedic.lightning import checkpoints
 from trainmedic.lightning.resumable_data import ResumableData
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.restarts import LoopRestart, RestartLimits
-from trainmedic.torch.batch_sources import REPLAYED
-from trainmedic.torch.digests import Modules, Optimizers
+from trainmedic.torch.checkpoints.digests import Modules, Optimizers
+from trainmedic.torch.sources.batch_sources import REPLAYED
 from trainmedic.trainer.loop import TrainerLoop
 
 _SHARDING = ("DeepSpeed", "FSDP", "ModelParallel", "XLA")

@@ -20,7 +20,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from trainmedic.lightning import loader_facts
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, REREAD
+from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, REREAD
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
 """The length of an epoch by those of the loaders; in the other modes it is the largest."""

@@ -17,11 +17,11 @@ Needs torch, which the package ``trainmedic`` itself does not.
 from trainmedic.job.interrupt import SIGNAL as INTERRUPT_SIGNAL
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.attaching import attach
-from trainmedic.torch.checkpoint_storage import CheckpointDirectory as Directory
-from trainmedic.torch.checkpoint_storage import HalfLoaded
+from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointDirectory as Directory
+from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded
+from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.learning_rate import LearningRate
-from trainmedic.torch.memory_start import Memory
-from trainmedic.torch.own_checkpoints import OwnCheckpoints
+from trainmedic.torch.memory.memory_start import Memory
 from trainmedic.torch.run import Run
 from trainmedic.torch.steps import Step
 

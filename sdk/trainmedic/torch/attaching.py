@@ -18,22 +18,22 @@ from trainmedic.recovery.changes import AppliedChanges
 from trainmedic.recovery.memory_cadence import MemoryCadence
 from trainmedic.recovery.rollback_budget import LIMIT, RollbackBudget
 from trainmedic.torch.accelerated_steps import AcceleratedSteps
-from trainmedic.torch.background_saves import BackgroundSaves
-from trainmedic.torch.batch_sources import REREAD, BatchSource
-from trainmedic.torch.checkpoint_storage import CheckpointDirectory, CheckpointStorage
-from trainmedic.torch.checkpoint_tiers import TieredCheckpoints
-from trainmedic.torch.joint_checkpoints import (
+from trainmedic.torch.checkpoints.background_saves import BackgroundSaves
+from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointDirectory, CheckpointStorage
+from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
+from trainmedic.torch.checkpoints.joint_checkpoints import (
     JointCheckpointDirectory,
     JointContents,
     JointOwnCheckpoints,
     ReplicatedContents,
 )
 from trainmedic.torch.learning_rate import LearningRate
-from trainmedic.torch.memory_checkpoints import MemoryCheckpoints
-from trainmedic.torch.memory_contents import MemoryContents, WholeContents
-from trainmedic.torch.memory_start import Memory, MemoryStart
+from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints
+from trainmedic.torch.memory.memory_contents import MemoryContents, WholeContents
+from trainmedic.torch.memory.memory_start import Memory, MemoryStart
 from trainmedic.torch.run import Run
-from trainmedic.torch.source_choice import batch_source_for, is_prepared_by_accelerate
+from trainmedic.torch.sources.batch_sources import REREAD, BatchSource
+from trainmedic.torch.sources.source_choice import batch_source_for, is_prepared_by_accelerate
 from trainmedic.torch.state_parts import StateParts, is_sharded, is_wrapped_by_fsdp1
 from trainmedic.torch.training_state import TrainingState
 
@@ -133,7 +133,7 @@ def _storage(
     contents: JointContents = ReplicatedContents(medic.rank)
     if is_sharded(parts):
         # PyTorch takes seconds to load what this needs; a job with a sharded model has loaded most of it already.
-        from trainmedic.torch.sharding import ShardedContents
+        from trainmedic.torch.checkpoints.sharding import ShardedContents
 
         contents = ShardedContents(parts)
     return JointCheckpointDirectory(checkpoints, keep, medic.rank, medic.world_size, medic.group, contents)
@@ -167,7 +167,7 @@ def _with_memory(
         )
     contents: MemoryContents = WholeContents()
     if is_sharded(parts):
-        from trainmedic.torch.sharding import ShardedContents  # as above
+        from trainmedic.torch.checkpoints.sharding import ShardedContents  # as above
 
         contents = ShardedContents(parts)
     cadence = MemoryCadence(options.every if options.every != "auto" else None, options.share, options.replica_every)

@@ -15,10 +15,10 @@ from trainmedic.errors import Refusal
 from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
 from trainmedic.recovery.pausing import LoopPause
-from trainmedic.torch.checkpoint_writer import CheckpointWriter
-from trainmedic.torch.layer_norms import LayerNorms
+from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
+from trainmedic.torch.meters.layer_norms import LayerNorms
+from trainmedic.torch.meters.step_meter import StepMeter
 from trainmedic.torch.restore import CheckpointRestore
-from trainmedic.torch.step_meter import StepMeter
 from trainmedic.torch.training_state import TrainingState
 from trainmedic.torch.verification import RollbackVerification
 

@@ -22,7 +22,7 @@ from trainmedic.job.handlers import InForce, as_it_was
 from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, ScaleLr, Stop
 from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, check_workers, scaled_whole
 from trainmedic.recovery.pausing import LoopPause
-from trainmedic.torch.checkpoint_writer import CheckpointWriter
+from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.learning_rate import rate_change
 from trainmedic.torch.rank_agreement import on_all_ranks
 from trainmedic.torch.restore import OTHER_BATCHES, CheckpointRestore

@@ -23,15 +23,15 @@ from trainmedic.recovery.choice import Choice, agree, choose
 from trainmedic.recovery.health import Onset, onset_of
 from trainmedic.recovery.rollback_budget import RollbackCount
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
-from trainmedic.torch.checkpoint_storage import (
+from trainmedic.torch.checkpoints.checkpoint_storage import (
     CheckpointDirectory,
     CheckpointStorage,
     UnusableCheckpoint,
 )
-from trainmedic.torch.checkpoint_tiers import on_disk
-from trainmedic.torch.joint_checkpoints import JointCheckpointDirectory
-from trainmedic.torch.loading import CheckpointLoading, KeptState, LoadedCheckpoint
+from trainmedic.torch.checkpoints.checkpoint_tiers import on_disk
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
+from trainmedic.torch.checkpoints.loading import CheckpointLoading, KeptState, LoadedCheckpoint
+from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
 from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")

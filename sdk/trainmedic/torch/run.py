@@ -27,13 +27,13 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import problem
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import BatchSource
 from trainmedic.torch.boundary import StepBoundary
-from trainmedic.torch.checkpoint_tiers import TieredCheckpoints, on_disk
-from trainmedic.torch.checkpoint_writer import CheckpointWriter
+from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, on_disk
+from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.handlers import CommandHandlers
-from trainmedic.torch.memory_start import MemoryStart
+from trainmedic.torch.memory.memory_start import MemoryStart
 from trainmedic.torch.restore import CheckpointRestore
+from trainmedic.torch.sources.batch_sources import BatchSource
 from trainmedic.torch.steps import Step
 from trainmedic.torch.training_state import TrainingState
 from trainmedic.torch.verification import RollbackVerification

@@ -19,12 +19,12 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.rollback_budget import RollbackBudget
 from trainmedic.torch import randomness
 from trainmedic.torch.accelerated_steps import AcceleratedSteps
-from trainmedic.torch.batch_sources import BatchSource
-from trainmedic.torch.checkpoint_storage import CheckpointStorage, HalfLoaded, UnusableCheckpoint
-from trainmedic.torch.fetch_order import FetchOrder
+from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointStorage, HalfLoaded, UnusableCheckpoint
 from trainmedic.torch.global_batch import GlobalBatch, GlobalBatchLost, accumulation_to_go_on_with
 from trainmedic.torch.learning_rate import LearningRate
-from trainmedic.torch.memory_checkpoints import NEVER, MemoryCheckpoints
+from trainmedic.torch.memory.memory_checkpoints import NEVER, MemoryCheckpoints
+from trainmedic.torch.sources.batch_sources import BatchSource
+from trainmedic.torch.sources.fetch_order import FetchOrder
 from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")

@@ -17,8 +17,8 @@ from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import InForce
 from trainmedic.job.parameters import ACTIONS
-from trainmedic.torch.layer_norms import LayerNorms
-from trainmedic.torch.step_meter import StepMeter
+from trainmedic.torch.meters.layer_norms import LayerNorms
+from trainmedic.torch.meters.step_meter import StepMeter
 from trainmedic.torch.verification import PAUSED
 from trainmedic.trainer.live_commands import LiveCommands
 from trainmedic.trainer.loop import TrainerLoop

@@ -24,8 +24,8 @@ from trainmedic.recovery.choice import Choice, agree, choose
 from trainmedic.recovery.health import Onset, onset_of
 from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, require_on_all_ranks
 from trainmedic.recovery.rollback_budget import RollbackBudget
-from trainmedic.torch.digests import Modules, Optimizers
-from trainmedic.torch.step_meter import StepMeter
+from trainmedic.torch.checkpoints.digests import Modules, Optimizers
+from trainmedic.torch.meters.step_meter import StepMeter
 from trainmedic.trainer.rollback_proof import RollbackProof
 
 log = logging.getLogger("trainmedic")

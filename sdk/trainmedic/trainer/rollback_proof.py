@@ -19,7 +19,7 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.group import ranks_named
 from trainmedic.recovery.batch_log import BatchLog
 from trainmedic.recovery.health import CheckpointHealth, health_now
-from trainmedic.torch.digests import DigestComparison, Modules, Optimizers, are_finite, compare, digests
+from trainmedic.torch.checkpoints.digests import DigestComparison, Modules, Optimizers, are_finite, compare, digests
 from trainmedic.torch.verification import RollbackVerification
 from trainmedic.wire import envelope
 

@@ -28,7 +28,7 @@ from tests.integration.plain_torch.training import same
 from tests.support.command_sender import Commander
 from trainmedic.errors import ConfigurationError
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch.batch_sources import REPLAYED
+from trainmedic.torch.sources.batch_sources import REPLAYED
 from trainmedic.wire.envelope import Reply
 
 # Of torchdata's loader, which Accelerate's stateful one is made of.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.plain_torch import accelerate_ranks as program
 from tests.support.rank_processes import RankProcesses
-from trainmedic.torch.batch_sources import REPLAYED
+from trainmedic.torch.sources.batch_sources import REPLAYED
 
 RANKS = 2
 CHOSEN = ("dealt", "split", "streamed")

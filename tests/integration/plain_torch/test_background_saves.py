@@ -13,7 +13,7 @@ import torch
 from tests.integration.plain_torch.training import Training
 from trainmedic.recovery import checkpoints, memory_slots
 from trainmedic.torch import Memory, checkpoint_storage
-from trainmedic.torch.checkpoint_tiers import TieredCheckpoints
+from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
 
 Begin = Callable[..., Training]
 

@@ -14,9 +14,13 @@ from torch import nn
 from tests.support.rank_threads import RankThread, RankThreads
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch.checkpoint_storage import HalfLoaded, UnusableCheckpoint
-from trainmedic.torch.joint_checkpoints import JointCheckpointDirectory, JointOwnCheckpoints, ReplicatedContents
-from trainmedic.torch.own_checkpoints import OwnCheckpoints
+from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
+from trainmedic.torch.checkpoints.joint_checkpoints import (
+    JointCheckpointDirectory,
+    JointOwnCheckpoints,
+    ReplicatedContents,
+)
+from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks
 from trainmedic.torch.state_parts import StateParts
 

@@ -15,10 +15,10 @@ from torch import nn
 from tests.support.rank_threads import RankThread, RankThreads
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, problem
-from trainmedic.torch.checkpoint_storage import HalfLoaded, UnusableCheckpoint
-from trainmedic.torch.digests import are_finite, compare, digests
-from trainmedic.torch.joint_checkpoints import JointCheckpointDirectory, ReplicatedContents
-from trainmedic.torch.loading import CheckpointLoading, LoadedCheckpoint
+from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
+from trainmedic.torch.checkpoints.digests import are_finite, compare, digests
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, ReplicatedContents
+from trainmedic.torch.checkpoints.loading import CheckpointLoading, LoadedCheckpoint
 from trainmedic.torch.state_parts import StateParts
 
 SIZE = 2

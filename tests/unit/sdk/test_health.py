@@ -21,8 +21,11 @@ from trainmedic.wire import envelope
 
 Course = Callable[[int], float]
 
+APART = 1 / 16
+"""Seconds between two reports; exact in any sum, as a rounded one may fall below `TENSOR_INTERVAL`."""
 
-def reports(losses: list[float], seconds: float = 0.05) -> list[ReportedValues]:
+
+def reports(losses: list[float], seconds: float = APART) -> list[ReportedValues]:
     return [ReportedValues(step, step * seconds, loss, None) for step, loss in enumerate(losses, 1)]
 
 
@@ -31,7 +34,7 @@ def reported(losses: list[float], norm: float | None = 1.0) -> Progress:
     progress = Progress()
     now = time.perf_counter()
     for step, loss in enumerate(losses, 1):
-        progress.add_report(step, loss, norm, None, None, now + (step - len(losses)) * 0.05)
+        progress.add_report(step, loss, norm, None, None, now + (step - len(losses)) * APART)
     return progress
 
 
@@ -182,7 +185,7 @@ def test_the_onset_is_the_rise_that_lasted_when_the_alert_began() -> None:
     """Not the time at which the alert began, which was 6.9 s later; nor what has happened since then."""
     losses = noisy(400, lambda step: 1.9, 0.02, 5) + [4.13] * 200
     progress = reported(losses)
-    alert = envelope.utc_now() - timedelta(seconds=0.05 * (200 - 138))
+    alert = envelope.utc_now() - timedelta(seconds=APART * (200 - 138))
     assert onset_of(Rollback(before=alert), progress) == Onset(401, True, 401)
     assert onset_of(Rollback(), progress) == Onset(401, True, 401)
 
@@ -190,7 +193,7 @@ def test_the_onset_is_the_rise_that_lasted_when_the_alert_began() -> None:
 def test_without_a_rise_the_onset_is_the_step_at_the_alerts_beginning() -> None:
     """None where the record does not go back that far, or no time was given."""
     progress = reported(noisy(400, lambda step: 1.9, 0.02, 5))
-    found = onset_of(Rollback(before=envelope.utc_now() - timedelta(seconds=5)), progress)
+    found = onset_of(Rollback(before=envelope.utc_now() - timedelta(seconds=APART * 100)), progress)
     assert found is not None
     assert not found.is_rise
     assert 295 <= found.step <= 305

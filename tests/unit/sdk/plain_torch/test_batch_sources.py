@@ -32,7 +32,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from trainmedic.errors import ConfigurationError, Rejected, Unsupported
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import (
+from trainmedic.torch.sources.batch_sources import (
     NOT_REPLAYED,
     REPLAYED,
     BatchSource,
@@ -40,10 +40,10 @@ from trainmedic.torch.batch_sources import (
     RereadSource,
     SequenceSource,
 )
-from trainmedic.torch.drawn_source import DrawnSource
-from trainmedic.torch.indexed_source import IndexedSource
-from trainmedic.torch.source_choice import batch_source_for
-from trainmedic.torch.stateful_source import StatefulSource
+from trainmedic.torch.sources.drawn_source import DrawnSource
+from trainmedic.torch.sources.indexed_source import IndexedSource
+from trainmedic.torch.sources.source_choice import batch_source_for
+from trainmedic.torch.sources.stateful_source import StatefulSource
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # of torchdata's loader

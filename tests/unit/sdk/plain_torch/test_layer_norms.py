@@ -14,8 +14,8 @@ import trainmedic
 from trainmedic.errors import ConfigurationError
 from trainmedic.job.layer_samples import largest
 from trainmedic.job.metrics import JobCollector
-from trainmedic.torch import layer_norms
-from trainmedic.torch.layer_norms import LayerNorms, layer_of
+from trainmedic.torch.meters import layer_norms
+from trainmedic.torch.meters.layer_norms import LayerNorms, layer_of
 
 
 class Breaking(torch.autograd.Function):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainmedic.torch import snapshots
-from trainmedic.torch.snapshots import SnapshotTaker
+from trainmedic.torch.memory import snapshots
+from trainmedic.torch.memory.snapshots import SnapshotTaker
 
 
 def copied(state: Any, taker: SnapshotTaker | None = None) -> tuple[bytearray, snapshots.Snapshot]:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainmedic.torch.step_meter import StepMeter, tokens_in
-from trainmedic.torch.wait_meter import WaitMeter
+from trainmedic.torch.meters.step_meter import StepMeter, tokens_in
+from trainmedic.torch.meters.wait_meter import WaitMeter
 
 RANKS = 2  # as the meter is told
 

@@ -206,7 +206,7 @@ class CheckpointDirectory:
         return unfinished
 
     def begin_parts(self, step: int) -> str:
-        """As `trainmedic.torch.background_saves.PartWriter`, with `write_part` and `finish_parts`."""
+        """As `trainmedic.torch.checkpoints.background_saves.PartWriter`, with `write_part` and `finish_parts`."""
         unfinished = self._unfinished(self._path_of(step))
         unfinished.mkdir(parents=True)
         return unfinished.name

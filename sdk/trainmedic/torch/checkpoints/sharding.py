@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from trainmedic.errors import ConfigurationError, TrainmedicError
-from trainmedic.torch.checkpoint_storage import UnusableCheckpoint
-from trainmedic.torch.digests import local_part, state_tensors
+from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
+from trainmedic.torch.checkpoints.digests import local_part, state_tensors
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.tensor_names import plain_name
@@ -39,7 +39,7 @@ Tensors = dict[str, Any]
 
 
 class ShardedContents:
-    """`trainmedic.torch.joint_checkpoints.JointContents` of a sharded training. Raises ConfigurationError."""
+    """`JointContents` of a sharded training. Raises ConfigurationError."""
 
     is_replicated = False
 
@@ -108,7 +108,7 @@ class ShardedContents:
         for name, part in self._others(parts).items():
             part.load_state_dict(own["others"][name])
 
-    # --- in memory (`trainmedic.torch.memory_contents.MemoryContents`) -----------------------------------
+    # --- in memory (`trainmedic.torch.memory.memory_contents.MemoryContents`) -----------------------------------
 
     def meshes(self, parts: StateParts) -> Sequence[Any]:
         meshes: list[Any] = []

@@ -1,6 +1,6 @@
 """Which batch source serves a user's loader; the best one that it allows, in this order:
 
-- a loader that Hugging Face Accelerate has prepared: `trainmedic.torch.accelerated_source`;
+- a loader that Hugging Face Accelerate has prepared: `trainmedic.torch.sources.accelerated_source`;
 - a loader that keeps its own position (``state_dict`` and ``load_state_dict``, such as torchdata's
   ``StatefulDataLoader``): `StatefulSource`, exact;
 - a `DataLoader` over an indexed data set: `IndexedSource`, exact;
@@ -20,17 +20,17 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainmedic.errors import ConfigurationError
-from trainmedic.torch.batch_sources import (
+from trainmedic.torch.sources.batch_sources import (
     REREAD,
     BatchSource,
     IteratorSource,
     RereadSource,
     SequenceSource,
 )
-from trainmedic.torch.drawn_source import DrawnSource
-from trainmedic.torch.indexed_source import IndexedSource
-from trainmedic.torch.sample_order import SampleOrder
-from trainmedic.torch.stateful_source import BufferedSource, StatefulSource
+from trainmedic.torch.sources.drawn_source import DrawnSource
+from trainmedic.torch.sources.indexed_source import IndexedSource
+from trainmedic.torch.sources.sample_order import SampleOrder
+from trainmedic.torch.sources.stateful_source import BufferedSource, StatefulSource
 
 
 def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = REREAD) -> BatchSource:
@@ -40,7 +40,7 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
     """
     order_seed = torch.initial_seed() if seed is None else seed
     if is_prepared_by_accelerate(loader):
-        from trainmedic.torch.accelerated_source import source_of_prepared
+        from trainmedic.torch.sources.accelerated_source import source_of_prepared
 
         return source_of_prepared(loader, order_seed, rank, reread)
     if _keeps_its_position(loader):

@@ -10,7 +10,7 @@ from typing import Any, Iterable, Mapping
 
 import torch
 
-from trainmedic.torch.wait_meter import WaitMeter
+from trainmedic.torch.meters.wait_meter import WaitMeter
 
 
 class StepMeter:

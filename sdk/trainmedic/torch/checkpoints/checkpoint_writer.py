@@ -14,9 +14,9 @@ from trainmedic.job.progress import CHECKPOINT
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, health_now
 from trainmedic.recovery.memory_slots import Slot
-from trainmedic.torch.checkpoint_tiers import TieredCheckpoints
-from trainmedic.torch.digests import are_finite, digests
-from trainmedic.torch.memory_checkpoints import is_in_memory
+from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
+from trainmedic.torch.checkpoints.digests import are_finite, digests
+from trainmedic.torch.memory.memory_checkpoints import is_in_memory
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.training_state import TrainingState
 

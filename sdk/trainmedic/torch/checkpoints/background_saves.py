@@ -24,7 +24,7 @@ from trainmedic.errors import NotAgreed, TrainmedicError
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.memory_slots import Slot, SlotMark
-from trainmedic.torch.memory_checkpoints import MemoryCheckpoints, NewGroup
+from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints, NewGroup
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from trainmedic.errors import Rejected
 from trainmedic.job.interrupt import fetch
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource, shut_down_workers
-from trainmedic.torch.sample_order import Position, SampleOrder
+from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource, shut_down_workers
+from trainmedic.torch.sources.sample_order import Position, SampleOrder
 
 _MOST_EPOCHS = 10  # that a rollback may leave out: more is a mistake in the playbook
 

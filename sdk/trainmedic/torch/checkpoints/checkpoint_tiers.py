@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch.background_saves import BackgroundSaves
-from trainmedic.torch.checkpoint_storage import CheckpointStorage
-from trainmedic.torch.memory_checkpoints import MemoryCheckpoints, is_in_memory
+from trainmedic.torch.checkpoints.background_saves import BackgroundSaves
+from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointStorage
+from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints, is_in_memory
 from trainmedic.torch.state_parts import StateParts
 
 

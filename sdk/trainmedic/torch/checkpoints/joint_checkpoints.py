@@ -20,7 +20,7 @@ from trainmedic.errors import ConfigurationError, NotAgreed, TrainmedicError
 from trainmedic.job.group import Group
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch.checkpoint_storage import (
+from trainmedic.torch.checkpoints.checkpoint_storage import (
     TRAINING,
     CheckpointDirectory,
     CheckpointStorage,
@@ -31,7 +31,7 @@ from trainmedic.torch.checkpoint_storage import (
     write_file,
 )
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks, on_all_ranks
-from trainmedic.torch.sample_order import for_other_rank_count
+from trainmedic.torch.sources.sample_order import for_other_rank_count
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
@@ -81,7 +81,7 @@ class BackgroundContents(JointContents, Protocol):
         ...
 
     def of_memory(self, parts: StateParts, held: Any) -> tuple[Any, Any]:
-        """As `capture`, out of what `trainmedic.torch.memory_contents.MemoryContents.held` gave."""
+        """As `capture`, out of what `trainmedic.torch.memory.memory_contents.MemoryContents.held` gave."""
         ...
 
 

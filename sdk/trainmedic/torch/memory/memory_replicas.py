@@ -18,7 +18,7 @@ from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import memory_slots, replicas
 from trainmedic.recovery.memory_slots import Slot, SlotMark
 from trainmedic.recovery.replicas import Address, Found, ReplicaServer
-from trainmedic.torch.memory_checkpoints import MemoryCheckpoints
+from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints
 
 log = logging.getLogger("trainmedic")
 

@@ -19,9 +19,9 @@ from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset
 
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import RereadSource
-from trainmedic.torch.indexed_source import IndexedSource
-from trainmedic.torch.sample_order import SampleOrder
+from trainmedic.torch.sources.batch_sources import RereadSource
+from trainmedic.torch.sources.indexed_source import IndexedSource
+from trainmedic.torch.sources.sample_order import SampleOrder
 
 
 class AcceleratedSource(IndexedSource):

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainmedic.torch.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch
+from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch
 
 log = logging.getLogger("trainmedic")
 

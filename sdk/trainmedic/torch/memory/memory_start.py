@@ -27,8 +27,8 @@ from trainmedic.recovery.checkpoints import write_durably
 from trainmedic.recovery.memory_pool import SlotPool
 from trainmedic.recovery.memory_slots import DirectoryLock, Slot, SlotMark
 from trainmedic.recovery.replicas import Address
-from trainmedic.torch.memory_checkpoints import COPIED, Course, MemoryCheckpoints
-from trainmedic.torch.memory_replicas import MemoryReplicas
+from trainmedic.torch.memory.memory_checkpoints import COPIED, Course, MemoryCheckpoints
+from trainmedic.torch.memory.memory_replicas import MemoryReplicas
 
 log = logging.getLogger("trainmedic")
 

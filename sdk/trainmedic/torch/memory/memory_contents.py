@@ -9,7 +9,7 @@ from typing import Any, Mapping, Protocol, Sequence
 
 import torch
 
-from trainmedic.torch.digests import state_tensors
+from trainmedic.torch.checkpoints.digests import state_tensors
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.tensor_names import plain_name
 
@@ -30,7 +30,7 @@ class MemoryContents(Protocol):
         ...
 
     def tensors(self, parts: StateParts, held: Any) -> Mapping[str, torch.Tensor]:
-        """The parameters and the optimizers' states in it, by their names in `trainmedic.torch.digests`.
+        """The parameters and the optimizers' states in it, by their names in `trainmedic.torch.checkpoints.digests`.
 
         Raises LookupError or TypeError where it is of another form than those names.
         """

@@ -10,7 +10,7 @@ from typing import Any, Iterator
 import torch
 
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import NOT_REPLAYED, REPLAYED, IteratedSource, read_again, set_epoch
+from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, IteratedSource, read_again, set_epoch
 
 
 class StatefulSource(IteratedSource):

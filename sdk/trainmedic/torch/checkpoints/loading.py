@@ -15,8 +15,8 @@ from typing import Any, Mapping, Sequence
 from trainmedic.errors import NotAgreed, Refusal
 from trainmedic.job.group import Group
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
-from trainmedic.torch.digests import DigestComparison, compare, digests
+from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
+from trainmedic.torch.checkpoints.digests import DigestComparison, compare, digests
 from trainmedic.torch.rank_agreement import failures, first_line
 from trainmedic.torch.training_state import TrainingState
 

@@ -13,7 +13,7 @@ from trainmedic.errors import Unsupported
 from trainmedic.job.interrupt import fetch
 from trainmedic.recovery.fingerprints import Fingerprint, fingerprint, read
 from trainmedic.torch import randomness
-from trainmedic.torch.sample_order import Position, SkippedRanges
+from trainmedic.torch.sources.sample_order import Position, SkippedRanges
 
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"

@@ -15,7 +15,7 @@ from typing import Any, Callable
 import torch
 
 from trainmedic.torch import randomness
-from trainmedic.torch.batch_sources import NOT_REPLAYED, BatchSource, ForwardSource
+from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, BatchSource, ForwardSource
 
 log = logging.getLogger("trainmedic")
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping, Sequence
 from trainmedic.errors import Rejected
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch.checkpoint_storage import PartlyLoaded, UnusableCheckpoint
+from trainmedic.torch.checkpoints.checkpoint_storage import PartlyLoaded, UnusableCheckpoint
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 

@@ -26,13 +26,13 @@ from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.memory_cadence import MemoryCadence
 from trainmedic.recovery.memory_pool import SlotPool
 from trainmedic.recovery.memory_slots import Slot, SlotMark, UntrustedMemory
-from trainmedic.torch import snapshots
-from trainmedic.torch.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
-from trainmedic.torch.digests import all_finite, digests_of
-from trainmedic.torch.memory_contents import MemoryContents
-from trainmedic.torch.memory_pace import MemoryPace
+from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
+from trainmedic.torch.checkpoints.digests import all_finite, digests_of
+from trainmedic.torch.memory import snapshots
+from trainmedic.torch.memory.memory_contents import MemoryContents
+from trainmedic.torch.memory.memory_pace import MemoryPace
+from trainmedic.torch.memory.snapshots import Place, Snapshot, SnapshotTaker
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks, first_line, on_all_ranks
-from trainmedic.torch.snapshots import Place, Snapshot, SnapshotTaker
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
