@@ -36,6 +36,7 @@ The tree::
         │   ├── ObjectMissing       a Kubernetes object does not exist
         │   ├── ObjectExists        a Kubernetes object of that name exists already
         │   └── ClusterRefused      the Kubernetes API refuses: no permission, or no valid request
+        ├── EffectDisproved         it was carried out, and what came of it is not what was asked for
         └── OutcomeUnknown          the effect may or may not have happened: no reply in time, or a kill in between
 
 The base and `ConfigurationError` are the SDK's own classes, because server and agent load the SDK's wire format and
@@ -197,6 +198,13 @@ class TemporaryFailure(ActionFailure):
 
 class PermanentFailure(ActionFailure):
     """Another attempt would fail alike."""
+
+
+class EffectDisproved(ActionFailure):
+    """It was carried out, and what came of it is not what was asked for. Another attempt would carry it out once more,
+    so there is none."""
+
+    is_begun = True
 
 
 class OutcomeUnknown(ActionFailure):

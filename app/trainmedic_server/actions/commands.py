@@ -16,7 +16,14 @@ from trainmedic.wire import envelope
 from trainmedic_server.actions import undone
 from trainmedic_server.actions.base import ActionParams, BasicAction
 from trainmedic_server.domain.target import Target
-from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import (
+    ActionFailure,
+    BusUnavailable,
+    EffectDisproved,
+    OutcomeUnknown,
+    PermanentFailure,
+    TemporaryFailure,
+)
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
@@ -24,6 +31,9 @@ WAITED_OUT = timedelta(seconds=1)
 """The bus waits this long beyond the deadline for replies; if it returns only then, some are missing."""
 
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
+_COMPARED = "verified"
+"""The member of an output that says what came of a command that was carried out. In an answer ``failed`` it means that
+something else came of it than was asked for."""
 
 
 class NoParams(ActionParams):
@@ -35,7 +45,8 @@ class CommandAction(BasicAction):
 
     It succeeds if all have applied it; the output is that of the first rank, with ``ranks`` (how many) and,
     for more than one, ``by_rank``. If all refuse, it raises `PermanentFailure`; if all fail or it expires,
-    `TemporaryFailure`. If a rank is silent, or only some applied it, the outcome is unknown: its undo stays
+    `TemporaryFailure`, and if one has carried it out and something else came of it, `EffectDisproved`. If a rank is
+    silent, or only some applied it, the outcome is unknown: its undo stays
     owed, and a retry uses the same command id, so that no rank carries it out twice. An undo of which a receiver
     says that there is nothing to take back succeeds only where that is certain (``undone``).
     """
@@ -136,10 +147,12 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
     reason = "; ".join([*(_refusal(receiver, reply) for reply in bad[:4]), *([missing] if missing else [])])
     if len(bad) > 4:
         reason += f"; and {len(bad) - 4} more ranks alike"
+    applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
+    if applied and bad:
+        reason = f"{_numbered(applied)} applied it, but {reason}"
+    if not missing and any(reply.status == envelope.FAILED and _COMPARED in reply.output for reply in bad):
+        raise EffectDisproved(reason, outputs)
     if missing or (bad and len(bad) < len(finals)):
-        applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
-        if applied and bad:
-            reason = f"{_numbered(applied)} applied it, but {reason}"
         raise OutcomeUnknown(reason, outputs)
     if bad:
         kind: type[ActionFailure] = TemporaryFailure

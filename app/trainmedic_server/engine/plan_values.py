@@ -111,6 +111,8 @@ class AttemptOutcome:
     """For a person: why it was not applied."""
     in_part: bool = False
     """Whether a part of it was applied although it did not succeed."""
+    may_be_repeated: bool = True
+    """False for one that was carried out and not as asked: another attempt would carry it out once more."""
     barred_by: Decision | None = None
     """The guard that kept it from being made; None where it was made."""
 

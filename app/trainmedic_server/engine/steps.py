@@ -97,7 +97,8 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
         draft.run = replace(draft.run, acted_at=None)
         draft.refuse(outcome.barred_by, f"before the run could act the breaker opened: {outcome.error}")
-    if outcome.status != "rejected" and outcome.barred_by is None and attempt.number < definition.retry.attempts:
+    may_follow = outcome.status != "rejected" and outcome.may_be_repeated and outcome.barred_by is None
+    if may_follow and attempt.number < definition.retry.attempts:
         delay = min(
             definition.retry.delay * definition.retry.backoff ** (attempt.number - 1), definition.retry.max_delay
         )

@@ -16,7 +16,7 @@ from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.actions import jobs, nodes
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.errors import BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import BusUnavailable, EffectDisproved, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Services
 from trainmedic_server.ports.outside import HttpReply, Presence
 
@@ -163,6 +163,26 @@ async def test_what_only_some_ranks_applied_is_unknown(bus: ScriptedBus) -> None
     bus.answers = replies("applied", "failed", reason="out of memory")
     with pytest.raises(OutcomeUnknown, match=r"rank 0 applied it, but rank 1 of job 'llm-1' failed: out of memory"):
         await perform(bus, jobs.JobScaleLr, {"factor": 0.5})
+
+
+@pytest.mark.parametrize("first", ["applied", "failed"])
+async def test_a_rollback_that_did_happen_is_never_worth_another(bus: ScriptedBus, first: str) -> None:
+    """Its batches were compared and are others: another attempt would go back once more. What every rank has said is
+    certain, also where only some of them saw other batches."""
+    amiss = {"reason": "other batches come", "verified": {"batches": {"compared": 16, "agreed": 0}}}
+    bus.answers = (Reply("c1", "t", first, 0, amiss, NOW), Reply("c1", "t", "failed", 1, amiss, NOW))
+    with pytest.raises(EffectDisproved, match="rank 1 of job 'llm-1' failed: other batches come") as raised:
+        await perform(bus, jobs.JobRollback)
+    assert raised.value.is_begun
+    assert raised.value.output["by_rank"]["1"] == amiss
+
+
+async def test_a_rollback_that_one_rank_has_not_answered_stays_unknown(bus: ScriptedBus) -> None:
+    """The next attempt asks for the missing answer under the same id, and no rank goes back again."""
+    bus.answers, bus.present = replies("failed", verified={}), presence("llm-1", [0, 1])
+    bus.in_time = False
+    with pytest.raises(OutcomeUnknown, match="rank 1 of job 'llm-1' did not answer in time"):
+        await perform(bus, jobs.JobRollback)
 
 
 async def test_silent_ranks_are_named(bus: ScriptedBus) -> None:

@@ -84,6 +84,20 @@ async def test_a_permanent_failure_is_not_tried_again_and_leaves_nothing_to_undo
     assert w.calls() == {"cap": 1}
 
 
+async def test_what_was_carried_out_and_came_out_otherwise_is_not_carried_out_again(world: MakeWorld) -> None:
+    """A rollback after which other batches come did happen: `retry` does not repeat it, and its output tells people."""
+    w = world(RETRYING)
+    w.actions["cap"].outcomes.append(errors.EffectDisproved("other batches come", {"step": 60}))
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(120)
+    (step,) = (run := await w.run()).steps
+    assert (run.status, run.message) == (Status.FAILED, "step act: other batches come")
+    assert (step.output, [attempt.status for attempt in step.attempts]) == ({"step": 60}, ["failed"])
+    await w.resolve(alert)
+    assert w.calls() == {"cap": 1, "uncap": 1}
+
+
 @pytest.mark.parametrize("failure", [errors.TemporaryFailure, errors.PermanentFailure])
 async def test_what_a_failed_action_had_begun_is_taken_back(world: MakeWorld, failure: type[Any]) -> None:
     """A drain that did not end has cordoned the node: also where a later attempt certainly did nothing."""
