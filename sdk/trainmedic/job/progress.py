@@ -35,6 +35,8 @@ WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 TENSOR_INTERVAL = 0.05
 """Seconds between two reports whose tensors are taken: freeing a tensor from its graph takes tens of microseconds where
 a step has emptied the processor's caches."""
+REPORT_INTERVAL = 0.25
+"""Seconds between two reports of which more than loss and gradient norm is taken, where a loop can leave that out."""
 _PACE = 5  # intervals that make a pace
 _NAN = float("nan")
 
@@ -86,6 +88,7 @@ class Progress:
         "most_layers",
         "pace",
         "record",
+        "report_due_at",
         "startup_floor",
         "step",
         "steps",
@@ -117,7 +120,7 @@ class Progress:
         """By layer, as they were measured last, from the output to the input."""
         # Of reports that come faster than `TENSOR_INTERVAL`, only that many.
         self.record = ReportRecord()
-        self.tensors_due_at = now
+        self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
@@ -155,7 +158,8 @@ class Progress:
         if step is not None:
             self.step = self._reported_step = step
         self.steps += done
-        self._take_values(loss, grad_norm, now)
+        self.report_due_at = now + REPORT_INTERVAL
+        self._take_values(self._reported_step, loss, grad_norm, now)
         if learning_rate is not None:
             self.learning_rate = learning_rate
         if expected_learning_rate is not None:
@@ -170,7 +174,12 @@ class Progress:
             seconds = now - mark[0] - (excused - mark[1])
             self.pace.add(Interval(seconds, done, samples, tokens, own_seconds, data_seconds, wait_seconds))
 
-    def _take_values(self, loss: Any, grad_norm: Any, now: float) -> None:
+    def add_values(self, step: int, loss: Any, grad_norm: Any, now: float) -> None:
+        """Take loss and gradient norm of a step that is counted by a later report."""
+        self.step = step
+        self._take_values(step, loss, grad_norm, now)
+
+    def _take_values(self, step: int | None, loss: Any, grad_norm: Any, now: float) -> None:
         takes_tensors = now >= self.tensors_due_at
         if takes_tensors:
             self.tensors_due_at = now + TENSOR_INTERVAL
@@ -185,7 +194,7 @@ class Progress:
             elif takes_tensors or not hasattr(grad_norm, "detach"):
                 self.grad_norm = detached(grad_norm)
         if takes_tensors:
-            self._record(loss, grad_norm, now)
+            self._record(step, loss, grad_norm, now)
 
     def add_late_values(self, loss: Any, grad_norm: Any) -> None:
         """Add values of the last reported step that were not known yet when it was reported."""
@@ -193,14 +202,14 @@ class Progress:
             self.loss = detached(loss)
         if grad_norm is not None:
             self.grad_norm = detached(grad_norm)
-        self._record(loss, grad_norm, time.perf_counter())
+        self._record(self._reported_step, loss, grad_norm, time.perf_counter())
 
-    def _record(self, loss: Any, grad_norm: Any, now: float) -> None:
+    def _record(self, step: int | None, loss: Any, grad_norm: Any, now: float) -> None:
         """Record the last values, those of them that were reported now."""
-        if self._reported_step is not None and (loss is not None or grad_norm is not None):
+        if step is not None and (loss is not None or grad_norm is not None):
             kept_loss = self.loss if loss is not None else None
             kept_norm = self.grad_norm if grad_norm is not None else None
-            self.record.add(self._reported_step, now, kept_loss, kept_norm)
+            self.record.add(step, now, kept_loss, kept_norm)
 
     def steps_to(self, step: int | None) -> int:
         """How many steps a report of `step` covers: those since the last reported one."""

@@ -11,6 +11,7 @@ and `read` when it compares. Not here: keeping and comparing them (``batch_log``
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Iterable, List, Mapping, Optional, Union
 
@@ -83,13 +84,13 @@ def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
         leaves.append(repr(value).encode())
         return _PLAIN if value is not None else _NOTHING
     leaves.append(type(value).__name__.encode())
-    if isinstance(value, Mapping):
-        return _walk_members(value, leaves, depth)
     if isinstance(value, (list, tuple)):
         leaves.append(b"%d" % len(value))
         # Of a long list, such as one of tokens, a sample as of a tensor.
         sample_of = value if len(value) <= _WHOLE else value[:: len(value) // _SAMPLED | 1]
         return max([_walk(member, leaves, depth + 1) for member in sample_of], default=_NOTHING)
+    if isinstance(value, Mapping):
+        return _walk_members(value, leaves, depth)
     # Of an object of another kind, such as an image, numbers are perhaps its size, and only arrays its content.
     has_content = _walk_members(getattr(value, "__dict__", None) or _slots(value), leaves, depth)
     return _ARRAY if has_content == _ARRAY else _NOTHING
@@ -127,9 +128,14 @@ def _add_sample(values: Any, leaves: _Leaves) -> int:
     flat = values.ravel("K") if values.flags.forc else _thinned(values).ravel()
     # An odd stride meets all columns of a table whose rows are a power of two long.
     sample = flat if flat.size <= _WHOLE else flat[:: flat.size // _SAMPLED | 1]
-    leaves.append(f"{values.dtype.str}{values.shape}{values.strides if flat.size > 1 else ()}".encode())
+    leaves.append(_layout(values.dtype, values.shape, values.strides if flat.size > 1 else ()))
     leaves.append(sample.tobytes())
     return _ARRAY
+
+
+@lru_cache(maxsize=256)
+def _layout(kind: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+    return f"{kind.str}{shape}{strides}".encode()
 
 
 def _add_other_tensor(value: Any, leaves: _Leaves) -> int:

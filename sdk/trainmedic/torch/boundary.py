@@ -85,15 +85,17 @@ class StepBoundary:
             if training.losses:
                 loss, training.losses = sum(training.losses) / len(training.losses), []
         progress = self._progress
-        progress.step = number
+        now = time.perf_counter()
         if (
-            time.perf_counter() < progress.tensors_due_at
+            now < progress.report_due_at
             and samples is None
             and type(loss) is not float
             and type(grad_norm) is not float
             and not more
         ):
-            return  # the next report counts this step as well
+            # The next report counts this step as well.
+            progress.add_values(number, loss, grad_norm, now)
+            return
         source = training.batch_source
         if samples is None and source is not None and source.samples_per_batch is not None:
             step_samples = source.samples_per_batch * training.accumulation * self._medic.world_size

@@ -12,7 +12,8 @@ import torch
 
 from tests.integration.plain_torch.training import Training
 from trainmedic.recovery import checkpoints, memory_slots
-from trainmedic.torch import Memory, checkpoint_storage
+from trainmedic.torch import Memory
+from trainmedic.torch.checkpoints import checkpoint_storage
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
 
 Begin = Callable[..., Training]

@@ -21,7 +21,7 @@ from tests.integration.plain_torch.training import SAMPLES, Augmented, Training
 from tests.support.command_sender import Commander
 from tests.support.programs import eventually
 from trainmedic.errors import ConfigurationError
-from trainmedic.job.progress import TENSOR_INTERVAL
+from trainmedic.job.progress import REPORT_INTERVAL
 from trainmedic.recovery.changes import LEARNING_RATE
 from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.wire import envelope
@@ -99,13 +99,13 @@ def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begi
     """So that a jump that nobody ordered is seen, and one that was ordered is none."""
     training = begin(scheduler=constant)
     looked_at: dict[int, Any] = dict.fromkeys(
-        range(1, 8), lambda: time.sleep(TENSOR_INTERVAL)
+        range(1, 8), lambda: time.sleep(REPORT_INTERVAL)
     )  # else it is not at each step
     training.train(8, {**looked_at, 6: [training.order("job.scale_lr", factor=0.5), looked_at[6]]})
     values = medic.progress.values(time.perf_counter())
     assert values["training_learning_rate"] == values["training_learning_rate_expected"] == 0.005
     training.optimizer.param_groups[0]["lr"] = 1.0
-    time.sleep(TENSOR_INTERVAL)
+    time.sleep(REPORT_INTERVAL)
     training.run.step().report()
     assert medic.progress.values(time.perf_counter())["training_learning_rate_deviation"] > 0.9
 

@@ -88,7 +88,7 @@ async def test_a_rank_whose_data_are_slow_is_named_where_waiting_cannot_be_measu
 
 def test_the_parts_of_a_step_make_up_the_whole(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a job of one rank nothing is waited for; what is not data is computed."""
-    monkeypatch.setattr(progress, "TENSOR_INTERVAL", 0.0)  # these steps are quicker than any
+    monkeypatch.setattr(progress, "REPORT_INTERVAL", 0.0)  # these steps are quicker than any
     training = begin()
     training.train(12)
     parts = training.run.training.medic.progress.pace.parts()

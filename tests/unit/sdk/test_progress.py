@@ -323,8 +323,39 @@ def test_a_kept_loss_holds_no_graph_and_no_more_memory_than_its_number() -> None
     weights = torch.ones(1000, requires_grad=True)
     progress.add_report(1, (weights * 2)[0], None, None, None, now=1.0)
     (kept,) = progress.record._reports
+    assert (kept.loss, progress.loss) == (2.0, 2.0)
+
+
+def test_a_loss_on_a_device_is_kept_there_without_its_graph() -> None:
+    """To read it would wait for the device."""
+    progress = Progress()
+    weights = torch.ones(1000, requires_grad=True, device="meta")
+    progress.add_report(1, (weights * 2)[0], None, None, None, now=1.0)
+    (kept,) = progress.record._reports
     assert kept.loss.grad_fn is None
     assert kept.loss.untyped_storage().nbytes() == 4
+
+
+@pytest.mark.parametrize("loss", [torch.ones(2), torch.ones(0), torch.tensor(math.inf), torch.tensor(math.nan)])
+def test_a_tensor_that_is_no_finite_number_is_nan(loss: torch.Tensor) -> None:
+    """Several numbers, or none, are no loss."""
+    progress = Progress()
+    progress.add_report(1, loss, None, None, None, now=1.0)
+    assert math.isnan(progress.values(1.0)["training_loss"])
+
+
+def test_values_of_a_step_that_is_counted_later_are_recorded() -> None:
+    """They are of their own step; the next report counts it."""
+    progress = Progress()
+    progress.add_report(1, 1.0, None, None, None, now=1.0)
+    progress.add_values(2, torch.tensor(2.0), torch.tensor(3.0), now=1.1)
+    assert (progress.step, progress.steps, progress.loss) == (2, 1, 2.0)
+    assert [(values.step, values.loss, values.grad_norm) for values in progress.record.read()] == [
+        (1, 1.0, None),
+        (2, 2.0, 3.0),
+    ]
+    progress.add_report(3, None, None, None, None, now=1.3)
+    assert progress.steps == 3
 
 
 # --- what a step's time goes into -------------------------------------------------------------------------
