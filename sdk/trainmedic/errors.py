@@ -14,8 +14,8 @@ The tree::
 `ConfigurationError` is raised while a job is set up, `NotAgreed` to handlers in jobs of several ranks.
 Once a job is connected this package raises nothing into the training loop: when Redis is unreachable, it logs
 a line and keeps trying in the background. There is one exception: where a checkpoint was loaded only in
-part, and there is none to go back to in its place, ``trainmedic.torch`` raises a `TrainmedicError`, which
-ends the training. (`trainmedic.wire.envelope.EnvelopeError`, a ValueError, is for programs that read or
+part, or is damaged, and there is none to go back to in its place, a `TrainmedicError` is raised, which ends the
+training. (`trainmedic.wire.envelope.EnvelopeError`, a ValueError, is for programs that read or
 write the wire format themselves.)
 """
 

@@ -21,7 +21,8 @@ from trainmedic.job.parameters import DataloaderWorkers, ScaleBatch
 from trainmedic.recovery.changes import check_workers
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import problem
-from trainmedic.recovery.restarts import LoopRestart, RestartLimits
+from trainmedic.recovery.loop_restart import LoopRestart
+from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED
 from trainmedic.trainer.loop import TrainerLoop

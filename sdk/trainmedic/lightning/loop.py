@@ -13,7 +13,8 @@ from trainmedic.client import Medic
 from trainmedic.lightning import checkpoints
 from trainmedic.lightning.resumable_data import ResumableData
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.recovery.restarts import LoopRestart, RestartLimits
+from trainmedic.recovery.loop_restart import LoopRestart
+from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torch.sources.batch_sources import REPLAYED
 from trainmedic.trainer.loop import TrainerLoop

@@ -18,7 +18,8 @@ from trainmedic.errors import TrainmedicError
 from trainmedic.megatron import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
-from trainmedic.recovery.restarts import LoopRestart, RestartLimits
+from trainmedic.recovery.loop_restart import LoopRestart
+from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch import randomness
 from trainmedic.trainer.loop import TrainerLoop
 

@@ -5,12 +5,16 @@ and start again from a checkpoint. Its handler hands a `LoopRestart` to `LoopRes
 starts it again, and the command is answered ``applied`` when the new loop has done its first step, or
 ``failed`` when it does not come up.
 
+A checkpoint that turns out damaged when the loop has loaded it (`DamagedCheckpoint`), or that cannot be loaded, is
+replaced by the next older one that the rollback may go to. Where there is none the error is the caller's.
+
 A loop that ends by an exception is started again from the newest checkpoint, a limited number of times
 without progress. One that hangs is interrupted when a rollback waits that can help it. Jobs of several ranks
 restart on all of them together, from the same checkpoint (`require_on_all_ranks`); there a crash or a hang is left
 to the launcher, for the other ranks wait in a collective that only the launcher can end.
 
-Not here: how a framework's loop is started (``huggingface``, ``lightning``), and processes that die.
+Not here: what one restart is (``loop_restart``), how a framework's loop is started (``huggingface``, ``lightning``),
+and processes that die.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, TypeVar
@@ -31,30 +35,13 @@ from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.progress import REPAIR, Window
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.loop_restart import DamagedCheckpoint, LoopRestart
 from trainmedic.recovery.rollback_budget import LIMIT
 from trainmedic.wire.envelope import utc_now
 
 log = logging.getLogger("trainmedic")
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class LoopRestart:
-    """The checkpoint and settings of one restart, and the command that asked for it."""
-
-    checkpoint: Path
-    """The checkpoint that it goes on from."""
-    command: JobCommand | None = None
-    """The command that is carried out by this; None after a crash."""
-    skip_batches: int = 0
-    """Batches that are left out after the checkpoint."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that are changed before the start, by name."""
-    previous: Mapping[str, Any] = field(default_factory=dict)
-    """The values of ``settings`` until now, with which the loop is known to run."""
-    output: Mapping[str, Any] = field(default_factory=dict)
-    """The part of the command's answer that is known before the loop runs."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +94,7 @@ class LoopRestarter:
         self._interrupter: Interrupter | None = None
         self._asked: LoopRestart | None = None
         self._starting: LoopRestart | None = None
+        self._has_loaded = False  # the loop that runs now
         self._has_come_up = False
         self._may_start_again = True
         self._failures = 0
@@ -137,6 +125,10 @@ class LoopRestarter:
     def starting(self) -> LoopRestart | None:
         """The restart by which the present loop has begun, or is about to; None for the first loop."""
         return self._starting
+
+    def has_loaded(self) -> None:
+        """The loop has loaded its checkpoint, and is about to do its first step."""
+        self._has_loaded = True
 
     def stepped(
         self,
@@ -191,11 +183,14 @@ class LoopRestarter:
                 self._medic.on_arrival = self._interrupter.check_for_hang
         try:
             while True:
-                self._has_come_up = False
+                self._has_loaded = self._has_come_up = False
                 try:
                     result = attempt(self._starting)
                 except Interrupted as interruption:
                     self._starting = self._after_interruption(interruption)
+                except DamagedCheckpoint as damage:
+                    self.disarm()
+                    self._starting = self._after_damage(damage)
                 except Exception as error:  # whatever the user's loop raises; raised again where it is not restarted
                     self.disarm()
                     self._starting = self._after_failure(error)
@@ -237,6 +232,23 @@ class LoopRestarter:
             self._fail(self._starting, "the restarted loop hung before it completed a step")
         return asked
 
+    def _after_damage(self, damage: DamagedCheckpoint) -> LoopRestart:
+        """The restart from another checkpoint than the one that was loaded. Raises `damage` where there is none."""
+        damaged, newest = self._starting, self._newest()
+        assert damaged is not None
+        log.error("%s: %s", self._medic.job, damage)
+        self._enter_window()
+        if damaged.others:
+            instead = damaged.to_next_best(str(damage))
+        elif newest is None or damaged.is_rollback:
+            self._fail(damaged, f"{damage}; there is no older one to go back to in its place, and the training ends")
+            raise damage
+        else:
+            self._fail(damaged, str(damage))
+            instead = LoopRestart(newest, settings=damaged.previous)
+        _free_frames(damage)
+        return instead
+
     def _after_failure(self, error: BaseException) -> LoopRestart:
         """The restart that follows a crash. Raises `error` if the loop must not be restarted."""
         reason = f"{type(error).__name__}: {error}"
@@ -248,6 +260,11 @@ class LoopRestarter:
             self._fail(starting, reason)
             raise error
         if starting is not None and self._failures > self._limits.retries:
+            if starting.others and not self._has_loaded:
+                self._failures = 0
+                log.error("%s: %s cannot be loaded: %s", self._medic.job, starting.checkpoint, reason)
+                _free_frames(error)
+                return starting.to_next_best(f"{starting.checkpoint.name} cannot be loaded: {reason}")
             self._fail(starting, f"the training loop did not come up again: {reason}")
             return self._fallback(starting, error)
         if starting is None:

@@ -2,7 +2,8 @@
 
 `MedicCallback` holds the connection to Trainmedic, and carries out commands between two steps. Its
 subclasses in ``huggingface.callback`` and ``lightning.callback`` are what the frameworks call: they know the events,
-and how a loop saves and ends. An error in a hook is logged (`log_errors`), and never reaches the framework.
+and how a loop saves and ends. An error in a hook is logged (`log_errors`), and reaches the framework only where a
+damaged checkpoint was loaded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import InForce
 from trainmedic.job.parameters import ACTIONS
+from trainmedic.recovery.loop_restart import DamagedCheckpoint
 from trainmedic.torch.meters.layer_norms import LayerNorms
 from trainmedic.torch.meters.step_meter import StepMeter
 from trainmedic.torch.verification import PAUSED
@@ -34,12 +36,17 @@ _NEEDS_RESTART = "it needs a restart of the training loop, and nobody restarts t
 
 
 def log_errors(hook: Hook) -> Hook:
-    """Decorate a method that a framework calls: an error is logged, because it must not end the training."""
+    """Decorate a method that a framework calls: an error is logged, because it must not end the training.
+
+    Only `DamagedCheckpoint` ends the loop: what it has loaded is nothing to train on.
+    """
 
     @functools.wraps(hook)
     def guarded(callback: MedicCallback[Any], *arguments: Any, **options: Any) -> Any:
         try:
             return hook(callback, *arguments, **options)
+        except DamagedCheckpoint:
+            raise
         except Exception:  # the boundary to the framework, which would end the training for any error
             log.exception("%s: %s failed; training goes on", callback.medic.job, hook.__qualname__)
             return None

@@ -22,7 +22,8 @@ from trainmedic.job.parameters import Rollback
 from trainmedic.recovery.checkpoints import SavedCheckpoint, healthy_first
 from trainmedic.recovery.choice import Choice, agree, choose
 from trainmedic.recovery.health import Onset, onset_of
-from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, require_on_all_ranks
+from trainmedic.recovery.loop_restart import DamagedCheckpoint, LoopRestart, told
+from trainmedic.recovery.restarts import LoopRestarter, RestartLimits, require_on_all_ranks
 from trainmedic.recovery.rollback_budget import RollbackBudget
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torch.meters.step_meter import StepMeter
@@ -49,9 +50,10 @@ class TrainerLoop(abc.ABC):
         self._step = 0
         # What this rank has kept in the checkpoint from which the loop has begun; None where there is nothing.
         self._kept: Mapping[str, Any] | None = None
-        # Path and time of the checkpoints that an earlier training has left in the directory, and of those that were
-        # loaded otherwise than they were saved. Nothing goes back to those.
+        # Path and time of the checkpoints that an earlier training has left in the directory, and of those that are
+        # damaged. Nothing goes back to those.
         self._foreign: frozenset[tuple[Any, Any]] = frozenset()
+        self._started_from = Path()  # the checkpoint of the last restart
         self.meter: StepMeter | None = None
         """What is told of the batches, while the loop runs with a callback."""
         self.restarts = LoopRestarter(medic, self._newest, self._choose, limits)
@@ -103,7 +105,7 @@ class TrainerLoop(abc.ABC):
         """The checkpoint that the loop starts from for `restart`, with later ones put aside. Raises OSError."""
         ranks = self._medic.group("restart")
         ranks.poll()  # until every rank is here, one may still be writing its part of a checkpoint
-        checkpoint = Path(ranks.choose(lambda: str(self._available(restart))))
+        checkpoint = self._started_from = Path(ranks.choose(lambda: str(self._available(restart))))
         self._medic.progress.record.forget_after(self._step_of(checkpoint))
         if self._writes:
             self._put_aside(self._step_of(checkpoint))
@@ -115,22 +117,31 @@ class TrainerLoop(abc.ABC):
         if self._is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()
-        if newest is None or _is_rollback(restart):
+        if newest is None or restart.is_rollback:
             raise FileNotFoundError(f"{restart.checkpoint} is not there any more, or not complete")
         return newest
 
     def _put_aside(self, after: int) -> None:
         """Rename the checkpoints of later steps, so that nothing goes on from them."""
-        renamed = []
-        for checkpoint in self._all_checkpoints():
-            if checkpoint.step > after:
-                path, number = checkpoint.path, 1
-                while (new := path.with_name(self.abandoned_name.format(name=path.name, number=number))).exists():
-                    number += 1
-                path.rename(new)
-                renamed.append(new.name)
+        renamed = [self._rename(each.path) for each in self._all_checkpoints() if each.step > after]
         if renamed:
             log.warning("%s: put aside as %s", self._medic.job, ", ".join(renamed))
+
+    def _rename(self, path: Path) -> str:
+        number = 1
+        while (new := path.with_name(self.abandoned_name.format(name=path.name, number=number))).exists():
+            number += 1
+        path.rename(new)
+        return new.name
+
+    def _disown(self, damaged: Path) -> None:
+        """Nothing goes on from this checkpoint any more, a later process neither. Every rank has loaded it by now."""
+        self._foreign |= {(each.path, each.at) for each in self._all_checkpoints() if each.path == damaged}
+        if self._writes:
+            try:
+                log.error("%s: %s is damaged, and put aside as %s", self._medic.job, damaged, self._rename(damaged))
+            except OSError as error:
+                log.error("%s: %s is damaged, and cannot be put aside: %s", self._medic.job, damaged, error)
 
     @contextlib.contextmanager
     def _attempting(self) -> Iterator[None]:
@@ -157,10 +168,17 @@ class TrainerLoop(abc.ABC):
     # --- called by the callback -------------------------------------------------------------------------
 
     def begins(self, modules: Modules, optimizers: Optimizers) -> None:
-        """Take note, on every rank, that the loop begins with these, before its first step."""
-        restart = self.restarts.starting
-        if restart is not None and _is_rollback(restart):
-            self.proof.loaded(self._kept, modules, optimizers)
+        """Take note, on every rank, that the loop begins with these, before its first step.
+
+        Raises DamagedCheckpoint where a restart has loaded something else than was saved.
+        """
+        self.restarts.has_loaded()
+        if self.restarts.starting is None:
+            self.proof.resumed(self._kept, modules, optimizers)
+        elif different := self.proof.loaded(self._kept, modules, optimizers):
+            damaged = self._started_from
+            self._disown(damaged)
+            raise DamagedCheckpoint(f"{damaged.name} was loaded otherwise than it was saved: {different}")
 
     def stepped(self, step: int) -> None:
         """Take note that a step is complete."""
@@ -182,15 +200,13 @@ class TrainerLoop(abc.ABC):
         choice = agree(command.group, lambda: self._choose(rollback, onset_of(rollback, progress)))
         checkpoint = choice.best
         require_on_all_ranks(command.group, checkpoint, self._is_complete)
-        output: dict[str, Any] = {
-            "checkpoint": checkpoint.name,
-            "checkpoint_step": checkpoint.step,
-            "left_step": self._step,
-            "saved_at": checkpoint.at.isoformat(),
-        }
+        output = {**told(checkpoint), "left_step": self._step}
         if choice.passed_over:
             output["passed_over"] = choice.told()
-        return self.restarts.ask(LoopRestart(checkpoint.path, command, rollback.skip_batches, output=output))
+        older = tuple(each for each in choice.candidates if each.step < checkpoint.step)
+        return self.restarts.ask(
+            LoopRestart(checkpoint.path, command, rollback.skip_batches, output=output, others=older)
+        )
 
     def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
         """Also called by the interrupter's thread, which must not read the losses, and so knows no onset."""
@@ -200,7 +216,7 @@ class TrainerLoop(abc.ABC):
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
         """What the answer says in addition, now that the loop runs again and `restart` is done."""
-        if not _is_rollback(restart):
+        if not restart.is_rollback:
             return {}
         step = restart.output["checkpoint_step"]
         spent = self.budget.spend(step, restart.output["left_step"])
@@ -211,10 +227,3 @@ class TrainerLoop(abc.ABC):
             command.applied(output)
             return
         self.proof.answer(command, output)
-        if self.proof.is_disproved:
-            different = [each for each in self._checkpoints() if each.step == output["checkpoint_step"]]
-            self._foreign |= {(each.path, each.at) for each in different}
-
-
-def _is_rollback(restart: LoopRestart) -> bool:
-    return restart.command is not None and restart.command.action == "job.rollback"

@@ -83,8 +83,18 @@ class RollbackProof:
         """The loop starts again where it is, and draws other batches."""
         self.batch_log.forget(why)
 
-    def loaded(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
-        """The parameters and the optimizer of a rollback are in place: compare them, on every rank."""
+    def resumed(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
+        """A new process has loaded a checkpoint. Its script may have changed since, so a difference is only told."""
+        before = None if kept is None or self.not_comparable else kept.get("digests")
+        if before and (problem := compare(before, digests(modules, optimizers)).problem):
+            message = "%s: the checkpoint was loaded otherwise than it was saved: %s; unless the script has changed, "
+            log.error(
+                message + "it is damaged: end the training, and resume from an older one", self.medic.job, problem
+            )
+
+    def loaded(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> str:
+        """The parameters and the optimizer of a restart are in place: compare them, on every rank. What is different
+        on which, the same on all of them; empty where nothing is."""
         before = None if kept is None else kept.get("digests")
         group = self.medic.group("verify")
         why = self.not_comparable or ("" if before else _NOT_KEPT)
@@ -96,14 +106,13 @@ class RollbackProof:
             self._parameters["why"] = why
         self._problem = ""
         try:
-            reports = group.poll([len(comparison.different), comparison.problem])
+            reports = group.poll(comparison.problem)
         except NotAgreed as error:
-            reports = {group.rank: [comparison.compared, str(error)]}
-        differs = {rank: report for rank, report in reports.items() if report[1]}
-        if differs:
-            most, problem = max(differs.values())
-            self._problem = f"{problem} ({ranks_named(sorted(differs))})"
-            self._parameters["agreed"] = max(comparison.compared - most, 0)
+            self._problem = f"it is not known whether every rank has loaded what was saved: {error}"
+            self._parameters["agreed"] = 0
+            return ""
+        differs = sorted(rank for rank, problem in reports.items() if problem)
+        return f"{reports[differs[0]]} ({ranks_named(differs)})" if differs else ""
 
     # --- when batches are drawn -------------------------------------------------------------------------
 
@@ -130,20 +139,13 @@ class RollbackProof:
         proven = {**output, "verified": {"parameters": self._parameters}}
         if self._problem:
             batches = self.batch_log.comparison.told(_NOT_DRAWN)
-            reason = (
-                f"the training went back to step {output['checkpoint_step']}, but {self._problem}; it goes on with "
-                "what was loaded, and no other rollback goes to that checkpoint"
-            )
+            step = output["checkpoint_step"]
+            reason = f"the training went back to step {step} and goes on from there, but {self._problem}"
             log.error("%s: %s", self.medic.job, reason)
             verified = {"parameters": self._parameters, "batches": batches}
             command.answer(envelope.FAILED, {**proven, "verified": verified, "reason": reason})
             return
         self._verification.begin(command, proven, is_paused=False)
-
-    @property
-    def is_disproved(self) -> bool:
-        """Whether what was loaded last is not what was saved."""
-        return bool(self._problem)
 
     def finish(self, because: str) -> None:
         """Answer what waits for batches, because no more of them come for now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import RedisServer
+from tests.integration.frameworks.test_verified import flip_huggingface, flip_lightning
 from tests.support.command_sender import Commander
 from tests.support.programs import PYTHON_PATH, Program, eventually
 from trainmedic.wire import envelope
@@ -51,7 +53,7 @@ def stories(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory)
 
 
 def command(job: str, directory: Path, url: str, torchrun: Program) -> Story:
-    """Halve the learning rate, go back once there is a checkpoint, stop."""
+    """Halve the learning rate, go back once there is a checkpoint, and once more to one that is damaged; stop."""
     commander = Commander(url, job)
 
     def done(action: str, **params: Any) -> dict[int | None, envelope.Reply]:
@@ -71,12 +73,28 @@ def command(job: str, directory: Path, url: str, torchrun: Program) -> Story:
         replies = {"scale_lr": done("job.scale_lr", factor=0.5)}
         eventually(lambda: list((directory / job / "out").glob("*[=-]5*")), 30, "a checkpoint", 0.05)
         replies["rollback"] = done("job.rollback")
+        replies["past_damage"] = done("job.rollback", step=damaged(directory / job / "out"))
         replies["stop"] = done("job.stop")
     finally:
         commander.close()
     logs = [directory / f"{job}-{rank}.jsonl" for rank in range(RANKS)]
     eventually(lambda: all('"ended"' in log.read_text() for log in logs), 30, f"the ranks of {job} end")
     return Story(replies, [[json.loads(line) for line in log.read_text().splitlines()] for log in logs])
+
+
+def damaged(checkpoints: Path) -> int:
+    """Flip a bit of a weight in the third newest checkpoint, once there are so many, and return its step."""
+
+    def complete() -> list[tuple[int, Path]] | None:
+        names = {
+            path: re.search(r"(?:checkpoint-|step=)(\d+)(?:\.ckpt)?$", path.name) for path in checkpoints.iterdir()
+        }
+        found = sorted((int(name[1]), path) for path, name in names.items() if name)
+        return found if len(found) >= 4 else None
+
+    step, path = eventually(complete, 30, "four checkpoints", 0.05)[-3]
+    flip_huggingface(path) if path.is_dir() else flip_lightning(path)
+    return step
 
 
 @pytest.mark.parametrize("job", ["huggingface", "lightning"])
@@ -90,6 +108,18 @@ def test_all_ranks_carry_out_each_command_at_the_same_step(stories: dict[str, St
 
 
 @pytest.mark.parametrize("job", ["huggingface", "lightning"])
+def test_all_ranks_go_past_a_damaged_checkpoint_together(stories: dict[str, Story], job: str) -> None:
+    """None of them does a step with what was loaded from it."""
+    story = stories[job]
+    steps, output = story.steps(), story.replies["past_damage"][0].output
+    (why,) = output["unusable"]
+    assert "was loaded otherwise than it was saved: 1 of" in why
+    assert output["verified"]["parameters"]["agreed"] == output["verified"]["parameters"]["compared"] > 0
+    back = [(before, after) for before, after in itertools.pairwise(steps) if after != before + 1]
+    assert back[1:] == [(output["left_step"], output["checkpoint_step"] + 1)]
+
+
+@pytest.mark.parametrize("job", ["huggingface", "lightning"])
 def test_all_ranks_go_back_once_to_the_same_checkpoint(stories: dict[str, Story], job: str) -> None:
     """The loop starts again on all of them, and goes on with the halved rate until it is told to stop."""
     story = stories[job]
@@ -97,7 +127,7 @@ def test_all_ranks_go_back_once_to_the_same_checkpoint(stories: dict[str, Story]
     for compared in output["verified"].values():
         assert compared["agreed"] == compared["compared"] > 0
     back = [(before, after) for before, after in itertools.pairwise(steps) if after != before + 1]
-    assert back == [(output["left_step"], output["checkpoint_step"] + 1)]
+    assert back[0] == (output["left_step"], output["checkpoint_step"] + 1)
     rates = [line["rate"] for line in story.lines[0] if "rate" in line]
     halved = story.replies["scale_lr"][0].output["step"]
     assert rates == [rates[0]] * halved + [rates[0] / 2] * (len(rates) - halved)

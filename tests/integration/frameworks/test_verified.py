@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,42 +104,91 @@ def test_other_batches_are_never_called_applied(tmp_path: Path, medic: trainmedi
         assert reply.output["reason"].startswith("the training went back to step 10, and its parameters are those of")
 
 
-def flip_huggingface(directory: Path) -> None:
+def flip_huggingface(checkpoint: Path) -> None:
     """One bit of one weight, in a file that is whole otherwise."""
-    path = directory / "out" / "checkpoint-20" / "model.safetensors"
+    path = checkpoint / "model.safetensors"
     tensors = load_file(path)
     next(iter(tensors.values())).view(torch.int32).view(-1)[0] ^= 1
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def flip_lightning(directory: Path) -> None:
-    (path,) = (directory / "out").glob("*step=20.ckpt")
-    content = torch.load(path, weights_only=True)
+def flip_lightning(checkpoint: Path) -> None:
+    content = torch.load(checkpoint, weights_only=True)
     next(iter(content["state_dict"].values())).view(torch.int32).view(-1)[0] ^= 1
-    torch.save(content, path)
+    torch.save(content, checkpoint)
+
+
+def at_20(directory: Path) -> Path:
+    (path,) = (directory / "out").glob("*[-=]20*")
+    return path
 
 
 @pytest.mark.parametrize(
     ("train", "flip", "expected"), [(train_huggingface, flip_huggingface, 10), (fit_lightning, flip_lightning, 15)]
 )
-def test_a_checkpoint_that_was_damaged_since_is_found_out(
+def test_a_checkpoint_that_was_damaged_since_gives_way_to_an_older_one(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, flip: Callable[[Path], None], expected: int
 ) -> None:
-    """What was loaded is not what was saved: it is answered failed, with the name of the weight; the next rollback
-    goes to an older one."""
+    """What was loaded is not what was saved: no step is done with it, the next older one is gone back to, and the
+    answer says which was damaged, with the name of the weight. Nothing goes on from that file any more."""
 
     def damage(_: Any) -> None:
-        flip(tmp_path)
+        flip(at_20(tmp_path))
 
-    train(tmp_path, medic, at_25=damage, at_27=sent("job.rollback", step=24), at_40=sent("job.rollback", step=24))
-    first, second = sent.replies()
-    parameters, _ = verified(first)
-    assert (first.status, second.status) == ("failed", "applied")
-    assert parameters["agreed"] == parameters["compared"] - 1
-    assert "1 of" in first.output["reason"]
-    assert "are not as they were saved: model." in first.output["reason"]
-    assert second.output["checkpoint_step"] == expected
-    assert verified(second)[0]["agreed"] == verified(second)[0]["compared"]
+    script = train(tmp_path, medic, at_25=damage, at_27=sent("job.rollback", step=24))
+    reply = sent.reply()
+    parameters, batches = verified(reply)
+    assert reply.status == "applied"
+    assert (reply.output["checkpoint_step"], reply.output["step"]) == (expected, expected + 1)
+    assert parameters["agreed"] == parameters["compared"] > 12
+    assert batches["agreed"] == batches["compared"] > 0
+    (why,) = reply.output["unusable"]
+    assert "20" in why
+    assert "was loaded otherwise than it was saved: 1 of" in why
+    assert "are not as they were saved: model." in why
+    assert script.steps[27] == expected + 1  # the first after 27
+    assert script.steps.count(60) == 1
+    assert len([path for path in (tmp_path / "out").glob("*abandoned*") if "20" in path.name]) == 1
+
+
+@pytest.mark.parametrize(("train", "flip"), [(train_huggingface, flip_huggingface), (fit_lightning, flip_lightning)])
+def test_where_no_other_is_whole_the_training_ends_and_says_why(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, flip: Callable[[Path], None]
+) -> None:
+    """It does not go on with what was loaded, and a later process does not find the damaged one."""
+
+    def damage(_: Any) -> None:
+        for path in (tmp_path / "out").iterdir():
+            if not path.name.endswith(("checkpoint-20", "step=20.ckpt")):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        flip(at_20(tmp_path))
+
+    with pytest.raises(trainmedic.TrainmedicError, match=r"20.* was loaded otherwise than it was saved: 1 of .* model"):
+        train(tmp_path, medic, at_25=damage, at_27=sent("job.rollback", step=24))
+    reply = sent.reply()
+    assert reply.status == "failed"
+    assert reply.output["reason"].endswith("there is no older one to go back to in its place, and the training ends")
+    assert [path for path in (tmp_path / "out").iterdir() if "20" in path.name and "abandoned" not in path.name] == []
+
+
+@pytest.mark.parametrize("train", [train_huggingface, fit_lightning])
+def test_a_checkpoint_that_cannot_be_loaded_gives_way_too(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train
+) -> None:
+    """It is whole by its sizes, and what was saved of the optimizer is not readable."""
+
+    def damage(_: Any) -> None:
+        path = at_20(tmp_path)
+        with (path / "optimizer.pt" if path.is_dir() else path).open("r+b") as spoilt:
+            spoilt.seek(100)
+            spoilt.write(bytes(1000))
+
+    train(tmp_path, medic, at_25=damage, at_27=sent("job.rollback", step=24))
+    reply = sent.reply()
+    assert reply.status == "applied"
+    assert reply.output["checkpoint_step"] in (10, 15)
+    (why,) = reply.output["unusable"]
+    assert " cannot be loaded: " in why
 
 
 class Spiking(hf.Trainer):  # type: ignore[misc]

@@ -16,7 +16,8 @@ from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import SingleRankGroup
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.recovery.restarts import LoopRestart, LoopRestarter, RestartLimits, require_on_all_ranks
+from trainmedic.recovery.loop_restart import DamagedCheckpoint, LoopRestart
+from trainmedic.recovery.restarts import LoopRestarter, RestartLimits, require_on_all_ranks
 
 NEWEST = Path("checkpoint-10")
 LIMITS = RestartLimits(retries=2, delay=10.0)
@@ -209,6 +210,89 @@ def test_a_rollback_that_cannot_be_goes_on_from_the_newest(
     assert restarts.run(loop) == 5
     assert loop.started == [None, *[Path("checkpoint-5")] * 3, NEWEST]
     assert [status for status, _ in answers] == ["failed"]
+
+
+OLDER = (SavedCheckpoint(4, START, Path("checkpoint-4")), SavedCheckpoint(2, START, Path("checkpoint-2")))
+
+
+def test_a_rollback_whose_checkpoint_is_damaged_goes_to_the_next_older_one(
+    restarts: LoopRestarter, clock: ManualClock, command: JobCommand, answers: list[Any]
+) -> None:
+    """At once, for another try would find the same; the answer names where it went and what was wrong."""
+
+    def ask() -> None:
+        restarts.stepped(12, finish)
+        restarts.ask(LoopRestart(Path("checkpoint-5"), command, output={"checkpoint": "checkpoint-5"}, others=OLDER))
+
+    loop = Loop(ask, damage("5 is bad"), damage("4 is bad"), lambda: restarts.stepped(3, finish))
+    assert restarts.run(loop) == 4
+    assert loop.started == [None, *map(Path, ("checkpoint-5", "checkpoint-4", "checkpoint-2"))]
+    ((status, output),) = answers
+    assert (status, output["checkpoint"], output["checkpoint_step"]) == ("applied", "checkpoint-2", 2)
+    assert output["unusable"] == ["5 is bad", "4 is bad"]
+    assert clock.time == START
+
+
+def test_a_rollback_that_finds_none_but_damaged_ones_ends_the_training(
+    restarts: LoopRestarter, command: JobCommand, answers: list[Any]
+) -> None:
+    """There is nothing to train on. The newest of all is not meant: the trouble may be in it."""
+
+    def ask() -> None:
+        restarts.stepped(12, finish)
+        restarts.ask(LoopRestart(Path("checkpoint-5"), command, others=OLDER[1:]))
+
+    loop = Loop(ask, damage("5 is bad"), damage("2 is bad"))
+    with pytest.raises(DamagedCheckpoint, match="2 is bad"):
+        restarts.run(loop)
+    ((status, output),) = answers
+    assert status == "failed"
+    assert output["reason"].startswith("2 is bad; there is no older one to go back to")
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_tried_as_often_as_any_and_then_replaced(
+    medic: trainmedic.Medic, clock: ManualClock, command: JobCommand, answers: list[Any]
+) -> None:
+    """A disk may be away for a moment. A loop that had loaded it and failed later fails for another reason."""
+    restarts = make(medic, clock, newest=Path("checkpoint-4"))
+
+    def ask() -> None:
+        restarts.stepped(12, finish)
+        restarts.ask(LoopRestart(Path("checkpoint-5"), command, others=OLDER))
+
+    def load_and_crash() -> None:
+        restarts.has_loaded()
+        crash()
+
+    loop = Loop(ask, crash, crash, crash, load_and_crash, load_and_crash, load_and_crash)
+    with pytest.raises(RuntimeError):
+        restarts.run(loop)
+    assert loop.started == [None, *[Path("checkpoint-5")] * 3, *[Path("checkpoint-4")] * 3]
+    assert [status for status, _ in answers] == ["failed"]
+
+
+def test_a_crash_that_meets_a_damaged_checkpoint_goes_on_from_the_newest_other_one(
+    medic: trainmedic.Medic, clock: ManualClock
+) -> None:
+    """As long as there is one; a damaged one does not count among them any more."""
+
+    def step_and_crash() -> None:
+        restarts.stepped(12, finish)
+        crash()
+
+    left = [Path("checkpoint-10"), Path("checkpoint-5"), None]
+    restarts = LoopRestarter(medic, lambda: left.pop(0), nothing, LIMITS, clock.sleep, clock.now)
+    loop = Loop(step_and_crash, damage("10 is bad"), damage("5 is bad"))
+    with pytest.raises(DamagedCheckpoint, match="5 is bad"):
+        restarts.run(loop)
+    assert loop.started == [None, Path("checkpoint-10"), Path("checkpoint-5")]
+
+
+def damage(why: str) -> Callable[[], None]:
+    def act() -> None:
+        raise DamagedCheckpoint(why)
+
+    return act
 
 
 def test_a_stop_ends_what_was_about_to_restart(
