@@ -23,7 +23,9 @@ from tests.support.programs import PYTHON_PATH, Program, alertmanagers, eventual
 
 HERE = Path(__file__).parent
 FAULT = 240
-"""The step after which the weights are spoiled: by then the alert's rule has a baseline."""
+"""The step after which the weights are spoiled: by then the alert's rule has a baseline.
+
+The loss jumps to some hundreds: beyond 1000 it would be a divergence, whose own alert might come first."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 JOBS: dict[str, tuple[str, ...]] = {
     "drawn-batches": ("drawn_batches.py",),
@@ -63,10 +65,11 @@ def start(directory: Path, name: str, port: int, state: str) -> Program:
 def given_back(server: str, name: str, job: Program) -> dict[str, Any] | None:
     """The job's run, once it has succeeded and what it owed has been taken back; the job is still at work."""
     assert job.process.poll() is None, job.tail()
-    items = httpx.get(f"{server}/history", params={"alertname": "TrainingLossSpike"}).raise_for_status().json()["items"]
+    items = httpx.get(f"{server}/history", params={"limit": 100}).raise_for_status().json()["items"]
     (item,) = [item for item in items if item["target"] == f"job:{name}"] or [None]
     if item is None or item["status"] in ("running", "waiting"):
         return None
+    assert item["alert_name"] == "TrainingLossSpike", item
     run: dict[str, Any] = httpx.get(f"{server}/history/{item['run_id']}").raise_for_status().json()
     assert run["status"] == "succeeded", run
     return run if run["undone_at"] else None

@@ -11,6 +11,7 @@ import pytest
 import trainmedic
 from tests.integration.plain_torch.training import Training
 from tests.support.command_sender import Commander
+from trainmedic.job import progress
 
 
 @pytest.fixture
@@ -31,3 +32,9 @@ def begin(commander: Commander, medic: trainmedic.Medic, tmp_path: Path) -> Iter
     yield make
     for training in begun:
         training.run.close()
+
+
+@pytest.fixture
+def every_report_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a fraction of a millisecond would be too many to take the tensors of each."""
+    monkeypatch.setattr(progress, "TENSOR_INTERVAL", 0.0)

@@ -183,7 +183,7 @@ def test_how_often_follows_what_a_copy_costs(begin: Begin, tmp_path: Path, caplo
     assert "an in-memory checkpoint every" in caplog.text
 
 
-def test_what_is_not_finite_is_ill(begin: Begin, tmp_path: Path) -> None:
+def test_what_is_not_finite_is_ill(begin: Begin, tmp_path: Path, every_report_counts: None) -> None:
     """A copy with a NaN among its weights is passed over, though no loss has shown it yet."""
     training = begin(**options(tmp_path))
 

@@ -16,7 +16,6 @@ import trainmedic.torch
 from tests.integration.plain_torch.training import Training, same
 from tests.support.command_sender import Commander
 from trainmedic.errors import TrainmedicError
-from trainmedic.job import progress
 from trainmedic.recovery import checkpoints
 from trainmedic.wire.envelope import Reply, utc_now, write_time
 
@@ -366,12 +365,6 @@ class Course:
     def go_back(self, before: int) -> str:
         """Order a rollback to before the time of that step."""
         return self.commander.send_and_wait(self.medic, "job.rollback", before=self.steps_at[before])
-
-
-@pytest.fixture
-def every_report_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of a fraction of a millisecond would be too many to take the tensors of each."""
-    monkeypatch.setattr(progress, "TENSOR_INTERVAL", 0.0)
 
 
 def test_a_checkpoint_from_between_jump_and_alert_is_passed_over(
