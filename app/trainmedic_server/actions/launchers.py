@@ -1,54 +1,110 @@
 """The commands to a job's launcher (trainmedic-run): ``launcher.*``.
 
 A launcher leaves a node out of an elastic job, or takes it back. Where each node has a launcher of its own, that of
-the node is meant; where one starts the processes of all nodes, as above srun, it is that one. Not here: what a launcher
-does (``trainmedic.launch``), or the sequence of checkpoint, change and resume, which is a playbook's.
+the node is meant; where one starts the processes of all nodes, as above srun, it is that one. On a node, the launchers
+of all elastic jobs there are meant, which may be none. Not here: what a launcher does (``trainmedic.launch``), or the
+sequence of checkpoint, change and resume, which is a playbook's.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field
 
-from trainmedic.wire import notice
+from trainmedic.wire import envelope, notice
+from trainmedic_server.actions import node_checkpoints
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.commands import CommandAction, check_undone, judge
+from trainmedic_server.actions.placement import derived_id
+from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.errors import BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import Action, Call, Inverse
+from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 from trainmedic_server.ports.outside import Presence
 
 _LEFT_OUT = "left_out"
 
 
 class LauncherNodeParams(ActionParams):
-    node: str = Field(min_length=1, max_length=253, pattern=r"^[^-\s,/][^\s,/]*$", description="The node's name.")
+    node: str | None = Field(
+        None,
+        min_length=1,
+        max_length=253,
+        pattern=r"^[^-\s,/][^\s,/]*$",
+        description="The node's name; by default the target's, which a job has not.",
+    )
+
+
+class ExcludeNodeParams(LauncherNodeParams):
+    checkpoint: Duration | None = Field(
+        None, description="On a node: first wait so long at most for the jobs that leave it to write a checkpoint."
+    )
+    unless_heard: bool = Field(
+        False, description="On a node: leave nothing out while its agent, or a launcher there, is heard."
+    )
+
+
+class IncludeNodeParams(LauncherNodeParams):
+    jobs: tuple[str, ...] | None = Field(None, description="Used by an undo: the jobs that did without the node.")
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """Which launchers are asked about a node, by job; and of the other jobs there, why theirs are not."""
+
+    asked: Mapping[str, Presence]
+    not_asked: Mapping[str, str] = field(default_factory=dict)
 
 
 class _LauncherAction(CommandAction):
-    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=5)  # the processes of a node save, and end
     Params: ClassVar[type[BaseModel]] = LauncherNodeParams
+    nobody: ClassVar[str]
+    """What the output notes where no launcher is asked about a node."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._sent: dict[str, list[str]] = {}
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        job, node = str(call.target.job), cast(LauncherNodeParams, call.params).node
+        node = cast(LauncherNodeParams, call.params).node or call.target.node
+        if node is None:
+            raise PermanentFailure(f"{self.name} on a job needs the name of the node")
         try:
-            launchers = [launcher for launcher in await self._bus.launchers() if _is_of(launcher, job)]
+            launchers = [launcher for launcher in await self._bus.launchers() if launcher.details]  # those believed
+            if call.target.kind is not TargetKind.JOB:
+                selection = await self.select(call, node, launchers)
         except BusUnavailable as error:
-            raise TemporaryFailure(f"the launchers of job {job!r} are not known, because Redis is away") from error
+            raise TemporaryFailure("the launchers are not known, because Redis is away") from error
+        if call.target.kind is not TargetKind.JOB:
+            return await self._perform_on_node(call, node, selection)
+        job = str(call.target.job)
+        launchers = [launcher for launcher in launchers if launcher.name == job]
         launcher = _launcher_for(launchers, node)
         if launcher is None:
             where = f" on node {node!r}" if launchers else ""
             raise TemporaryFailure(f"no launcher of job {job!r}{where} is connected: start it by trainmedic-run there")
         if call.undo_of is None:
             self.check_bounds(launchers, node)
-        name = notice.launcher_name(job, str(launcher.details.get("node")))
-        command = self._command(call)
-        replies = await self._bus.request(replace(command, target={**command.target, "launcher": name}))
+        return await self._order(call, self._command(call), launcher)
+
+    def wire_params(self, call: Call) -> Mapping[str, Any]:
+        return {"node": cast(LauncherNodeParams, call.params).node or call.target.node}
+
+    def outcome_saved(self, command_id: str) -> None:
+        for sent_id in self._sent.pop(command_id, [command_id]):
+            super().outcome_saved(sent_id)
+
+    async def _order(self, call: Call, command: envelope.Command, launcher: Presence) -> Mapping[str, Any]:
+        name = notice.launcher_name(launcher.name, str(launcher.details.get("node")))
+        target = {"kind": "job", "job": launcher.name, "launcher": name}
+        replies = await self._bus.request(replace(command, target=target))
         receiver = f"the launcher {name!r}"
         if not any(reply.is_final for reply in replies):
             raise OutcomeUnknown(f"{receiver} did not answer in time")
@@ -57,17 +113,102 @@ class _LauncherAction(CommandAction):
             check_undone(receiver, replies, output, call.undoes_applied)
         return output
 
+    async def _perform_on_node(self, call: Call, node: str, selection: _Selection) -> Mapping[str, Any]:
+        jobs = sorted(selection.asked)
+        output: dict[str, Any] = {"node": node, "jobs": jobs, "not_asked": dict(selection.not_asked)}
+        if not jobs:
+            return {**output, "note": self.nobody}
+        output.update(await self.before(call, node, jobs))
+        command = self._command(call)
+        parts = [
+            replace(
+                command,
+                id=derived_id(call.command_id, job, "launcher"),
+                undo_of=None if call.undo_of is None else derived_id(call.undo_of, job, "launcher"),
+            )
+            for job in jobs
+        ]
+        self._sent[call.command_id] = [part.id for part in parts]
+        orders = (self._order(call, part, selection.asked[job]) for job, part in zip(jobs, parts, strict=True))
+        outcomes = await asyncio.gather(*orders, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if not failures:
+            return output
+        output["jobs"] = [job for job, outcome in zip(jobs, outcomes, strict=True) if isinstance(outcome, Mapping)]
+        raise _one_failure(failures, output, is_undo=call.undo_of is not None)
+
+    async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
+        """Which launchers to ask about a node. Raises BusUnavailable, and as `perform`."""
+        raise NotImplementedError
+
+    async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
+        """Do what comes first for these jobs, and return what the output says of it."""
+        return {}
+
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
         """Raise PermanentFailure where the job would have fewer nodes than it needs, or more than it may have."""
+
+    def _within_bounds(
+        self, launchers: Sequence[Presence], node: str, chosen: Mapping[str, Presence], not_asked: Mapping[str, str]
+    ) -> _Selection:
+        """Those of `chosen` whose job keeps its bounds."""
+        asked, refused = {}, dict(not_asked)
+        for job, launcher in chosen.items():
+            try:
+                self.check_bounds([each for each in launchers if each.name == job], node)
+                asked[job] = launcher
+            except PermanentFailure as failure:
+                refused[job] = str(failure)
+        return _Selection(asked, refused)
 
 
 class LauncherExcludeNode(_LauncherAction):
     name: ClassVar[str] = "launcher.exclude_node"
-    summary: ClassVar[str] = "Have an elastic job go on without a node; its undo takes the node back."
+    summary: ClassVar[str] = "Have an elastic job, or all on a node, go on without the node; its undo takes it back."
+    Params: ClassVar[type[BaseModel]] = ExcludeNodeParams
+    nobody: ClassVar[str] = "no elastic job that trainmedic-run starts is known to be on the node: nothing was left out"
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(LauncherIncludeNode.name, params.model_dump())
+        undo: dict[str, Any] = {"node": cast(LauncherNodeParams, params).node, "jobs": (output or {}).get("jobs")}
+        return Inverse(LauncherIncludeNode.name, {name: value for name, value in undo.items() if value is not None})
+
+    async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
+        chosen: dict[str, Presence] = {}
+        not_asked: dict[str, str] = {}
+        jobs = await self._bus.jobs()
+        placed = {job.name for job in jobs if node_checkpoints.is_on(job.details, node)}
+        for job in sorted({launcher.name for launcher in launchers}):
+            launcher = _of_job(launchers, job, node)
+            if launcher is None:
+                continue
+            if launcher.details.get("starts_all_nodes") is True:
+                if job in placed or node in _left_out(launcher):
+                    chosen[job] = launcher
+            elif launcher.details.get("max_nodes") is None:
+                not_asked[job] = "the job is not elastic: its trainmedic-run has no --max-nodes"
+            else:
+                chosen[job] = launcher
+        if (
+            chosen
+            and cast(ExcludeNodeParams, call.params).unless_heard
+            and (heard := await self._heard(node, launchers))
+        ):
+            return _Selection({}, {**not_asked, **dict.fromkeys(chosen, f"{heard} is heard, so the node is not down")})
+        return self._within_bounds(launchers, node, chosen, not_asked)
+
+    async def _heard(self, node: str, launchers: Sequence[Presence]) -> str:
+        """What is heard of the node itself; empty where nothing is."""
+        if any(agent.name == node and agent.details for agent in await self._bus.agents()):
+            return "its agent"
+        return "a launcher there" if any(each.details.get("node") == node for each in launchers) else ""
+
+    async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
+        patience = cast(ExcludeNodeParams, call.params).checkpoint
+        if not patience:
+            return {}
+        asked = node_checkpoints.ask_for(self._bus, self._clock, call, node, patience, jobs)
+        return {"checkpoints": await asked}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
         least = _bound(launchers, "min_nodes")
@@ -78,11 +219,29 @@ class LauncherExcludeNode(_LauncherAction):
 
 class LauncherIncludeNode(_LauncherAction):
     name: ClassVar[str] = "launcher.include_node"
-    summary: ClassVar[str] = "Have an elastic job take a node back that was left out."
+    summary: ClassVar[str] = "Have an elastic job, or all on a node, take a node back that was left out."
+    Params: ClassVar[type[BaseModel]] = IncludeNodeParams
+    nobody: ClassVar[str] = "no launcher that is connected leaves the node out: nothing was taken back"
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(LauncherExcludeNode.name, params.model_dump())
+        node = cast(LauncherNodeParams, params).node
+        return Inverse(LauncherExcludeNode.name, {} if node is None else {"node": node})
+
+    async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
+        chosen = {launcher.name: launcher for launcher in launchers if node in _left_out(launcher)}
+        if call.undo_of is None:
+            return self._within_bounds(launchers, node, chosen, {})
+        expected = cast(IncludeNodeParams, call.params).jobs
+        if expected is None:  # what it takes back had no certain outcome
+            expected = tuple(sorted({each.name for each in launchers if _of_job(launchers, each.name, node)}))
+            if not expected:
+                raise TemporaryFailure(f"no launcher on {node!r} is connected, so nobody knows whether it is left out")
+        chosen = {job: found for job in expected if (found := _of_job(launchers, job, node)) is not None}
+        silent = [job for job in expected if job not in chosen]
+        if silent:
+            raise TemporaryFailure(f"the launcher on {node!r} of {', '.join(map(repr, silent))} is not connected")
+        return _Selection(chosen)
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
         most = _bound(launchers, "max_nodes")
@@ -91,9 +250,28 @@ class LauncherIncludeNode(_LauncherAction):
             raise PermanentFailure(f"with {node!r} there would be {len(then)} nodes, and the job may have {most}")
 
 
-def _is_of(launcher: Presence, job: str) -> bool:
-    """Whether a presence is that of a launcher of the job, and believed."""
-    return launcher.name == job and bool(launcher.details)
+def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
+    """The failure of an order to several launchers."""
+    other = next((failure for failure in failures if not isinstance(failure, ActionFailure)), None)
+    if other is not None:
+        return other
+    message = "; ".join(map(str, failures))
+    if any(isinstance(failure, OutcomeUnknown) for failure in failures) or (output["jobs"] and not is_undo):
+        return OutcomeUnknown(message, output)
+    is_final = all(isinstance(failure, PermanentFailure) for failure in failures)
+    return PermanentFailure(message, output) if is_final else TemporaryFailure(message, output)
+
+
+def _left_out(launcher: Presence) -> Sequence[str]:
+    """The nodes that a launcher says it leaves out."""
+    said = launcher.details.get(_LEFT_OUT)
+    if isinstance(said, list):
+        return [node for node in said if isinstance(node, str)]
+    return [str(launcher.details.get("node"))] if launcher.details.get("state") == _LEFT_OUT else []
+
+
+def _of_job(launchers: Sequence[Presence], job: str, node: str) -> Presence | None:
+    return _launcher_for([launcher for launcher in launchers if launcher.name == job], node)
 
 
 def _launcher_for(launchers: Sequence[Presence], node: str) -> Presence | None:

@@ -41,7 +41,7 @@ class ServerLink:
         outage = OutageLog(job, "the job runs on")
         writing, receiving = RedisConnection(settings.find_url, outage), RedisConnection(settings.find_url, outage)
         self.job = job
-        self._node = membership.node
+        self._membership = membership
         self._instance = envelope.new_id()
         self._number = 0
         self._state: dict[str, Any] = {"attempt": 0, "state": "starting"}
@@ -90,7 +90,8 @@ class ServerLink:
 
     def _describe(self) -> Mapping[str, Any]:
         process = {"host": socket.gethostname(), "pid": os.getpid(), "instance": self._instance, "sdk": __version__}
-        return {"job": self.job, **self._said, **process, **self._state}
+        left_out = list(self._membership.without)
+        return {"job": self.job, **self._said, **process, **self._state, "left_out": left_out}
 
 
 def open_link(job: str | None, membership: NodeExclusions, bounds: Mapping[str, int]) -> ServerLink | None:

@@ -8,9 +8,15 @@ import pytest
 
 from tests.support.clocks import ManualClock
 from tests.unit.actions.test_commands import NOW, ScriptedBus, perform, replies
+from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.actions.launchers import LauncherExcludeNode, LauncherIncludeNode
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.outside import Presence
+
+NODE = Target(TargetKind.NODE, node="n1")
+C1 = "01890a5d-ac96-774b-bcce-b302099a8057"
+C2 = "01890a5d-ac96-774b-bcce-b302099a8058"
 
 
 class Launchers(ScriptedBus):
@@ -19,10 +25,26 @@ class Launchers(ScriptedBus):
     def __init__(self) -> None:
         super().__init__(ManualClock())
         self.answers = replies("applied", node="n1")
+        self.launching: list[Presence] = []
+        self.agents_there: list[Presence] = []
+        self.answers_of: dict[str, tuple[Reply, ...]] = {}
 
     def add(self, node: str, state: str = "running", job: str = "llm-1", **details: Any) -> None:
         said = {"node": node, "state": state, "min_nodes": 2, "max_nodes": 3, **details}
-        self.present.append(Presence(job, NOW, said))
+        self.launching.append(Presence(job, NOW, said))
+
+    async def launchers(self) -> list[Presence]:
+        await self.jobs()
+        return self.launching
+
+    async def agents(self) -> list[Presence]:
+        return self.agents_there
+
+    async def request(self, command: Command, *_: Any) -> tuple[Reply, ...]:  # type: ignore[override]
+        answers = await super().request(command)
+        return (
+            self.answers_of.get(command.target["job"], answers) if command.action.startswith("launcher.") else answers
+        )
 
 
 @pytest.fixture
@@ -45,7 +67,7 @@ async def test_the_launcher_of_the_node_is_asked(bus: Launchers) -> None:
 
 async def test_one_that_starts_all_nodes_is_asked_for_each(bus: Launchers) -> None:
     """It knows no number of nodes, and so has no bounds here."""
-    bus.present = []
+    bus.launching = []
     bus.add("head", starts_all_nodes=True, min_nodes=None, max_nodes=None)
     await perform(bus, LauncherExcludeNode, {"node": "n7"})
     assert bus.sent[0].target["launcher"] == "llm-1/head"
@@ -54,7 +76,7 @@ async def test_one_that_starts_all_nodes_is_asked_for_each(bus: Launchers) -> No
 async def test_a_job_keeps_as_many_nodes_as_it_needs(bus: Launchers) -> None:
     """Those that are left out already do not count; an undo is not held back."""
     await perform(bus, LauncherExcludeNode, {"node": "n1"})
-    bus.present = []
+    bus.launching = []
     bus.add("n1", state="left_out")
     bus.add("n2")
     bus.add("n3", state="waiting")
@@ -76,7 +98,7 @@ async def test_without_a_launcher_it_fails_and_may_be_tried_again(bus: Launchers
     """On that node, of that job, or because Redis is away. Nothing was sent."""
     with pytest.raises(TemporaryFailure, match="no launcher of job 'llm-1' on node 'n9' is connected"):
         await perform(bus, LauncherExcludeNode, {"node": "n9"})
-    bus.present = []
+    bus.launching = []
     with pytest.raises(TemporaryFailure, match="no launcher of job 'llm-1' is connected"):
         await perform(bus, LauncherExcludeNode, {"node": "n1"})
     bus.is_away = True
@@ -99,6 +121,108 @@ async def test_an_undo_that_is_not_certain_is_not_done(bus: Launchers) -> None:
         await perform(bus, LauncherIncludeNode, {"node": "n1"}, undo_of="c0")
     bus.answers = replies("applied", nothing_to_undo=True, known="not_in_force")
     await perform(bus, LauncherIncludeNode, {"node": "n1"}, undo_of="c0")
+
+
+async def on_node(bus: Launchers, kind: type[Any], command_id: str = C1, **options: Any) -> Any:
+    return await perform(bus, kind, options.pop("params", None), NODE, command_id=command_id, **options)
+
+
+async def test_on_a_node_every_elastic_job_there_goes_on_without_it(bus: Launchers) -> None:
+    """Each launcher by an id of its own, after the checkpoints of just these jobs; the others are told with why."""
+    bus.add("n1", job="llm-2", min_nodes=None, max_nodes=None)
+    bus.add("n1", job="llm-3", min_nodes=1)
+    bus.add("head", job="llm-4", starts_all_nodes=True, min_nodes=None, max_nodes=None)
+    bus.add("head", job="llm-5", starts_all_nodes=True, min_nodes=None, max_nodes=None)
+    for job, node in (("llm-1", "n1"), ("llm-2", "n1"), ("llm-4", "n1"), ("llm-5", "n7")):
+        bus.present.append(Presence(job, NOW, {"placement": [{"rank": 0, "node": node}]}))
+    output = await on_node(bus, LauncherExcludeNode, params={"checkpoint": "30s"})
+    assert output == {
+        "node": "n1",
+        "jobs": ["llm-1", "llm-4"],
+        "not_asked": {
+            "llm-2": "the job is not elastic: its trainmedic-run has no --max-nodes",
+            "llm-3": "without 'n1' 0 nodes would be left, and the job needs 1",
+        },
+        "checkpoints": {"llm-1": "written", "llm-4": "written"},
+    }
+    checkpoints, orders = bus.sent[:2], bus.sent[2:]
+    assert [sent.action for sent in checkpoints] == ["job.checkpoint"] * 2
+    assert [sent.target["launcher"] for sent in orders] == ["llm-1/n1", "llm-4/head"]
+    assert [sent.params for sent in orders] == [{"node": "n1"}] * 2
+    assert len({sent.id for sent in bus.sent}) == 4
+
+
+async def test_on_a_node_without_elastic_jobs_nothing_happens_and_the_output_says_so(bus: Launchers) -> None:
+    """A step of a playbook for every node is no failure there."""
+    bus.launching = []
+    out = await on_node(bus, LauncherExcludeNode)
+    assert (out["jobs"], out["note"]) == ([], LauncherExcludeNode.nobody)
+    back = await on_node(bus, LauncherIncludeNode)
+    assert (back["jobs"], back["note"]) == ([], LauncherIncludeNode.nobody)
+    assert bus.sent == []
+
+
+async def test_a_node_of_which_something_is_heard_is_not_down(bus: Launchers) -> None:
+    """Prometheus may not reach it; its agent does, or the launcher that runs there."""
+    bus.launching = []
+    bus.add("head", job="llm-4", starts_all_nodes=True, min_nodes=None, max_nodes=None)
+    bus.present.append(Presence("llm-4", NOW, {"placement": [{"rank": 0, "node": "n1"}]}))
+    bus.agents_there = [Presence("n1", NOW, {"version": "1"})]
+    heard = await on_node(bus, LauncherExcludeNode, params={"unless_heard": True})
+    assert heard["not_asked"] == {"llm-4": "its agent is heard, so the node is not down"}
+    bus.agents_there = []
+    assert (await on_node(bus, LauncherExcludeNode, params={"unless_heard": True}))["jobs"] == ["llm-4"]
+    bus.add("n1", min_nodes=0)
+    heard = await on_node(bus, LauncherExcludeNode, params={"unless_heard": True})
+    assert set(heard["not_asked"].values()) == {"a launcher there is heard, so the node is not down"}
+
+
+async def test_a_node_is_taken_back_by_those_that_leave_it_out(bus: Launchers) -> None:
+    """One above srun says so of other nodes than its own."""
+    bus.launching = []
+    bus.add("n1", state="left_out", left_out=["n1"])
+    bus.add("n1", job="llm-3")
+    bus.add("head", job="llm-4", starts_all_nodes=True, left_out=["n1"], min_nodes=None, max_nodes=None)
+    output = await on_node(bus, LauncherIncludeNode)
+    assert output["jobs"] == ["llm-1", "llm-4"]
+
+
+async def test_an_undo_on_a_node_asks_all_whom_it_concerns(bus: Launchers) -> None:
+    """Under the ids of the orders that it takes back; while one of them is silent it stays owed."""
+    output = await on_node(bus, LauncherExcludeNode)
+    inverse = LauncherExcludeNode.inverse(LauncherExcludeNode.Params(), output)
+    assert inverse is not None
+    assert inverse.params == {"jobs": ["llm-1"]}
+    await on_node(bus, LauncherIncludeNode, C2, params=inverse.params, undo_of=C1)
+    done, undone = bus.sent
+    assert (undone.action, undone.undo_of) == ("launcher.include_node", done.id)
+    bus.launching = []
+    for params in (inverse.params, {}):
+        with pytest.raises(TemporaryFailure, match=r"is not connected|no launcher on 'n1'"):
+            await on_node(bus, LauncherIncludeNode, C2, params=params, undo_of=C1)
+
+
+async def test_where_only_some_launchers_obey_the_outcome_is_unknown(bus: Launchers) -> None:
+    """The next attempt has the same ids, and none obeys twice. Where all refuse, none follows."""
+    bus.add("n1", job="llm-2")
+    bus.add("n2", job="llm-2")
+    bus.add("n3", job="llm-2")
+    bus.answers_of["llm-2"] = replies("rejected", reason="no")
+    with pytest.raises(OutcomeUnknown, match="'llm-2/n1' rejected the command: no") as raised:
+        await on_node(bus, LauncherExcludeNode)
+    assert raised.value.output["jobs"] == ["llm-1"]
+    bus.answers_of["llm-1"] = bus.answers_of["llm-2"]
+    with pytest.raises(PermanentFailure):
+        await on_node(bus, LauncherExcludeNode)
+    bus.answers_of = {"llm-1": replies("failed"), "llm-2": replies("rejected")}
+    with pytest.raises(TemporaryFailure):
+        await on_node(bus, LauncherExcludeNode)
+
+
+async def test_on_a_job_the_node_must_be_named(bus: Launchers) -> None:
+    """A job has many."""
+    with pytest.raises(PermanentFailure, match="needs the name of the node"):
+        await perform(bus, LauncherExcludeNode)
 
 
 def test_each_is_the_inverse_of_the_other() -> None:

@@ -17,8 +17,9 @@ from typing import Any, ClassVar, cast
 from pydantic import BaseModel, Field
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic_server.actions import node_checkpoints
 from trainmedic_server.actions.base import ActionParams
-from trainmedic_server.actions.kubernetes import checkpoints, nodes
+from trainmedic_server.actions.kubernetes import nodes
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
     LONGEST_ASKED_FOR,
@@ -135,7 +136,9 @@ class DrainNode(ClusterAction):
         try:
             if params.checkpoint is not None:
                 await self._may_begin(call, params)
-                asking = checkpoints.ask_for(self.services.bus, self._clock, call, params.checkpoint)
+                asking = node_checkpoints.ask_for(
+                    self.services.bus, self._clock, call, node_of(call), params.checkpoint
+                )
                 output["checkpoints"] = await self._unless_stopped(call, asking)
             output |= await self._empty(call, params)
         except ActionFailure as failure:

@@ -1,19 +1,19 @@
-"""Before a node is drained: have the training jobs on it write a checkpoint.
+"""Before work is taken from a node: have the training jobs on it write a checkpoint.
 
 A job says in its presence where its ranks sit (``placement``); those with a rank on the node are sent
-``job.checkpoint``. Who calls it: ``drain``. What comes of it never stops the drain: a job that cannot
-write a checkpoint loses the work since its last one whether the node is drained now or dies later.
+``job.checkpoint``. Who calls it: ``kubernetes.drain``, and ``launchers``, before a node is left out. What comes of it
+stops neither: a job that cannot write a checkpoint loses the work since its last one whether that happens now or the
+node dies later.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic.wire import envelope
-from trainmedic_server.actions.kubernetes.base import node_of
 from trainmedic_server.actions.placement import derived_id
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.actions import Call
@@ -22,24 +22,26 @@ from trainmedic_server.ports.outside import Clock, CommandBus
 ACTION = "job.checkpoint"
 
 
-async def ask_for(bus: CommandBus, clock: Clock, call: Call, patience: timedelta) -> dict[str, str]:
-    """Return what became of each job's checkpoint, by job: ``written``, or why not. Returns when all have
-    answered, and at the latest when `patience` is over, counted from when the step began."""
+async def ask_for(
+    bus: CommandBus, clock: Clock, call: Call, node: str, patience: timedelta, only: Container[str] | None = None
+) -> dict[str, str]:
+    """Return what became of the checkpoint of each job on the node, or of those of ``only``: ``written``, or why not.
+    Returns when all have answered, and at the latest when `patience` is over, counted from when the step began."""
     until = min(call.issued_at + patience, call.deadline)
     try:
-        jobs = [job for job in await bus.jobs() if _is_on(job.details, node_of(call))]
+        jobs = [job for job in await bus.jobs() if is_on(job.details, node) and (only is None or job.name in only)]
     except BusUnavailable:
         return {"*": "Redis is away: nobody could be asked"}
     if clock.now() >= until:
         return {job.name: "not asked: the time for it was over" for job in jobs}
     if jobs and call.report_wait is not None:
         names = ", ".join(sorted(job.name for job in jobs))
-        await call.report_wait(f"the drain waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
-    outcomes = await asyncio.gather(*(_checkpoint(bus, call, job.name, until) for job in jobs))
+        await call.report_wait(f"it waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
+    outcomes = await asyncio.gather(*(_checkpoint(bus, call, node, job.name, until) for job in jobs))
     return {job.name: outcome for job, outcome in zip(jobs, outcomes, strict=True)}
 
 
-async def _checkpoint(bus: CommandBus, call: Call, job: str, until: datetime) -> str:
+async def _checkpoint(bus: CommandBus, call: Call, node: str, job: str, until: datetime) -> str:
     command = envelope.Command(
         id=derived_id(call.command_id, job),
         action=ACTION,
@@ -47,7 +49,7 @@ async def _checkpoint(bus: CommandBus, call: Call, job: str, until: datetime) ->
         params={},
         run_id=call.run_id,
         playbook=call.playbook,
-        reason=f"{node_of(call)} is about to be drained",
+        reason=f"the work is about to be taken from {node}",
         issued_at=call.issued_at,
         expires_at=until,
     )
@@ -59,7 +61,8 @@ async def _checkpoint(bus: CommandBus, call: Call, job: str, until: datetime) ->
     return "written" if bad is None else f"{bad.status}: {bad.output.get('reason', '')}".rstrip(": ")
 
 
-def _is_on(details: Mapping[str, Any], node: str) -> bool:
+def is_on(details: Mapping[str, Any], node: str) -> bool:
+    """Whether a job with this presence has a rank on the node."""
     placement = details.get("placement")
     return isinstance(placement, list) and any(
         isinstance(rank, Mapping) and rank.get("node") == node for rank in placement
