@@ -24,7 +24,7 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Group, SingleRankGroup
 from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED, HandlerRegistry, InForce
 from trainmedic.job.metrics import MetricsEndpoint
-from trainmedic.job.parameters import LARGEST_LR_SCALE
+from trainmedic.job.parameters import LARGEST_LR_SCALE, Rollback
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress
 from trainmedic.job.queue import CommandQueue
 from trainmedic.job.rank_stats import RankStats
@@ -127,7 +127,6 @@ class Medic(JobReports):
         self._host = socket.gethostname()
         self._stats = RankStats(progress, self._node)
         self._handlers = HandlerRegistry(self.job, capabilities, lambda: self.window(REPAIR))
-        self._status_file = begin_status_file(progress, self.rank)
         self._pid = os.getpid()
         self._is_closed = False
         self._endpoint: MetricsEndpoint | None = None
@@ -136,6 +135,7 @@ class Medic(JobReports):
         self._server: ServerConnection | None = None
         self._queue: CommandQueue | None = None
         self._is_receiving = True
+        self._status_file = begin_status_file(progress, self.rank, self._waiting_rollbacks)
         atexit.register(self.close)
         if self.rank != 0:
             return
@@ -196,6 +196,14 @@ class Medic(JobReports):
         """
         waiting = self._queue.waiting if self._queue is not None else self._handlers.in_progress
         return list(waiting.values())
+
+    def _waiting_rollbacks(self) -> list[str]:
+        """The ids of those that have come, and that no handler has begun with."""
+        return [
+            command.id
+            for command in self.unanswered()
+            if isinstance(command.parameters, Rollback) and not command.is_deferred
+        ]
 
     def on(self, action: str, how: str = LIVE, in_force: InForce | None = None) -> Callable[[Handler], Handler]:
         """Register a handler: ``@medic.on("job.rollback")``.

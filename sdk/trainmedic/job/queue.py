@@ -7,7 +7,8 @@ its outcome, which becomes the replies that go to the writer (``trainmedic.wire.
 The queue itself answers each command that does not need the training loop: one for another job or with bad
 parameters (``rejected``), one that comes or waits too long (``expired``), one that an earlier process was busy with
 when it died (``failed``), a repeat, and the undo of a command that was certainly never applied or is no longer in
-force. The undo of a command that may have been forgotten is answered ``failed``, so that it stays owed.
+force. The undo of a command that may have been forgotten is answered ``failed``, so that it stays owed. A rollback that
+an earlier process had only waiting is this one's, where the launcher says so (``job.status_file``).
 
 Each rank owes the server a reply. Where the ranks never came to a command, rank 0 replies the same for all of them.
 """
@@ -23,7 +24,8 @@ import redis
 
 from trainmedic.job.command import JobCommand, OutcomeCallback
 from trainmedic.job.handlers import UNSUPPORTED, HandlerRegistry
-from trainmedic.job.parameters import Parameters, parse
+from trainmedic.job.parameters import Parameters, Rollback, parse
+from trainmedic.job.status_file import waited_before
 from trainmedic.wire import envelope, undoing
 from trainmedic.wire.command_memory import CommandMemory, CommandRecord, RankOutcome
 from trainmedic.wire.output import fitting
@@ -71,6 +73,7 @@ class CommandQueue:
         """Commands that an earlier process had when it ended, by id, until the loop runs: only then is it known what is
         in force of them."""
         self._closed_because: str | None = None
+        self._waited_before = waited_before()
 
     # --- what the receiver's thread calls -----------------------------------------------------------------
 
@@ -134,7 +137,7 @@ class CommandQueue:
         elif record.is_final:
             self._reply_of_all(command.id, record, received.entry)
         elif record.owner != self._memory.owner:
-            self.interrupted[command.id] = received
+            self._take_over_or_answer(received)
         else:
             waiting = self.waiting.get(command.id)
             if waiting is not None:  # the server asks once more, and waits longer
@@ -142,6 +145,16 @@ class CommandQueue:
                 self.reply_so_far(waiting, list(waiting.outcomes))
             if waiting is None or waiting.entry != received.entry:
                 received.drop()
+
+    def _take_over_or_answer(self, received: ReceivedCommand) -> None:
+        """Deal with a command that an earlier process had: whatever it did of a rollback has ended with it."""
+        command = received.command
+        parameters = parse(command.action, command.params) if command.id in self._waited_before else None
+        if not isinstance(parameters, Rollback) or envelope.utc_now() >= command.expires_at:
+            self.interrupted[command.id] = received
+            return
+        self._memory.take_over(received.client, command.id)
+        self.enter(command, parameters, received.entry)
 
     def _was_never_applied(self, client: redis.Redis, action: str, command_id: str) -> bool:
         """Whether the command was certainly not applied, nor will be. `take_due` decides about all others."""

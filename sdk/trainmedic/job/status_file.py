@@ -1,7 +1,9 @@
 """How rank 0 goes, in a file for the launcher that has started it (``trainmedic.launch``): it needs no Redis.
 
 The launcher names a directory in ``TRAINMEDIC_ATTEMPT_DIR``. A thread writes there every two seconds, and after
-each checkpoint, how far the job has come, how long no step was completed, and from when on that is a hang.
+each checkpoint, how far the job has come, how long no step was completed, from when on that is a hang, and which
+rollbacks wait for the loop. The launcher ends a hang for those, and names them in ``TRAINMEDIC_WAITING`` to the next
+attempt, which carries them out.
 """
 
 from __future__ import annotations
@@ -11,20 +13,28 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Callable, Sequence
 
 from trainmedic.job.progress import Progress
 
 FILE_NAME = "rank-0.json"
 VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
+WAITING = "TRAINMEDIC_WAITING"
+"""The variable with the ids of the rollbacks that waited when the attempt before was ended, with commas between."""
+_MOST_WAITING = 16
 _EVERY = 2.0
 _LOOK_EVERY = 0.25
 
 
 class StatusFile:
-    """Writes until it is closed. A directory that cannot be written is passed over: training goes on without."""
+    """Writes until it is closed. A directory that cannot be written is passed over: training goes on without.
 
-    def __init__(self, progress: Progress, directory: Path) -> None:
+    ``waiting`` returns the ids of the rollbacks that wait for the loop.
+    """
+
+    def __init__(self, progress: Progress, directory: Path, waiting: Callable[[], Sequence[str]]) -> None:
         self._progress = progress
+        self._waiting = waiting
         self._path = directory / FILE_NAME
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-status", daemon=True)
@@ -52,6 +62,7 @@ class StatusFile:
             "stall": round(stall.seconds, 1),
             "limit": round(stall.limit, 1),
             "over": self._over.is_set(),
+            "waiting": list(self._waiting())[:_MOST_WAITING],
         }
         unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
@@ -61,7 +72,12 @@ class StatusFile:
             pass  # the launcher then knows less
 
 
-def begin_status_file(progress: Progress, rank: int) -> StatusFile | None:
+def begin_status_file(progress: Progress, rank: int, waiting: Callable[[], Sequence[str]]) -> StatusFile | None:
     """Begin to write, on rank 0 of a job that a launcher has started."""
     directory = os.environ.get(VARIABLE)
-    return StatusFile(progress, Path(directory)) if directory and rank == 0 else None
+    return StatusFile(progress, Path(directory), waiting) if directory and rank == 0 else None
+
+
+def waited_before() -> frozenset[str]:
+    """The ids of the rollbacks that waited for the loop when the attempt before was ended."""
+    return frozenset(filter(None, os.environ.get(WAITING, "").split(",")))

@@ -22,6 +22,9 @@ from trainmedic.launch.output import KeptOutput, OutputCopy
 log = logging.getLogger("trainmedic")
 
 _LOOK_SECONDS = 0.2
+_FOR_A_ROLLBACK = 10.0
+"""Seconds beyond the job's own limit after which a hang is ended for a rollback that waits. A job of one rank has
+interrupted itself by then, where that is possible."""
 _BOUND_EVERY = 5.0
 _OUTPUT_SECONDS = 5.0
 _GUARD = Path(guard.__file__)
@@ -51,6 +54,8 @@ class AttemptEnd:
     exit_code: int
     """Of the command; 128 and the signal's number where a signal has ended it."""
     record: AttemptRecord
+    waiting: tuple[str, ...] = ()
+    """The ids of the rollbacks that waited for its loop."""
 
     @property
     def is_success(self) -> bool:
@@ -65,6 +70,7 @@ class JobAttempt:
         self._lifeline = -1
         self._hung = False
         self._reached = Reached()
+        self._waiting: tuple[str, ...] = ()
         self._status = StatusReader(plan.directory) if plan.directory is not None else None
         self._bounded_at = time.monotonic()
         self._report = b""
@@ -132,11 +138,14 @@ class JobAttempt:
         status = self._status.read() if self._status is not None else None
         if status is not None:
             self._reached = self._reached.further_of(status.reached)
+            self._waiting = status.waiting
             hang_after = self._plan.hang_after
+            if hang_after is not None and status.waiting:
+                hang_after = min(hang_after, _FOR_A_ROLLBACK)
             if hang_after is not None and status.stalled_for > hang_after and not self._hung:
                 self._hung = True
-                message = "the job has completed no step for %.0f s longer than its steps take; the attempt is ended"
-                log.error(message, status.stalled_for)
+                message = "the job has completed no step for %.0f s longer than its steps take%s; the attempt is ended"
+                log.error(message, status.stalled_for, ", and a rollback waits" if status.waiting else "")
                 self.stop(15)
         if time.monotonic() - self._bounded_at > _BOUND_EVERY:
             self._bounded_at = time.monotonic()
@@ -158,7 +167,7 @@ class JobAttempt:
         else:
             cause = Cause(status, kind)
         record = AttemptRecord(self._plan.number, cause, self._reached, ranks)
-        return AttemptEnd(status if status >= 0 else 128 - status, record)
+        return AttemptEnd(status if status >= 0 else 128 - status, record, self._waiting)
 
     def _end_orphans(self) -> None:
         """Where the guard was killed, what it guarded is below this process now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from trainmedic.job.status_file import FILE_NAME
 from trainmedic.launch.causes import Reached
 
 _LARGEST = 4096
+_ID = re.compile(r"[0-9a-f-]{36}\Z")
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class JobStatus:
     reached: Reached
     stalled_for: float
     """Seconds beyond the limit from which on its stall is a hang; 0 where it does not hang."""
+    waiting: tuple[str, ...] = ()
+    """The ids of the rollbacks that wait for its loop."""
 
 
 class StatusReader:
@@ -39,13 +43,14 @@ class StatusReader:
             fields = json.loads(raw)
             reached = Reached(_whole(fields["step"]), _whole(fields["checkpoint"]))
             stall, limit, is_over = float(fields["stall"]), float(fields["limit"]), bool(fields["over"])
+            waiting = tuple(each for each in fields.get("waiting", ()) if isinstance(each, str) and _ID.match(each))
         except (OSError, ValueError, KeyError, TypeError):
             return None
         now = time.monotonic()
         if raw != self._raw:
             self._raw, self._changed_at = raw, now
         excess = stall + (now - self._changed_at) - limit
-        return JobStatus(reached, 0.0 if is_over else max(excess, 0.0))
+        return JobStatus(reached, 0.0 if is_over else max(excess, 0.0), waiting)
 
 
 def _whole(value: object) -> int:

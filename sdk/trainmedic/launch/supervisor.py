@@ -58,6 +58,8 @@ class Supervisor:
         """Those that have come and were not passed on."""
         self._failed: list[AttemptRecord] = []
         self._had_rank_0 = False
+        self._waiting: tuple[str, ...] = ()
+        """The ids of the rollbacks that waited when the last attempt ended."""
 
     def run(self) -> int:
         """Return the exit code of the last attempt."""
@@ -135,12 +137,14 @@ class Supervisor:
                 attempt.stop(signal.SIGTERM)
 
         try:
-            return attempt.run(look_around)
+            end = attempt.run(look_around)
+            self._waiting = end.waiting
+            return end
         finally:
             self._had_rank_0 = directory is not None and (directory / status_file.FILE_NAME).exists()
 
     def _environment(self, number: int) -> dict[str, str]:
-        environment = {**os.environ, "TRAINMEDIC_ATTEMPT": str(number)}
+        environment = {**os.environ, "TRAINMEDIC_ATTEMPT": str(number), status_file.WAITING: ",".join(self._waiting)}
         if self._link is not None:
             environment[TOLD_BY_LAUNCHER] = self._link.job
         if self._options.nodes is not None:

@@ -196,6 +196,13 @@ class CommandMemory:
             self.remember(command_id, mine)
         return None
 
+    def take_over(self, client: redis.Redis, command_id: str) -> None:
+        """Enter a command as ours to apply that an earlier process had entered."""
+        mine = CommandRecord(self.owner, envelope.ACCEPTED)
+        with self._marking:
+            client.set(self.key(command_id), self.entry(command_id, mine), ex=SECONDS)
+            self.remember(command_id, mine)
+
     def revoke(self, client: redis.Redis, command_id: str) -> None:
         """Make sure that a command is never applied: its undo came before it was."""
         record = CommandRecord(self.owner, envelope.REJECTED, {"reason": _TAKEN_BACK})

@@ -6,13 +6,17 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import RedisServer
 from tests.integration.launch.launched import Launched
+from tests.support.command_sender import Commander
+from tests.support.programs import eventually
 
 Launch = Callable[..., Launched]
 STEPS = 40
@@ -58,6 +62,32 @@ def test_a_hang_in_a_collective_is_ended_and_the_job_goes_on(launch: Launch, tmp
     assert job.wait() == 0, job.printed()
     (failed,) = job.attempts()
     assert (failed["cause"], failed["checkpoint"]) == ("the job hung", 20)
+    assert result(tmp_path) == {**undisturbed, "resumed": 20}
+
+
+def test_a_rollback_that_waits_ends_the_hang_and_is_carried_out_by_the_next_attempt(
+    launch: Launch, tmp_path: Path, undisturbed: Any, redis_server: RedisServer
+) -> None:
+    """Long before the hang would be ended by itself. It goes where it was to go, and not just to the newest checkpoint;
+    each rank answers it, and the training comes to what it would have come to."""
+    commander = Commander(redis_server.url, "fragile")
+    options = ("--delay=0s", "--hang-after=1h", "--grace=5s")
+    job = launch(torchrun(tmp_path, "hangs"), *options, STEP_SECONDS="0.2", TRAINMEDIC_REDIS_URL=redis_server.url)
+    try:
+        eventually(lambda: (tmp_path / "checkpoints" / "step-00000020").exists(), 90, "the checkpoint of step 20")
+        time.sleep(2)  # the rank hangs at step 25, 1 s later
+        command = commander.send("job.rollback", 300.0, step=10)
+        assert job.wait() == 0, job.printed()
+        final = {reply.rank: reply for reply in commander.replies(command) if reply.is_final}
+    finally:
+        commander.close()
+    (failed,) = job.attempts()
+    assert (failed["cause"], failed["checkpoint"]) == ("the job hung", 20)
+    assert "and a rollback waits; the attempt is ended" in job.printed()
+    assert {rank: (reply.status, reply.output["step"]) for rank, reply in final.items()} == {
+        0: ("applied", 10),
+        1: ("applied", 10),
+    }
     assert result(tmp_path) == {**undisturbed, "resumed": 20}
 
 
