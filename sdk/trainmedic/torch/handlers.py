@@ -219,7 +219,7 @@ class CommandHandlers:
 
     def _batches_change(self) -> None:
         """Other batches come from now on, so none of them is compared with those of before."""
-        self._verification.finish("a command has changed the batches")
+        self._verification.end("a command has changed the batches")
         self._training.batch_log.forget(OTHER_BATCHES)
 
     def _scaled_accumulation(self, factors: Mapping[str, float]) -> int:

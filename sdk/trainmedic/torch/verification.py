@@ -106,6 +106,11 @@ class RollbackVerification:
         if self._pending is not None and not self._pending.command.is_answered:
             self._answer(because)
 
+    def end(self, because: str) -> None:
+        """As `finish`; and nothing more is compared, because from here on other batches come than were expected."""
+        self.finish(because)
+        self._pending = None
+
     def _answer(self, ended_because: str) -> None:
         """Answer; where batches are still to come, they are compared for the log alone."""
         pending = self._pending

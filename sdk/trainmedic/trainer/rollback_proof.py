@@ -126,7 +126,7 @@ class RollbackProof:
             self._is_back, self._skipped_at_first = False, self._skipped()
             self.batch_log.go_back(self._place, epoch, self._skipped_at_first, why_not)
         elif self._skipped() != self._skipped_at_first:
-            self.finish(_SKIPPED_MORE)
+            self._verification.end(_SKIPPED_MORE)
         self._verification.batch_drawn(batch, epoch, before)
 
     # --- the answer -------------------------------------------------------------------------------------

@@ -38,9 +38,10 @@ def train_huggingface(directory: Path, medic: trainmedic.Medic, **acts: Any) -> 
 
 def fit_lightning(directory: Path, medic: trainmedic.Medic, **acts: Any) -> line.Script:
     """The same in Lightning."""
+    data = acts.pop("data", None) or line.Points(400)
     script = line.Script(**acts)
     trainer = line.make_trainer(directory, script, max_steps=60)
-    trainmedic.lightning.fit(trainer, line.Line(), line.loader(line.Points(400)), medic=medic, limits=QUICK)
+    trainmedic.lightning.fit(trainer, line.Line(), line.loader(data), medic=medic, limits=QUICK)
     return script
 
 
@@ -73,6 +74,20 @@ def test_where_training_ends_first_the_answer_says_how_far_it_came(
     reply = sent.reply()
     assert reply.status == "applied"
     assert verified(reply)[1] == {"compared": 8, "agreed": 8}
+
+
+@pytest.mark.parametrize(("train", "data"), [(train_huggingface, hf.Windows(120)), (fit_lightning, line.Points(120))])
+def test_a_skip_over_the_end_of_an_epoch_is_compared_up_to_there(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, data: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest is left out of the next epoch; what comes behind it is no mismatch, in the log as little as in the
+    answer."""
+    train(tmp_path, medic, data=data, at_37=sent("job.rollback", step=20, skip_batches=12))
+    reply = sent.reply()
+    assert reply.status == "applied"
+    why = "the epoch ended, and further batches are left out in the next"
+    assert verified(reply)[1] == {"compared": 1, "agreed": 1, "why": why}
+    assert "other batches come" not in caplog.text
 
 
 class Changing(hf.Windows):

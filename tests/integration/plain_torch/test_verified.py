@@ -214,13 +214,16 @@ def test_a_loader_of_the_users_own_is_compared_too(begin: Begin, tmp_path: Path)
         ("job.dataloader_workers", {"count": 1}, "a command has changed the batches"),
     ],
 )
-def test_a_command_in_between_ends_the_wait(begin: Begin, action: str, params: dict[str, Any], why: str) -> None:
-    """The answer says what was compared by then, and why no more."""
+def test_a_command_in_between_ends_the_wait(
+    begin: Begin, action: str, params: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer says what was compared by then, and why no more; nor does the log call other batches a mismatch."""
     training = begin()
     training.train(40, {30: training.order("job.rollback", step=10)}, {33: training.order(action, **params)})
     first, second = training.replies()
     assert (first.status, second.status) == ("applied", "applied")
     assert batches_of(first) == {"compared": 3, "agreed": 3, "why": why}
+    assert "other batches come" not in caplog.text
 
 
 def test_a_command_that_changes_no_batches_does_not(begin: Begin) -> None:
