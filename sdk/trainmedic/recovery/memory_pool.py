@@ -109,7 +109,7 @@ class SlotPool:
         if count < LEAST:
             self.problem = (
                 f"{LEAST} of {_megabytes(size)} each would be needed, and the limit is {_megabytes(self._limit)}: "
-                "attach(memory_limit=...)"
+                "Memory(limit=...)"
             )
             self.clear()
             return

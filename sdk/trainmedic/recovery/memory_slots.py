@@ -132,10 +132,10 @@ class Slot:
         return slot
 
     def complete(self, mark: SlotMark) -> None:
-        """Mark what was written as complete. Raises OSError."""
+        """Mark what was written as complete. Raises OSError where no other process will find it."""
+        self.mark = mark
         if self.file is not None:
             write_mark(self.file, mark)
-        self.mark = mark
 
     def clear(self) -> None:
         """Nothing in it counts any more."""

@@ -20,7 +20,7 @@ from trainmedic.recovery import checkpoints
 from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, scaled_whole
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.choice import Choice, agree, choose
-from trainmedic.recovery.health import Onset, onset_of
+from trainmedic.recovery.health import Onset, onset_of, problem
 from trainmedic.recovery.rollback_budget import RollbackCount
 from trainmedic.torch import randomness
 from trainmedic.torch.checkpoints.checkpoint_storage import (
@@ -110,15 +110,11 @@ class CheckpointRestore:
         if training.storage is None:
             return None
         group = training.medic.group("resume")
-        candidates = checkpoints.as_seen_by_rank_0(
-            group, lambda: checkpoints.healthy_first(self._storage.checkpoints())
-        )
+        candidates = checkpoints.as_seen_by_rank_0(group, self._in_order_of_restart)
         if not candidates:
             training.changes.forget()
             training.budget.reset()
             return None
-        # Beside others the checkpoint of step 0 will not do: from there they would all be overwritten.
-        candidates = [checkpoint for checkpoint in candidates if checkpoint.step] or candidates
         try:
             loaded, _ = self._load(candidates, group, resumed=True)
         except UnusableCheckpoint as error:
@@ -127,6 +123,30 @@ class CheckpointRestore:
         if loaded.unusable:
             log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(loaded.unusable))
         return training.global_step
+
+    def begin(self) -> None:
+        """Before the first step: say so where the training does not go on from what is there."""
+        if self._foreign:
+            message = (
+                "%s: %s holds %d checkpoints of an earlier training, which this one did not resume; it will "
+                "overwrite and delete them. To keep them, stop it and call run.resume(), or give it another directory"
+            )
+            log.warning(message, self._job, self._storage.directory, len(self._foreign))
+
+    def _in_order_of_restart(self) -> list[SavedCheckpoint]:
+        """The complete checkpoints in the order in which they are tried; the log says where ill ones are left behind,
+        or are all that there is."""
+        ordered = checkpoints.healthy_first(self._storage.checkpoints())
+        healthy = [checkpoint for checkpoint in ordered if not problem(checkpoint.health)]
+        if any(checkpoint.step for checkpoint in healthy):
+            # Beside others the checkpoint of step 0 will not do: from there they would all be overwritten.
+            ordered = [checkpoint for checkpoint in ordered if checkpoint.step]
+        newest = max(ordered, key=lambda checkpoint: (checkpoint.at, checkpoint.step), default=None)
+        why = "" if newest is None else problem(newest.health)
+        if newest is not None and why:
+            what = "an older one is tried first" if healthy else "so are all that there are"
+            log.warning("%s: the newest checkpoint, %s, is ill, and %s: %s", self._job, newest.name, what, why)
+        return ordered
 
     @property
     def _storage(self) -> CheckpointStorage:

@@ -69,7 +69,7 @@ class Run:
         self._boundary = StepBoundary(training, self._writer, self._restore, pause, self._verification, every)
         self._saves_at_start = at_start and every is not None
         self._memory_start = memory_start
-        self._is_begun = not self._saves_at_start and memory_start is None
+        self._is_begun = False
         handlers = CommandHandlers(training, self._writer, self._restore, pause, self._verification, accumulates)
         handlers.register()
 
@@ -222,6 +222,7 @@ class Run:
     def _begin(self) -> None:
         """Before the first step."""
         self._is_begun = True
+        self._restore.begin()
         self._begin_memory(resumes=False)
         self._save_at_start()
 

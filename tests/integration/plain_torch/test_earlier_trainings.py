@@ -27,6 +27,21 @@ def test_a_new_training_does_not_go_back_to_an_old_one(begin: Begin) -> None:
         assert (second.status, second.output["step"]) == ("applied", 10)
 
 
+@pytest.mark.parametrize("resumes", [True, False])
+def test_who_may_have_forgotten_to_resume_is_told_so(
+    begin: Begin, caplog: pytest.LogCaptureFixture, resumes: bool
+) -> None:
+    """Before the first step, when nothing is overwritten yet."""
+    old = begin()
+    old.train(25)
+    old.run.close()
+    new = begin()
+    if resumes:
+        new.run.resume()
+    new.train(26)
+    assert ("holds 3 checkpoints of an earlier training" in caplog.text) == (not resumes)
+
+
 def test_a_resumed_training_goes_back_to_what_it_had_saved_before(begin: Begin) -> None:
     """To before the point that it was resumed from, too."""
     begin().train(25)

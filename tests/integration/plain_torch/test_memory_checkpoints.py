@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,26 @@ def test_an_end_in_order_leaves_nothing_in_memory(begin: Begin, tmp_path: Path, 
     training.run.close()
     assert list(shared.rglob("*")) == [next(shared.iterdir())]
     assert begin(**options(tmp_path)).run.resume() == 0
+
+
+def test_where_shared_memory_was_swept_rollbacks_have_it_still(
+    begin: Begin, tmp_path: Path, shared: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a login manager removes what its user has left. Only a restart does not find it, which the log says,
+    once."""
+    training = begin(**options(tmp_path))
+
+    def sweep() -> None:
+        settled(training)
+        shutil.rmtree(next(shared.iterdir()))
+
+    wait: dict[int, Any] = {step: pause(training) for step in range(4, 60)}
+    training.train(53, wait | {22: sweep, 52: training.order("job.rollback", steps_back=1)})
+    (output,) = training.outputs()
+    assert output["checkpoint"].startswith("memory-step-00000050-")
+    assert output["verified"]["parameters"]["agreed"] == output["verified"]["parameters"]["compared"] > 0
+    assert caplog.text.count("a restart will not find the checkpoints in memory") == 1
+    assert "Traceback" not in caplog.text
 
 
 def test_what_was_damaged_in_memory_is_passed_over(begin: Begin, tmp_path: Path, shared: Path) -> None:

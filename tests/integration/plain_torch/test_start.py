@@ -177,6 +177,34 @@ def test_a_training_that_begins_anew_deletes_nothing_for_it(begin: Begin) -> Non
     assert steps_found(anew) == [0, 10, 20, 30]
 
 
+@pytest.mark.parametrize("ill_from", [1, 15])
+def test_a_restart_leaves_ill_checkpoints_behind(begin: Begin, caplog: pytest.LogCaptureFixture, ill_from: int) -> None:
+    """Though it costs all that there was: from the checkpoint of step 0, where every later one is ill. The log says
+    so."""
+    first = begin()
+
+    def spoil() -> None:
+        with torch.no_grad():
+            first.model[0].weight[0, 0] = float("nan")
+
+    first.train(35, {ill_from: spoil})
+    first.run.close()
+    second = begin()
+    assert second.run.resume() == ill_from // 10 * 10
+    assert all(parameter.isfinite().all() for parameter in second.model.parameters())
+    assert "the newest checkpoint, step-00000030, is ill, and an older one is tried first: its weights" in caplog.text
+
+
+def test_where_all_are_ill_the_log_says_so(begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
+    first = begin()
+    with torch.no_grad():
+        first.model[0].weight[0, 0] = float("nan")
+    first.train(25)
+    first.run.close()
+    assert begin().run.resume() == 20
+    assert "the newest checkpoint, step-00000020, is ill, and so are all that there are" in caplog.text
+
+
 def test_functions_of_ones_own_write_it_too(begin: Begin) -> None:
     """With step 0; not where the run goes on from one of them."""
     written: list[SavedCheckpoint] = []

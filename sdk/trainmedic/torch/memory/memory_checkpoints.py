@@ -98,6 +98,7 @@ class MemoryCheckpoints:
         self._new_group = new_group
         self._contents = contents
         self._failures = 0
+        self._is_hidden = False  # whether what is complete could not be marked for other processes
         self._latest: tuple[str, Slot] | None = None
         self._judging: tuple[Sequence[Place], Sequence[int]] = ((), ())
         self._taker: SnapshotTaker | None = None
@@ -213,6 +214,10 @@ class MemoryCheckpoints:
             finite = {"finite": all_finite(views[number] for number in judged)} if judged else {}
             facts = {"checksum": slot.checksum(mark.size), "health": {**(mark.health or {}), **finite}}
             slot.complete(SlotMark(**{**vars(mark), **facts}))
+        except OSError as error:  # what is mapped stays, whatever becomes of the file's name
+            if not self._is_hidden:
+                self._is_hidden = True
+                log.warning("%s: a restart will not find the checkpoints in memory: %s", self._job, error)
         finally:
             pool.release(slot)
 
