@@ -138,6 +138,16 @@ def test_what_is_not_there_ends_with_5(command_line: CommandLine) -> None:
     assert "019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a" in missing.err
 
 
+def test_a_job_that_is_not_remembered_cannot_be_said_to_have_ended(command_line: CommandLine) -> None:
+    """Whatever its name is made of; nor may a viewer say so, nor anybody without a note."""
+    for job in ("llm-9", "team/llm 9?#"):
+        refused = command_line.run("jobs", "end", job, "--note", "by scancel")
+        assert refused.code == 5, refused
+        assert "No job of that name is remembered" in refused.err
+    assert command_line.run("jobs", "end", "llm-9", "--note", "x", TRAINMEDIC_TOKEN="look").code == 4
+    assert command_line.run("jobs", "end", "llm-9").code == 2
+
+
 def test_a_token_that_may_not_ends_with_4(command_line: CommandLine) -> None:
     """Unknown tokens and tokens without the role, each with its reason."""
     assert command_line.run("history", TRAINMEDIC_TOKEN="guess").code == 4
@@ -254,7 +264,18 @@ def test_following_shows_what_happens(command_line: CommandLine, tmp_path: Path)
 def test_the_whole_help_can_be_read() -> None:
     """Every command and subcommand explains itself, the exit codes included."""
     assert "Exit codes:" in CommandLine("").run("--help").out
-    for command in ("serve", "status", "history", "history show", "runs", "runs undo", "pause", "resume", "playbook"):
+    for command in (
+        "serve",
+        "status",
+        "history",
+        "history show",
+        "runs",
+        "runs undo",
+        "jobs end",
+        "pause",
+        "resume",
+        "playbook",
+    ):
         helped = CommandLine("").run(*command.split(), "--help")
         assert helped.code == 0, helped.err
         assert "Usage:" in helped.out

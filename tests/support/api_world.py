@@ -23,6 +23,7 @@ from trainmedic.wire.envelope import new_id
 from trainmedic_server import errors
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import AlertRecord, Delivery
+from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.playbook import Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status
 from trainmedic_server.domain.target import Target, TargetKind
@@ -166,6 +167,21 @@ class MemoryEngine:
         return self.controls
 
 
+@dataclass
+class MemoryLives:
+    """What is known of jobs: of ``llm-1`` that it is gone, of ``llm-2`` that it is there."""
+
+    ended: list[tuple[str, str, str]] = field(default_factory=list)
+
+    async def end(self, job: str, actor: str, note: str) -> JobLife:
+        if job == "llm-2":
+            raise errors.Conflict("The job is not gone: it is present.")
+        if job not in ("llm-1", "team/llm-1"):
+            raise errors.NotFound("No job of that name is remembered.")
+        self.ended.append((job, actor, note))
+        return JobLife(job, LifeState.ENDED, START, reason=note)
+
+
 @dataclass(frozen=True)
 class MemoryBook:
     definition: Playbook
@@ -233,8 +249,10 @@ class World:
 
     def __post_init__(self) -> None:
         self.engine = MemoryEngine(self.history)
+        self.lives = MemoryLives()
         self.app: FastAPI = create_app(
             engine=self.engine,
+            job_lives=self.lives,
             runs=self.history,
             catalog=self.catalog,
             bus=self.bus,  # type: ignore[arg-type]

@@ -40,6 +40,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "status": _CommandEntry("operations", "Show whether the server is well, and what it is doing."),
     "history": _CommandEntry("history", "Show what was done, and why."),
     "runs": _CommandEntry("runs", "Approve, reject, cancel or undo a run."),
+    "jobs": _CommandEntry("jobs", "Say that a job which is gone was meant to end."),
     "pause": _CommandEntry("operations", "Stop new repairs; undo still runs."),
     "resume": _CommandEntry("operations", "Allow new repairs again."),
     "playbook": _CommandEntry("playbook", "Check, explain and test playbooks, without a server."),

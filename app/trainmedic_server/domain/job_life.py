@@ -129,6 +129,17 @@ def _applied(life: JobLife, notice: Notice, now: datetime) -> LifeChange:
             return LifeChange(gone, notices.GONE, notice.reason)
 
 
+def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | None:
+    """What it changes that a person says that the job was meant to end; None where the job is not gone.
+
+    Whoever is heard of after that is the job again, the same process too.
+    """
+    if life.state is not LifeState.GONE:
+        return None
+    ended = replace(life, state=LifeState.ENDED, since=now, instance="", reason=note)
+    return LifeChange(ended, notices.ENDED, note)
+
+
 def is_forgotten(life: JobLife, kept_since: datetime) -> bool:
     """Whether the job need not be remembered any more, where `kept_since` is `KEPT` ago."""
     return life.state is not LifeState.PRESENT and life.since < kept_since

@@ -5,7 +5,7 @@ what Redis did not answer meanwhile counts for nothing, for then all jobs vanish
 are kept in the run store, so that a restart of the server forgets no job, and a downtime makes none seem gone.
 
 Only jobs whose SDK says how it ends (``says_end`` in their presence) are watched. Who calls it: ``wiring`` runs `watch`
-beside the engine. Not here: the rules (`domain.job_life`).
+beside the engine, and the API `end` for a person. Not here: the rules (`domain.job_life`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain import job_life
 from trainmedic_server.domain.job_life import JobLife, LifeChange, LifeState
 from trainmedic_server.domain.run import Event
-from trainmedic_server.errors import BusUnavailable, StoreUnavailable
+from trainmedic_server.errors import BusUnavailable, Conflict, NotFound, StoreUnavailable
 from trainmedic_server.ports.jobs import ArrivedNotice, JobSource
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -59,6 +59,8 @@ class JobWatch:
         """By kind and name, when the presence that was last heard was written: what does not change is no sign."""
         self._missing_since: dict[str, float] = {}
         self._looked_at: float | None = None
+        self._looking = asyncio.Lock()
+        """Held by whoever changes the records."""
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -81,12 +83,38 @@ class JobWatch:
 
     async def look(self) -> None:
         """Look once. Raises BusUnavailable, StoreUnavailable."""
+        async with self._looking:
+            await self._look()
+
+    async def end(self, job: str, actor: str, note: str) -> JobLife:
+        """A person says that a job which is gone was meant to end; what is known of it then.
+
+        Raises NotFound, Conflict, StoreUnavailable.
+        """
+        async with self._looking:
+            lives = dict(await self._known_lives())
+            life = lives.get(job)
+            if life is None:
+                raise NotFound("No job of that name is remembered.")
+            change = job_life.ended_on_purpose(life, note, self._clock.now())
+            if change is None:
+                raise Conflict(f"The job is not gone: it is {life.state}.")
+            lives[job] = change.life
+            await self._keep(lives, [change], [], actor)
+            self._lives = lives
+            self._metrics.jobs.show(list(lives.values()))
+            return change.life
+
+    async def _known_lives(self) -> dict[str, JobLife]:
         if self._lives is None:
-            lives = await self._store.transact(lambda tx: tx.job_lives())
-            self._lives = {life.name: life for life in lives}
+            self._lives = {life.name: life for life in await self._store.transact(lambda tx: tx.job_lives())}
+        return self._lives
+
+    async def _look(self) -> None:
+        known = await self._known_lives()
         arrived = self._source.notices()
         jobs, launchers = await asyncio.gather(self._source.jobs(), self._source.launchers())
-        lives_now = dict(self._lives)
+        lives_now = dict(known)
         changes = list(self._changes(lives_now, arrived, jobs, launchers))
         dropped = self._dropped(lives_now)
         if changes or dropped:
@@ -158,10 +186,16 @@ class JobWatch:
             del lives[life.name]
         return dropped + [lives.pop(life.name) for life in job_life.overcrowding(lives.values(), MOST_JOBS)]
 
-    async def _keep(self, lives: dict[str, JobLife], changes: Sequence[LifeChange], dropped: Sequence[JobLife]) -> None:
+    async def _keep(
+        self,
+        lives: dict[str, JobLife],
+        changes: Sequence[LifeChange],
+        dropped: Sequence[JobLife],
+        actor: str = "trainmedic",
+    ) -> None:
         now = self._clock.now()
         changed = {change.life.name for change in changes} & lives.keys()
-        events = [_event(change, now) for change in changes if change.event is not None]
+        events = [_event(change, now, actor) for change in changes if change.event is not None]
         events += [
             Event("job_forgotten", now, data={"job": life.name}) for life in dropped if life.state is LifeState.GONE
         ]
@@ -187,6 +221,6 @@ def _taken(lives: dict[str, JobLife], change: LifeChange | None) -> Iterator[Lif
         yield change
 
 
-def _event(change: LifeChange, now: datetime) -> Event:
+def _event(change: LifeChange, now: datetime, actor: str) -> Event:
     data = {"job": change.life.name, **({"reason": change.reason} if change.reason else {})}
-    return Event(str(change.event), now, data=data)
+    return Event(str(change.event), now, actor=actor, data=data)

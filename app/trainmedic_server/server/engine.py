@@ -1,7 +1,7 @@
 """The API's interfaces to the engine and to the playbooks.
 
-``engine.service.Engine`` and ``catalog.library.Library`` satisfy them. The server imports neither, so that
-its tests run on an engine and a catalog of their own.
+``engine.service.Engine``, ``engine.job_watch.JobWatch`` and ``catalog.library.Library`` satisfy them. The server
+imports none of them, so that its tests run on an engine and a catalog of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
+from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.run import Controls, OrderKind, Run
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
@@ -33,6 +34,14 @@ class EnginePort(Protocol):
 
     @property
     def controls(self) -> Controls: ...
+
+
+class JobLivesPort(Protocol):
+    """What is known of whether jobs live."""
+
+    async def end(self, job: str, actor: str, note: str) -> JobLife:
+        """A person says that a job which is gone was meant to end. Raises NotFound, Conflict, StoreUnavailable."""
+        ...
 
 
 class CatalogPort(Protocol):

@@ -20,7 +20,7 @@ from trainmedic_server.server import events, history, jobs, operations, problems
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader
-from trainmedic_server.server.engine import CatalogPort, EnginePort
+from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.read_turns import ReadTurns
@@ -35,12 +35,19 @@ Errors are `application/problem+json` (RFC 9457). A token is given as Bearer, or
 Basic with any user name; where no tokens are configured, none is asked for."""
 _WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
 # Models of bodies that our handlers read themselves, which FastAPI therefore does not put into the document.
-_READ_BY_HANDLERS = (schemas.AlertmanagerPayload, operations.OrderBody, operations.ResumeBody)
+_READ_BY_HANDLERS = (
+    schemas.AlertmanagerPayload,
+    operations.OrderBody,
+    operations.CloseBody,
+    operations.EndBody,
+    operations.ResumeBody,
+)
 
 
 def create_app(
     *,
     engine: EnginePort,
+    job_lives: JobLivesPort,
     runs: History,
     catalog: CatalogPort,
     bus: CommandBus,
@@ -78,6 +85,7 @@ def create_app(
     app.include_router(events.router(feed, auth, limits))
     app.include_router(operations.orders(engine, auth, bodies))
     app.include_router(operations.overview(catalog, runs, bus, auth, reads))
+    app.include_router(operations.job_orders(job_lives, auth, bodies))
     app.include_router(jobs.router(bus, cluster_topology, clock, auth))
     app.include_router(status.router(engine, store, bus, catalog, clock, clock_watch, metrics, limits, redis_caveat))
     problems.register(app)

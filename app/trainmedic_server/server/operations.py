@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainmedic_server.domain import contradictions
+from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, OrderKind
 from trainmedic_server.domain.topology import AgentTopology
@@ -20,7 +21,7 @@ from trainmedic_server.ports.store import History
 from trainmedic_server.server import views
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.body import BodyReader, parse_json
-from trainmedic_server.server.engine import CatalogPort, EnginePort
+from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort
 from trainmedic_server.server.history import RunId
 from trainmedic_server.server.limits import KIB
 from trainmedic_server.server.presences import PresenceView, members_of
@@ -46,6 +47,25 @@ class CloseBody(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the node is gone, and the card with it"}]})
 
     note: str = Field(min_length=1, max_length=1000, pattern=r"^[^\x00]*\S[^\x00]*$")
+
+
+class EndBody(BaseModel):
+    """Who has ended the job, and why; recorded."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"note": "ended by scancel, its node was needed"}]})
+
+    note: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00]*\S[^\x00]*$")
+
+
+class JobLifeView(BaseModel):
+    """What is known of whether a job lives."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    state: LifeState
+    since: datetime
+    reason: str
 
 
 class ResumeBody(BaseModel):
@@ -107,6 +127,27 @@ class PlaybookList(BaseModel):
 
 class PresenceList(BaseModel):
     items: list[PresenceView]
+
+
+def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+    """The route ``POST /jobs/{job}/end``."""
+    routes = APIRouter(tags=["operations"])
+
+    @routes.post(
+        "/jobs/{job:path}/end",
+        summary="Say that a job which is gone was meant to end",
+        response_model=JobLifeView,
+        responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+        openapi_extra=_body_schema(EndBody),
+    )
+    async def end(
+        request: Request, job: str, actor: Principal = Depends(requires(auth, TokenRole.OPERATOR))
+    ) -> JobLifeView:
+        """It does not count as gone any more; where it is heard of again it is back."""
+        body = await _body(bodies, request, EndBody)
+        return JobLifeView.model_validate(await lives.end(job, actor.name, body.note.strip()))
+
+    return routes
 
 
 def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRouter:

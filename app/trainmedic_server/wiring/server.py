@@ -145,8 +145,7 @@ class TrainmedicServer:
 
         With PostgreSQL, `session` is the one that has the lock.
         """
-        settings, clock, metrics = self._settings, self._clock, self._metrics
-        authenticator = self._authenticator()
+        settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
         written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
 
         async with contextlib.AsyncExitStack() as stack:
@@ -172,11 +171,12 @@ class TrainmedicServer:
             )
             limits, alerts, topology_now = settings.limits, services.alertmanager, topology.topology
             engine = Engine(store, catalog, actions, clock, limits, metrics, topology_now, alerts, store.fence, clock)
-            await self._start_work(stack, bus, store, topology, engine)
+            job_lives = await self._start_work(stack, bus, store, topology, engine)
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
             await stack.enter_async_context(_background(self._prune(store, engine), "retention"))
             yield factory.create_app(
                 engine=engine,
+                job_lives=job_lives,
                 runs=store,
                 store=store,
                 catalog=catalog,
@@ -193,7 +193,7 @@ class TrainmedicServer:
 
     async def _start_work(
         self, stack: contextlib.AsyncExitStack, bus: RedisBus, store: RunStore, topology: TopologyWatch, engine: Engine
-    ) -> None:
+    ) -> JobWatch:
         """Start the bus, the topology, the engine and the watch over jobs, in this order; `stack` stops them."""
         await bus.start()
         stack.push_async_callback(bus.close)
@@ -203,10 +203,11 @@ class TrainmedicServer:
         await stack.enter_async_context(_background(topology.watch(), "whereabouts"))
         await engine.start()
         stack.push_async_callback(engine.stop)
-        jobs = JobWatch(bus, store, self._clock, self._metrics, engine.ago)
-        await stack.enter_async_context(_background(jobs.watch(), "jobs"))
+        job_lives = JobWatch(bus, store, self._clock, self._metrics, engine.ago)
+        await stack.enter_async_context(_background(job_lives.watch(), "jobs"))
         self._metrics.working.set(1)
         stack.callback(self._metrics.working.set, 0)
+        return job_lives
 
     def _authenticator(self) -> auth.Authenticator:
         """The tokens that are set. Raises ConfigurationError where the address must not be served with them."""

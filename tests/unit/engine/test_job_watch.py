@@ -16,7 +16,7 @@ from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.job_life import GONE_AFTER, KEPT, LifeState
 from trainmedic_server.engine import job_watch
 from trainmedic_server.engine.job_watch import LOOK_EVERY, JobWatch
-from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.errors import BusUnavailable, Conflict, NotFound
 from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.simulation.virtual_time import VirtualClock
@@ -267,3 +267,40 @@ async def test_a_launcher_whose_node_is_left_out_keeps_no_job_alive(watching: Wa
     del watching.redis.living["llm-1"]
     await watching.pass_by(PATIENCE)
     assert watching.gone("llm-1") == 1
+
+
+async def test_a_person_ends_the_alarm_about_a_job_that_was_meant_to_end(watching: Watching) -> None:
+    """With the name and the note in the history; it stays so over a restart of the server, and nobody says it twice."""
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(PATIENCE)
+    await watching.watch.end("llm-1", "ann", "ended by scancel")
+    assert watching.gone("llm-1") == 0
+    watching.begin()
+    await watching.pass_by(PATIENCE)
+    assert watching.gone("llm-1") == 0
+    *_, last = await watching.store.events_after(0, 10)
+    assert (last.kind, last.actor) == ("job_ended", "ann")
+    assert last.data == {"job": "llm-1", "reason": "ended by scancel"}
+    with pytest.raises(Conflict, match="it is ended"):
+        await watching.watch.end("llm-1", "ann", "again")
+
+
+async def test_a_job_that_a_person_took_for_ended_can_come_back_and_die(watching: Watching) -> None:
+    """The same process too, which a broken network had cut off."""
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(PATIENCE)
+    await watching.watch.end("llm-1", "ann", "ended by scancel")
+    watching.redis.living["llm-1"] = INSTANCE
+    await watching.pass_by(LOOK_EVERY)
+    with pytest.raises(Conflict, match="it is present"):
+        await watching.watch.end("llm-1", "ann", "too early")
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(PATIENCE)
+    assert watching.gone("llm-1") == 1
+
+
+async def test_of_a_job_that_nobody_has_heard_of_nothing_can_be_said(watching: Watching) -> None:
+    """By a server that has not looked yet, too."""
+    watching.begin()
+    with pytest.raises(NotFound):
+        await watching.watch.end("llm-9", "ann", "ended")

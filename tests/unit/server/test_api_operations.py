@@ -238,3 +238,36 @@ async def test_the_openapi_document_is_complete() -> None:
                 if int(code) >= 400 and path != "/ready":
                     assert list(response["content"]) == ["application/problem+json"]
     assert "Undefined" not in str(document)
+
+
+async def test_that_a_job_was_meant_to_end_is_passed_on_with_the_actor_and_the_note() -> None:
+    """Its name may have a slash."""
+    world = world_with_tokens()
+    async with world.client() as client:
+        for job in ("llm-1", "team/llm-1"):
+            answer = await client.post(f"/jobs/{job}/end", json={"note": " by scancel "}, headers=OPERATOR)
+            assert answer.status_code == 200, answer.text
+            assert answer.json() == {
+                "name": job,
+                "state": "ended",
+                "since": "2026-01-31T12:00:00Z",
+                "reason": "by scancel",
+            }
+    assert world.lives.ended == [("llm-1", "operator", "by scancel"), ("team/llm-1", "operator", "by scancel")]
+
+
+async def test_only_an_operator_ends_a_job_that_is_gone_and_says_why() -> None:
+    """404 for an unknown one, 409 for one that lives, 422 without a note, 403 for a viewer."""
+    world = world_with_tokens()
+    async with world.client() as client:
+
+        async def status(job: str, body: Any, token: str = "op") -> int:
+            headers = {"authorization": f"Bearer {token}"}
+            return (await client.post(f"/jobs/{job}/end", json=body, headers=headers)).status_code
+
+        note = {"note": "meant"}
+        assert await status("llm-9", note) == 404
+        assert await status("llm-2", note) == 409
+        assert [await status("llm-1", body) for body in ({}, {"note": " "}, {"note": "x" * 501})] == [422] * 3
+        assert await status("llm-1", note, "look") == 403
+    assert world.lives.ended == []

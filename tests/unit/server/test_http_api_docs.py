@@ -24,6 +24,14 @@ def test_every_call_is_in_the_table() -> None:
     assert named == {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
 
 
+def test_every_schema_that_the_document_names_is_in_it() -> None:
+    """Those of bodies that the handlers read themselves, too."""
+    document = World().app.openapi()
+    named = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert named <= document["components"]["schemas"].keys()
+    assert {"OrderBody", "CloseBody", "EndBody", "ResumeBody"} <= named
+
+
 def test_its_examples_are_sound() -> None:
     """The tokens file can be read, the JSON is what the models say."""
     (tokens,) = blocks("yaml")
