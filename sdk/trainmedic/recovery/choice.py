@@ -1,8 +1,8 @@
 """Which checkpoint a rollback goes to, of those that satisfy it, and why it passes over newer ones.
 
-The newest that is healthy and lies `MARGIN` steps before the trouble began (``health``); where the losses show when
-that was, the margin is left only if it costs few steps. Where the trouble has come back after an earlier rollback, an
-older one than that went to. All of it is worked out from values, so that rank 0 can do it for all ranks (`agree`), and
+The newest that is healthy and lies a margin of steps before the trouble began (``health``, `_margin`); where only those
+within the margin are healthy, the newest of these. Where the trouble has come back after an earlier rollback, an older
+one than that went to. All of it is worked out from values, so that rank 0 can do it for all ranks (`agree`), and
 a thread that must not read tensors can do it without the losses.
 
 An integration uses it so::
@@ -30,9 +30,9 @@ from trainmedic.recovery.rollback_budget import RollbackCount
 
 MARGIN = 5
 """Steps before the trouble began in which a checkpoint is avoided: a raised loss shows what earlier steps have done."""
-_NEAR = 2 * MARGIN
-"""Steps before losses that are seen to rise: where no checkpoint is so near, the newest from before the rise is meant.
-If the trouble comes back, the next rollback goes further."""
+_SHORT_MARGIN = 2
+"""The same where five would cost many steps. The weights of a checkpoint are known to be good only where a loss that
+came of them was."""
 _MOST_TOLD = 20
 
 
@@ -128,10 +128,7 @@ def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[i
     """Of the checkpoints within the margin, why, by identity; empty where there are no others."""
     if onset is None:
         return {}
-    certain = onset.is_rise and onset.shown_at == onset.step
-    near = any(onset.step - _NEAR <= checkpoint.step <= onset.step - MARGIN for checkpoint in healthy)
-    # The weights of a checkpoint are known to be good only where a loss that came of them was.
-    margin = MARGIN if near or not certain else 2
+    margin = _margin(healthy, onset)
     what = "the losses rose" if onset.is_rise else "the alert began"
     late = {
         id(checkpoint): f"it is within {margin} steps of step {onset.step}, at which {what}"
@@ -139,6 +136,14 @@ def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[i
         if checkpoint.step > onset.step - margin
     }
     return late if len(late) < len(healthy) else {}
+
+
+def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
+    """How many steps before the trouble a checkpoint has to lie: five. Two where five would cost more than ten steps
+    and the losses show the very step at which they rose; if the trouble comes back, the next rollback goes further."""
+    is_exact = onset.is_rise and onset.shown_at == onset.step
+    is_cheap = any(MARGIN <= onset.step - checkpoint.step <= 2 * MARGIN for checkpoint in healthy)
+    return MARGIN if is_cheap or not is_exact else _SHORT_MARGIN
 
 
 def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) -> dict[int, str]:

@@ -27,7 +27,7 @@ log = logging.getLogger("trainmedic")
 
 _NOT_KEPT = "the checkpoint holds no digests of them"
 _NOT_DRAWN = "no batch was drawn yet"
-_SKIPPED_MORE = "the epoch ended, and further batches are left out in the next"
+_SKIPPED_MORE = "the batches to leave out reach beyond the end of the epoch; the next one begins with the rest of them"
 
 
 class RollbackProof:

@@ -85,7 +85,7 @@ def test_a_skip_over_the_end_of_an_epoch_is_compared_up_to_there(
     train(tmp_path, medic, data=data, at_37=sent("job.rollback", step=20, skip_batches=12))
     reply = sent.reply()
     assert reply.status == "applied"
-    why = "the epoch ended, and further batches are left out in the next"
+    why = "the batches to leave out reach beyond the end of the epoch; the next one begins with the rest of them"
     assert verified(reply)[1] == {"compared": 1, "agreed": 1, "why": why}
     assert "other batches come" not in caplog.text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.integration.plain_torch.training import Augmented, Training, same
 from tests.support.command_sender import Commander
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.health import CheckpointHealth
 
 Begin = Callable[..., Training]
 
@@ -210,6 +211,31 @@ def test_own_functions_serve_as_checkpoints(begin: Begin, tmp_path: Path) -> Non
     training.train(32, {28: training.order("job.rollback", step=20)})
     assert training.outputs()[-1]["data"].startswith("the checkpoint does not hold the place")
     assert training.run.global_step == 32
+
+
+@pytest.mark.parametrize("is_new_process", [False, True])
+def test_an_ill_checkpoint_of_the_users_own_is_passed_over(tmp_path: Path, is_new_process: bool) -> None:
+    """By what the run knew when it was written, which is kept beside them: the user's functions know nothing of it."""
+    written: list[SavedCheckpoint] = []
+
+    def save(step: int, state: Any) -> None:
+        written.append(SavedCheckpoint(step, datetime.now(UTC), f"mine-{step}"))
+
+    def own() -> Any:
+        return trainmedic.torch.OwnCheckpoints(save, lambda _: None, lambda: written, tmp_path)
+
+    storage = own()
+    for step, finite in ((10, True), (20, False)):
+        storage.save(step, None, {"health": CheckpointHealth(finite=finite).to_json()})
+    written.append(SavedCheckpoint(20, datetime.now(UTC) - timedelta(hours=1), "of another course"))
+    written.append(SavedCheckpoint(30, datetime.now(UTC), "judged", health=CheckpointHealth(finite=True)))
+    found = {each.path: each.health for each in (own() if is_new_process else storage).checkpoints()}
+    assert found == {
+        "mine-10": CheckpointHealth(finite=True),
+        "mine-20": CheckpointHealth(finite=False),
+        "of another course": None,
+        "judged": CheckpointHealth(finite=True),
+    }
 
 
 def test_a_run_resumes_where_it_was_killed(begin: Begin, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import stat
 import zipfile
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Mapping, Protocol, Sequence
+from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import torch
 
@@ -105,6 +105,8 @@ class CheckpointDirectory:
         self._root = Path(directory)
         self.directory: Path | None = self._root
         self._keep = keep
+        self.beside: Callable[[], Sequence[SavedCheckpoint]] = tuple
+        """Returns those that are kept elsewhere, in memory."""
         self._has_warned = False
 
     def checkpoints(self) -> list[SavedCheckpoint]:
@@ -172,7 +174,8 @@ class CheckpointDirectory:
         complete = checkpoints.newest_first(staying)
         if self._has_warned or not surplus or len(complete) < checkpoints.NEVER_DELETED:
             return
-        seconds = (complete[0].at - complete[-1].at).total_seconds()
+        oldest = min(each.at for each in (*complete, *self.beside()))
+        seconds = (complete[0].at - oldest).total_seconds()
         if seconds < ALERT_TO_ROLLBACK:
             self._has_warned = True
             needed = math.ceil(ALERT_TO_ROLLBACK * (len(complete) - 1) / max(seconds, 1.0)) + 1

@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.background_saves import BackgroundSaves
-from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointStorage
+from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointDirectory, CheckpointStorage
 from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints, is_in_memory
 from trainmedic.torch.state_parts import StateParts
 
@@ -25,6 +25,8 @@ class TieredCheckpoints:
         self.memory = memory
         self.background = background
         self.directory: Path | None = disk.directory
+        if isinstance(disk, CheckpointDirectory):
+            disk.beside = memory.checkpoints
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]:
         return [*self.disk.checkpoints(), *self.memory.checkpoints()]

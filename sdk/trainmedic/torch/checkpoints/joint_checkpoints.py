@@ -30,6 +30,7 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
     read_file,
     write_file,
 )
+from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks, on_all_ranks
 from trainmedic.torch.sources.sample_order import for_other_rank_count
 from trainmedic.torch.state_parts import StateParts
@@ -269,12 +270,16 @@ class JointOwnCheckpoints:
         self._storage = storage
         self._rank = rank
         self._new_group = new_group
+        if isinstance(storage, OwnCheckpoints):
+            storage.writes_files = rank == 0
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]:
         return self._storage.checkpoints()
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
-        return on_all_ranks(self._new_group(f"save-{step}"), lambda: self._storage.save(step, parts, run))
+        group = self._new_group(f"save-{step}")
+        judged = {**run, "health": _health_of_all(run.get("health"), group)}
+        return on_all_ranks(group, lambda: self._storage.save(step, parts, judged))
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
         try:
