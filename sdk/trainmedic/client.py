@@ -81,6 +81,7 @@ def connect(
     """
     settings = resolve(job, redis_url, signing_key, rank, world_size)
     _check_options(capabilities or {}, largest_lr_scale, layer_norms)
+    _check_numbers(metrics_port, hang_floor=hang_floor, startup_floor=startup_floor)
     if settings.redis_url is not None:
         try:
             open_client(settings.redis_url).close()
@@ -98,6 +99,14 @@ def _check_options(capabilities: Mapping[str, str], largest_lr_scale: float, lay
         raise ConfigurationError(f"largest_lr_scale is {largest_lr_scale!r}; it is a number of 1 or more")
     if isinstance(layer_norms, bool) or not isinstance(layer_norms, int) or layer_norms < 0:
         raise ConfigurationError(f"layer_norms is {layer_norms!r}; it is a whole number of layers, or 0 for none")
+
+
+def _check_numbers(metrics_port: Any, **seconds: Any) -> None:
+    for name, value in seconds.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ConfigurationError(f"{name} is {value!r}; it is a number of seconds above 0")
+    if metrics_port is not None and (isinstance(metrics_port, bool) or not isinstance(metrics_port, int)):
+        raise ConfigurationError(f"metrics_port is {metrics_port!r}; it is a port's number, or None")
 
 
 class Medic(JobReports):

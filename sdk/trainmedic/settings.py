@@ -63,7 +63,7 @@ def resolve(
     """The settings of this process. Raises ConfigurationError, with neither URL nor key in its text."""
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
-    if not _JOB.match(name):
+    if not isinstance(name, str) or not _JOB.match(name):
         raise ConfigurationError(
             "a job needs a name, the one that its alerts carry as job_name, without spaces: "
             'connect(job="llm-1"), or the variable TRAINMEDIC_JOB'

@@ -16,7 +16,7 @@ from trainmedic.deepspeed.engine_parts import EngineParts
 from trainmedic.deepspeed.run import EngineRun
 from trainmedic.errors import ConfigurationError
 from trainmedic.recovery.rollback_budget import LIMIT
-from trainmedic.torch.attaching import check_positive, join_ranks, make_records
+from trainmedic.torch.attaching import check_options, check_positive, join_ranks, make_records
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.sources.batch_sources import REREAD
 from trainmedic.torch.sources.source_choice import batch_source_for
@@ -54,6 +54,7 @@ def attach(
     Every rank calls it, after ``deepspeed.initialize``. Raises ConfigurationError.
     """
     check_positive(checkpoint_every=checkpoint_every, keep=keep)
+    check_options(checkpoints=checkpoints, also=also, rollbacks=rollbacks, seed=seed, reread=reread)
     _check_engine(engine)
     if checkpoints is not None:
         _check_checkpoints(engine)

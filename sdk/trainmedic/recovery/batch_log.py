@@ -85,7 +85,7 @@ class BatchComparison:
         told: dict[str, Any] = {"compared": compared, "agreed": verdicts.count(True)}
         why = self._why_none if not self._wanted else "" if self.is_complete else ended_because
         if not why and not compared:
-            is_random = any(batch.is_random for batch in self._drawn)
+            is_random = any(batch.is_random for batch, _ in zip(self._drawn, self._expected, strict=False))
             why = RANDOM if is_random else NOT_COMPARABLE if self._expected else NOT_DRAWN
         if why:
             told["why"] = why

@@ -22,6 +22,8 @@ class AcceleratedSteps:
     def __init__(self, accelerator: Any = None, accumulation: int | None = None) -> None:
         self._accelerator = accelerator
         self.exists = accelerator is not None
+        if self.exists and not hasattr(accelerator, "gradient_accumulation_steps"):
+            raise ConfigurationError(f"accelerator is {accelerator!r}; it is Hugging Face Accelerate's Accelerator")
         batches: int = accelerator.gradient_accumulation_steps if self.exists else 1
         self.leads = batches > 1
         if self.leads and accumulation not in (None, batches):

@@ -6,6 +6,8 @@ Not here: the loop itself (``run``).
 from __future__ import annotations
 
 import logging
+import math
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -72,14 +74,14 @@ def attach(
     come back to a position in data that has no random access. ``accumulation`` is how many batches make a step in a
     loop that heeds ``Step.is_update``; ``accelerator``, Hugging Face Accelerate's, knows it, and the gradient scaler.
 
-    ``checkpoints`` is a directory, of which the newest ``keep`` complete ones stay (None: all), or the user's own way,
-    see `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, also before the first one unless
-    ``checkpoint_at_start`` is false or the run was resumed, and when one is ordered; ``memory`` makes more of them in
-    the host's memory, see `Memory`. ``rollbacks`` is how often training may go back without getting further, None for
-    any number. ``verify`` compares what was loaded with what was saved, which ``load_state_dict`` must not change then.
-    ``keep_global_batch``: see the reference. Raises ConfigurationError.
+    ``checkpoints`` is a directory, of which the newest ``keep`` stay (None: all), or the user's own way, see
+    `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, when ordered, and before the first step unless
+    ``checkpoint_at_start`` is false or the run was resumed; `Memory` makes more in the host's memory. ``rollbacks`` is
+    how often training may go back without getting further. ``verify`` compares what was loaded with what was saved,
+    which ``load_state_dict`` must not change. ``keep_global_batch``: see the reference. Raises ConfigurationError.
     """
     check_positive(checkpoint_every=checkpoint_every, keep=keep, accumulation=accumulation)
+    check_options(checkpoints=checkpoints, also=also, rollbacks=rollbacks, seed=seed, reread=reread)
     steps = AcceleratedSteps(accelerator, accumulation)
     scaler = scaler if scaler is not None else steps.scaler
     parts = _state_parts(also or {}, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
@@ -98,9 +100,36 @@ def check_positive(**options: int | None) -> None:
             raise ConfigurationError(f"{name} is {value!r}; it is a whole number of 1 or more, or None")
 
 
+def check_options(*, checkpoints: Any, also: Any, rollbacks: Any, seed: Any, reread: Any) -> None:
+    """Raises ConfigurationError for what would else be an error of its own kind, later or only at an alert."""
+    count, place = "a whole number from 0 on", "the name of a directory, or OwnCheckpoints(...)"
+    for name, value, is_right, what in (
+        ("checkpoints", checkpoints, checkpoints is None or _is_place(checkpoints), f"{place}, or None"),
+        ("also", also, also is None or isinstance(also, Mapping), "a dict of what else a checkpoint holds, or None"),
+        ("rollbacks", rollbacks, rollbacks is None or _is_whole(rollbacks, 0), f"{count}, or None"),
+        ("seed", seed, seed is None or _is_whole(seed), "a whole number, or None"),
+        ("reread", reread, _is_whole(reread, 0), count),
+    ):
+        if not is_right:
+            raise ConfigurationError(f"{name} is {value!r}; it is {what}")
+
+
+def _is_whole(value: Any, least: float = -math.inf) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _is_place(value: Any) -> bool:
+    if isinstance(value, (str, Path)):
+        return value != ""
+    return callable(getattr(value, "save", None)) and callable(getattr(value, "load", None))
+
+
 def _state_parts(also: Mapping[str, Any], **own: Any) -> StateParts:
     if also.keys() & own.keys():
         raise ConfigurationError("also: the names model, optimizer, scheduler, scaler and ema are taken")
+    for name in ("model", "optimizer"):
+        if own[name] is None or own[name] in ([], (), {}):
+            raise ConfigurationError(f"{name} is {own[name]!r}; without one nothing can be gone back to")
     return StateParts(**own, **also)
 
 
@@ -158,6 +187,8 @@ def _with_memory(
     """The place of checkpoints with that in memory beside it, if there is to be one, and what begins it."""
     if options is None:
         return storage, None
+    if not isinstance(options, Memory):
+        raise ConfigurationError(f"memory is {options!r}; it is trainmedic.torch.Memory(...), or None")
     if storage is None:
         raise ConfigurationError("memory: what is in memory is beside what is on the disk: give checkpoints=...")
     if is_wrapped_by_fsdp1(parts):

@@ -374,12 +374,30 @@ def test_a_run_without_checkpoints_or_loader_says_so(begin: Begin, commander: Co
         {"accumulation": True},
         {"loader": 3},
         {"also": {"model": 1}},
+        {"also": ["best"]},
+        {"also": {"best": 1.0}},
+        {"checkpoints": ""},
+        {"checkpoints": 7},
+        {"rollbacks": -1},
+        {"rollbacks": "3"},
+        {"reread": None},
+        {"memory": True},
+        {"accelerator": object()},
     ],
 )
 def test_a_mistake_in_the_script_is_an_error_at_once(begin: Begin, options: dict[str, Any]) -> None:
     """Not at the first alert."""
     with pytest.raises(ConfigurationError):
         begin(**options)
+
+
+@pytest.mark.parametrize("given", [{"model": None}, {"model": []}, {"optimizer": None}, {"optimizer": {}}])
+def test_a_training_has_a_model_and_an_optimizer(medic: trainmedic.Medic, given: dict[str, Any]) -> None:
+    """Checkpoints without them would be written, and be worth nothing."""
+    model = torch.nn.Linear(1, 1)
+    parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), **given}
+    with pytest.raises(ConfigurationError, match="without one nothing can be gone back to"):
+        trainmedic.torch.attach(medic, **parts)
 
 
 def test_an_exception_in_the_step_is_the_users(begin: Begin) -> None:

@@ -73,6 +73,16 @@ def test_in_the_next_epoch_a_batch_may_look_like_one_left_out() -> None:
     assert comparison.told() == {"compared": 0, "agreed": 0, "why": why}
 
 
+def test_random_numbers_are_no_reason_where_there_was_nothing_to_compare_with() -> None:
+    """A loader draws one at the beginning of each epoch."""
+    log = drawn(*range(10))
+    comparison = log.go_back(0, 0, skip=12)
+    for number in range(16):
+        log.add(100 + number, 1, is_random=number == 3)
+    why = "none of the batches that come now was drawn before"
+    assert comparison.told() == {"compared": 0, "agreed": 0, "why": why}
+
+
 def test_of_batches_that_are_all_alike_nothing_is_claimed_that_they_cannot_show() -> None:
     """That the same come again is true of them; that none comes of those to be left out cannot be seen."""
     log = drawn(*[7] * 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,7 @@ def test_a_previous_key_is_withdrawn_by_its_file(tmp_path: Path, withdrawn: str)
         ({}, {"job": None}, "TRAINMEDIC_JOB"),
         ({}, {"job": "two words"}, "without spaces"),
         ({}, {"job": ""}, "name"),
+        ({}, {"job": 7}, "name"),
         ({}, {"redis_url": "http://:hunter2@host"}, "Redis URL"),
         ({}, {"rank": 2, "world_size": 2}, "rank 2"),
         ({}, {"rank": -1}, "rank -1"),
@@ -119,3 +121,22 @@ def test_what_cannot_be_is_told_before_the_training_begins(
     with pytest.raises(trainmedic.ConfigurationError, match=named) as caught:
         settled(environment, **given)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hang_floor": 0},
+        {"hang_floor": "60"},
+        {"startup_floor": float("nan")},
+        {"metrics_port": "9108"},
+        {"layer_norms": -1},
+        {"largest_lr_scale": 0.5},
+        {"capabilities": {"job.pause": "sometimes"}},
+    ],
+)
+def test_so_is_an_option_that_cannot_be(options: dict[str, Any]) -> None:
+    """Before anything is connected."""
+    (name,) = options
+    with pytest.raises(trainmedic.ConfigurationError, match=rf"^{name}(:| is )"):
+        trainmedic.connect(job="llm-1", redis_url="redis://127.0.0.1:1", rank=0, world_size=1, **options)
