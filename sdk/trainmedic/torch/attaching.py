@@ -73,12 +73,12 @@ def attach(
     ``seed`` makes the order of its data, by default PyTorch's own; ``reread`` is how many batches may be read again to
     come back to a position in data that has no random access. ``accumulation`` is how many batches make a step in a
     loop that heeds ``Step.is_update``; ``accelerator``, Hugging Face Accelerate's, knows it, and the gradient scaler.
-
     ``checkpoints`` is a directory, of which the newest ``keep`` stay (None: all), or the user's own way, see
     `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, when ordered, and before the first step unless
     ``checkpoint_at_start`` is false or the run was resumed; `Memory` makes more in the host's memory. ``rollbacks`` is
     how often training may go back without getting further. ``verify`` compares what was loaded with what was saved,
-    which ``load_state_dict`` must not change. ``keep_global_batch``: see the reference. Raises ConfigurationError.
+    which ``load_state_dict`` must not change. ``keep_global_batch``: whether ``accumulation`` makes up for another
+    number of ranks at a resume; None: where it can, True: or TrainmedicError, False: never. Raises ConfigurationError.
     """
     check_positive(checkpoint_every=checkpoint_every, keep=keep, accumulation=accumulation)
     check_options(checkpoints=checkpoints, also=also, rollbacks=rollbacks, seed=seed, reread=reread)
