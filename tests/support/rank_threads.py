@@ -142,3 +142,21 @@ class RankThreads:
         if faults:
             raise faults[0]
         assert until(), f"not within {within:g} s"
+
+
+def everywhere(ranks: RankThreads, act: Callable[[RankThread], Any]) -> list[Any]:
+    """What `act` returns on each rank, or has raised there."""
+    found: list[Any] = [None] * ranks.size
+
+    def run(member: RankThread) -> None:
+        try:
+            found[member.rank] = act(member)
+        except Exception as error:
+            found[member.rank] = error
+
+    threads = [threading.Thread(target=run, args=(member,)) for member in ranks.members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.rank_threads import RankThread, RankThreads
+from tests.support.rank_threads import RankThread, RankThreads, everywhere
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
@@ -37,24 +35,6 @@ def state(rank: int, **more: Any) -> dict[str, Any]:
 
 def directory(path: Path, member: RankThread, size: int) -> JointCheckpointDirectory:
     return JointCheckpointDirectory(path, 3, member.rank, size, member.share.group, ReplicatedContents(member.rank))
-
-
-def everywhere(ranks: RankThreads, act: Callable[[RankThread], Any]) -> list[Any]:
-    """What `act` returns on each rank, or has raised there."""
-    found: list[Any] = [None] * ranks.size
-
-    def run(member: RankThread) -> None:
-        try:
-            found[member.rank] = act(member)
-        except Exception as error:
-            found[member.rank] = error
-
-    threads = [threading.Thread(target=run, args=(member,)) for member in ranks.members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
 
 
 def saved(ranks: RankThreads, path: Path) -> SavedCheckpoint:

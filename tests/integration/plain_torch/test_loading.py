@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.rank_threads import RankThread, RankThreads
+from tests.support.rank_threads import RankThread, RankThreads, everywhere
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, problem
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
@@ -41,24 +39,6 @@ class Parts(StateParts):
         if self.model.weight[0, 0].item() in self.broken:
             with torch.no_grad():
                 self.model.weight.view(torch.int32)[0, 0] ^= 1
-
-
-def everywhere(ranks: RankThreads, act: Callable[[RankThread], Any]) -> list[Any]:
-    """What `act` returns on each rank, or has raised there."""
-    found: list[Any] = [None] * ranks.size
-
-    def run(member: RankThread) -> None:
-        try:
-            found[member.rank] = act(member)
-        except Exception as error:
-            found[member.rank] = error
-
-    threads = [threading.Thread(target=run, args=(member,)) for member in ranks.members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
 
 
 def storage(path: Path, member: RankThread) -> JointCheckpointDirectory:
