@@ -16,6 +16,7 @@ import torch
 from tests.integration.plain_torch.training import Training, same
 from trainmedic.recovery import memory_slots
 from trainmedic.torch import Memory
+from trainmedic.torch.memory.memory_start import MemoryStart
 
 Begin = Callable[..., Training]
 
@@ -122,6 +123,27 @@ def test_where_shared_memory_was_swept_rollbacks_have_it_still(
     assert output["verified"]["parameters"]["agreed"] == output["verified"]["parameters"]["compared"] > 0
     assert caplog.text.count("a restart will not find the checkpoints in memory") == 1
     assert "Traceback" not in caplog.text
+
+
+def test_a_beginning_that_failed_is_made_good_before_the_first_step(
+    begin: Begin, tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where another process of the training ends at the same moment, and takes its directory away."""
+    original, fails = MemoryStart._remove_others, [True]
+
+    def remove_others(self: MemoryStart, *arguments: Any) -> None:
+        if fails:
+            fails.clear()
+            raise FileNotFoundError("it was there a moment ago")
+        original(self, *arguments)
+
+    monkeypatch.setattr(MemoryStart, "_remove_others", remove_others)
+    training = begin(**options(tmp_path))
+    training.run.resume()
+    training.train(20, {step: pause(training) for step in range(4, 20)})
+    assert in_memory(training) == [10, 15, 20]
+    assert list(shared.rglob("slot-*"))
+    assert "held by another run" not in caplog.text
 
 
 def test_what_was_damaged_in_memory_is_passed_over(begin: Begin, tmp_path: Path, shared: Path) -> None:

@@ -103,6 +103,9 @@ class MemoryStart:
         ``newest_step`` gives the step of the newest checkpoint on the disk, of later ones than which what is on other
         nodes is fetched, too.
         """
+        if self._lock is not None:  # of a beginning that failed
+            self._lock.release()
+            self._lock = None
         names = group.choose(lambda: self._names(newest_step))
         directory = self._open(names["training"], group.rank)
         self._serve(directory, group.rank, bytes.fromhex(names["secret"]))
