@@ -216,6 +216,12 @@ class Progress:
         last = self._reported_step
         return step - last if step is not None and last is not None and step > last else 1
 
+    def go_back(self, step: int, loss: float | None) -> None:
+        """Training went back to `step`, after which its loss was so much, as far as that is known. What was reported
+        later is of another course; the next report is taken whole, however soon it comes."""
+        self.record.forget_after(step)
+        self.loss, self.grad_norm, self.tensors_due_at = loss, None, 0.0
+
     def add_evaluation(self, loss: Any, perplexity: Any, step: int | None) -> None:
         """Add the results of an evaluation, of the training after ``step``, or after the last report."""
         at = step if step is not None else self._reported_step

@@ -47,6 +47,10 @@ FETCHED_AHEAD = (
     f"{NOT_REPLAYED}: the loop takes each batch during the step before, so that it goes on with one of the abandoned "
     "course, and the first one after the checkpoint does not come; take each right before its step"
 )
+PERHAPS_AHEAD = (
+    "not known: the loop has taken more than one batch by the end of its first step; if the last one is for the next "
+    "step, it goes on with that one, and the first one after the checkpoint does not come"
+)
 
 
 class CheckpointRestore:
@@ -91,7 +95,7 @@ class CheckpointRestore:
         loaded, output = self._load(choice.candidates, group, rollback.skip_batches)
         checkpoint = loaded.checkpoint
         training.rollbacks += 1
-        progress.record.forget_after(checkpoint.step)
+        progress.go_back(checkpoint.step, output.get("loss_at_checkpoint"))
         output.update(self._record_rollback(checkpoint, left_step))
         if loss is not None:
             output["loss_before"] = loss
@@ -203,11 +207,11 @@ class CheckpointRestore:
             "checkpoint": checkpoint.name,
             "saved_at": checkpoint.at.isoformat(),
         }
-        output["data"] = NOT_KNOWN
+        output["data"], left_out = NOT_KNOWN, 0
         if training.batch_source is not None:
-            output["data"] = self._move_batch_source(training.batch_source, kept, skip_batches, resumed)
+            output["data"], left_out = self._move_batch_source(training.batch_source, kept, skip_batches, resumed)
             output["skipped_batches"] = skip_batches
-        self._move_batch_log(kept, output["data"], skip_batches, resumed)
+        self._move_batch_log(kept, output["data"], left_out, resumed)
         output["learning_rate"] = training.rate.value
         if kept is not None:
             # Last of all: moving the batch source may draw random numbers.
@@ -216,8 +220,11 @@ class CheckpointRestore:
             output["loss_at_checkpoint"] = kept["loss"]
         return output
 
-    def _move_batch_source(self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool) -> str:
-        """Go to the checkpoint's position in the data, and say which batches come now."""
+    def _move_batch_source(
+        self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool
+    ) -> tuple[str, int]:
+        """Go to the checkpoint's position in the data, and say which batches come now, and how many are left out that
+        were not before."""
         state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
@@ -225,14 +232,17 @@ class CheckpointRestore:
         data = NOT_KEPT
         if state is not None:
             data = source.restore(state) if source.knows(state) else source.start_epoch(state["epoch"])
-        if skip_batches:
-            source.skip(skip_batches)
-        if self._training.fetch_order.is_ahead:
-            return FETCHED_AHEAD
-        return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data
+        left_out = source.skip(skip_batches) if skip_batches else 0
+        order = self._training.fetch_order
+        if order.is_ahead or order.may_be_ahead:
+            return FETCHED_AHEAD if order.is_ahead else PERHAPS_AHEAD, left_out
+        return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data, left_out
 
-    def _move_batch_log(self, kept: KeptState | None, data: str, skip_batches: int, resumed: bool) -> None:
-        """From here on compare the batches with those that were drawn in their place, if they shall be the same."""
+    def _move_batch_log(self, kept: KeptState | None, data: str, left_out: int, resumed: bool) -> None:
+        """From here on compare the batches with those that were drawn in their place, if they shall be the same.
+
+        ``left_out`` of those do not come now; what was left out before was not drawn either.
+        """
         training, batch_log = self._training, self._training.batch_log
         batches = (kept or {}).get("batches")
         if resumed:
@@ -242,7 +252,7 @@ class CheckpointRestore:
             return
         claims = data.startswith(REPLAYED)
         epoch = training.batch_source.epoch if training.batch_source is not None else 0
-        batch_log.go_back(batches and batches["drawn"], epoch, skip_batches, "" if claims else data)
+        batch_log.go_back(batches and batches["drawn"], epoch, left_out, "" if claims else data)
 
     def _are_made_otherwise(self, kept: KeptState | None) -> bool:
         """Whether the same samples come in other batches than when the checkpoint was written."""

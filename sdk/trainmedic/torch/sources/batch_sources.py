@@ -38,7 +38,6 @@ class BatchSource:
         self.epoch = 0
         self.position: Position = 0
         self.skipped = SkippedRanges()
-        self._to_skip = 0  # how many of the next batches are skipped, while their positions are not known
 
     @property
     def samples_per_batch(self) -> int | None:
@@ -52,12 +51,10 @@ class BatchSource:
             try:
                 batch = self.fetch()
             except StopIteration:
+                self.skipped.end_epoch(self.epoch, before)
                 self.epoch, self.position = self.epoch + 1, 0
                 raise
-            if self._to_skip:
-                self._to_skip -= 1
-                self.skipped.add(self.epoch, before, self.position)
-            elif not self.skipped.contains(self.epoch, before):
+            if not self.skipped.contains(self.epoch, before):
                 return batch
 
     def fetch(self) -> Any:
@@ -71,14 +68,17 @@ class BatchSource:
             "epoch": self.epoch,
             "place": self.position,
             "left_out": [list(span) for span in self.skipped.ranges],
-            "leaving_out": self._to_skip,
+            "ends": [list(end) for end in self.skipped.ends.items()],
+            "leaving_out": 0,  # earlier releases wrote here, and read, how many of the next ones were still to be skipped
         }
 
     def restore(self, state: dict[str, Any]) -> str:
         """Go to where `state` was taken, and say what comes next. Batches skipped since then stay skipped."""
         self.epoch, self.position = state["epoch"], state["place"]
+        ends = {**self.skipped.ends, **dict(state.get("ends", ()))}
         self.skipped = SkippedRanges([*self.skipped.ranges, *state["left_out"]])
-        self._to_skip = state["leaving_out"]
+        self.skipped.ends = ends
+        self.skipped.add(self.epoch, self.position, self.position + state["leaving_out"])
         return REPLAYED
 
     def knows(self, state: dict[str, Any]) -> bool:
@@ -89,15 +89,17 @@ class BatchSource:
         """Go to the beginning of an epoch, because a position of another source means nothing here."""
         self.stop_loading()
         self.epoch, self.position = epoch, 0
-        self.skipped, self._to_skip = SkippedRanges(), 0
+        self.skipped = SkippedRanges()
         return f"{NOT_REPLAYED}: the checkpoint was written with a loader of another kind; its epoch begins anew"
 
     def check_skip(self, batches: int) -> None:
         """Raises Rejected if so many batches cannot be skipped."""
 
-    def skip(self, batches: int) -> None:
-        """Skip the next ``batches`` batches; those that are skipped already count."""
-        self._to_skip += batches
+    def skip(self, batches: int) -> int:
+        """Skip the next ``batches`` batches; those that are skipped already count. Returns how many were not."""
+        already = self.skipped.count(self.epoch, self.position, batches)
+        self.skipped.add(self.epoch, self.position, self.position + batches)
+        return batches - already
 
     def stop_loading(self) -> None:
         """Drop the batches that are being loaded, because loading was interrupted or has to start again."""
@@ -240,13 +242,11 @@ class ForwardSource(BatchSource):
 
     def restore(self, state: dict[str, Any]) -> str:
         self._passed = max(self.position - state["place"], 0)
-        self._to_skip = max(state["leaving_out"] - self._passed, 0)
         return f"{NOT_REPLAYED}: a stream only goes on; {self._passed} batches since then are left out"
 
-    def skip(self, batches: int) -> None:
+    def skip(self, batches: int) -> int:
         """Skip batches after the checkpoint's position; those that have passed since then count."""
-        super().skip(max(batches - self._passed, 0))
-        self._passed = max(self._passed - batches, 0)
+        return super().skip(max(batches - self._passed, 0))
 
 
 class IteratorSource(ForwardSource):

@@ -13,6 +13,7 @@ _TAKEN, _BEGUN, _ENDED = "t", "b", "e"
 # all batches of a step within it takes none before the first, and one that takes the first of them before takes another
 # before the second.
 _AHEAD = re.compile("t+bt+eb")
+_PERHAPS_AHEAD = re.compile("t+bt+e")  # after the first step, of which the second will tell
 _LONGEST = 10_000  # events; a first step of more batches is not looked at to its end
 
 
@@ -25,6 +26,11 @@ class FetchOrder:
         self.is_ahead = False
         self.is_decided = False
         self._events: list[str] = []
+
+    @property
+    def may_be_ahead(self) -> bool:
+        """Whether it cannot be told yet, after the first step."""
+        return not self.is_decided and _PERHAPS_AHEAD.fullmatch("".join(self._events)) is not None
 
     def batch_was_taken(self) -> None:
         self._note(_TAKEN)

@@ -80,20 +80,29 @@ class IndexedSource(BatchSource):
                 f"and more than {_MOST_EPOCHS} epochs are no repair"
             )
 
-    def skip(self, batches: int) -> None:
-        """Skip the next ``batches`` batches, over the end of the epoch too; those that are skipped already count."""
+    def skip(self, batches: int) -> int:
+        """Skip the next ``batches`` batches, over the end of the epoch too; those that are skipped already count.
+        Returns how many were not."""
         epoch, position = self.epoch, self.position
-        size = self.batch_size or 1
+        size, added = self.batch_size or 1, 0
         while batches:
             end = len(self._order.entries(epoch))
-            here = (end - position) // size if self._order.drop_last else -(-(end - position) // size)
+            here = self._batches_in(end - position)
             if end == 0 or (here == 0 and position == 0):
                 break
-            stop = min(position + batches * size, end) if batches < here else end
+            # What is left of an epoch that drops its last samples is no batch, unless they are made smaller.
+            stop = min(position + min(batches, here) * size, end)
+            left = self.skipped.remaining(epoch, position, stop)
+            added += self._batches_in(sum(until - start for start, until in left))
             self.skipped.add(epoch, position, stop)
             batches -= min(batches, here)
             epoch, position = epoch + 1, 0
         self.stop_loading()
+        return added
+
+    def _batches_in(self, entries: int) -> int:
+        size = self.batch_size or 1
+        return entries // size if self._order.drop_last else -(-entries // size)
 
     def stop_loading(self) -> None:
         """Drop the batches that were loaded ahead, and end the workers; the next fetch begins at the position."""

@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from trainmedic.torch import randomness
 
+_MOST_ENDS = 1000
 Position = int
 """How many entries of the epoch's order lie before it: samples, or batches where the user's sampler makes them."""
 
@@ -112,6 +113,8 @@ class SkippedRanges:
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
         self.ranges: list[tuple[int, Position, Position]] = []
+        self.ends: dict[int, Position] = {}
+        """By epoch, where it was seen to end; of the last ones."""
         for epoch, start, stop in ranges:
             self.add(epoch, start, stop)
 
@@ -128,6 +131,28 @@ class SkippedRanges:
 
     def contains(self, epoch: int, position: Position) -> bool:
         return any(other == epoch and start <= position < stop for other, start, stop in self.ranges)
+
+    def end_epoch(self, epoch: int, end: Position) -> None:
+        """The epoch has turned out to end at ``end``: of what reaches beyond it, so many are the next one's first."""
+        self.ends = dict([*self.ends.items(), (epoch, end)][-_MOST_ENDS:])
+        ranges, self.ranges = self.ranges, []
+        for other, start, stop in ranges:
+            beyond = stop - max(start, end) if other == epoch else 0
+            self.add(other, start, stop - max(beyond, 0))
+            self.add(epoch + 1, 0, beyond)
+
+    def count(self, epoch: int, start: Position, entries: int) -> int:
+        """How many of the ``entries`` from ``start`` on are skipped, over the ends of epochs as far as these are
+        known."""
+        counted = 0
+        while entries > 0:
+            end = min(start + entries, self.ends.get(epoch, start + entries))
+            counted += end - start - sum(stop - first for first, stop in self.remaining(epoch, start, end))
+            if epoch not in self.ends:
+                break
+            entries -= max(end - start, 0)
+            epoch, start = epoch + 1, 0
+        return counted
 
     def remaining(self, epoch: int, position: Position, end: Position) -> Iterator[tuple[Position, Position]]:
         """The ranges of the epoch from `position` to before `end` that are not skipped, in order."""
@@ -152,6 +177,6 @@ def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_no
         [epoch, start * ranks_then // ranks_now, -(-stop * ranks_then // ranks_now)]
         for epoch, start, stop in state["left_out"]
     ]
-    # The generator is another rank's: two of them would draw the same numbers.
-    shared = {name: value for name, value in state.items() if name != "generator"}
+    # The generator is another rank's: two of them would draw the same numbers. Epochs end elsewhere.
+    shared = {name: value for name, value in state.items() if name not in ("generator", "ends")}
     return {**shared, "place": state["place"] * ranks_then // ranks_now, "left_out": skipped}
