@@ -302,6 +302,18 @@ def test_the_losses_of_reports_are_kept_as_they_were() -> None:
     assert math.isnan(progress.record.read()[-1].grad_norm)
 
 
+def test_what_was_given_up_is_not_the_last_report() -> None:
+    """After a rollback, until the next report, which is taken whole however soon it comes."""
+    progress = Progress()
+    progress.add_report(4, torch.tensor(1.0), torch.tensor(2.0), None, None, now=1.0)
+    progress.add_report(5, torch.tensor(math.nan), torch.tensor(9.0), None, None, now=2.0)
+    progress.go_back(4, 1.0)
+    assert (progress.loss, progress.grad_norm) == (1.0, None)
+    progress.add_report(5, torch.tensor(3.0), None, None, None, now=2.0 + TENSOR_INTERVAL / 2)
+    assert float(progress.loss) == 3.0
+    assert [values.step for values in progress.record.read()] == [4, 5]
+
+
 def test_a_step_that_goes_back_begins_another_course() -> None:
     """What was reported of it before is not compared with: a process may train twice."""
     progress = Progress()

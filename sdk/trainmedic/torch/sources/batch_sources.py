@@ -69,7 +69,7 @@ class BatchSource:
             "place": self.position,
             "left_out": [list(span) for span in self.skipped.ranges],
             "ends": [list(end) for end in self.skipped.ends.items()],
-            "leaving_out": 0,  # earlier releases wrote here, and read, how many of the next ones were still to be skipped
+            "leaving_out": 0,  # where earlier releases wrote, and read, how many of the next ones were to be skipped
         }
 
     def restore(self, state: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Random recipes, and random lives of them: what the test of truth draws. And what is known beforehand of their data."""
+"""Random recipes, random lives of them, and what is known beforehand of their data: what the test of truth draws."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
-
 
 from tests.integration.plain_torch.truth.commanded import FACTORS, Life, Order
 from tests.integration.plain_torch.truth.plain_course import Difference, Knowledge

@@ -31,7 +31,7 @@ from tests.integration.plain_torch.truth.recipes import (
 )
 from tests.support.command_sender import Commander
 from tests.support.programs import eventually
-from trainmedic.wire.envelope import Reply, write_time
+from trainmedic.wire.envelope import APPLIED, Reply, write_time
 
 FACTORS = {"job.scale_lr", "job.scale_batch", "job.accumulate"}
 
@@ -76,6 +76,7 @@ class Sent:
     id: str
     order: Order
     params: dict[str, Any]
+    life: int = 1
     undo_of: Sent | None = None
     replies: dict[int, Reply] = field(default_factory=dict)
     """By rank."""
@@ -83,14 +84,15 @@ class Sent:
 
 @dataclass
 class Boundary:
-    """The boundary after a step, with the commands that were sent in it, and what the training was after it."""
+    """The boundary after a step, and what the training was after it. `placed` adds the commands of it."""
 
-    sent: list[Sent]
+    number: int
     step: int
     state: dict[str, str]
     rates: list[float]
     scale: float
     accumulation: int
+    sent: list[Sent] = field(default_factory=list)
 
 
 @dataclass
@@ -224,13 +226,12 @@ class Commanded:
                     step.report(loss=loss.item() if recipe.own_calls else loss)
                     continue
                 self._update(step, trained, loss)
-                sent = self._send_due(orders, done)
+                self._send_due(orders, done)
             done += 1
             self.times.append(datetime.now(UTC))
             self.log.append(trained)
-            if sent or self.place.ranks > 1:
-                state = (self.parts.fingerprints(), self.parts.rates, run.lr_scale, run.accumulation)
-                self.log.append(Boundary(sent, run.global_step, *state))
+            state = (self.parts.fingerprints(), self.parts.rates, run.lr_scale, run.accumulation)
+            self.log.append(Boundary(trained.number, run.global_step, *state))
             trained = Trained(0)
 
     def _forward(self, trained: Trained, batch: Batch) -> torch.Tensor:
@@ -253,16 +254,17 @@ class Commanded:
             step.report(loss=loss, grad_norm=norm)
         trained.after = self.parts.fingerprints()
 
-    def _send_due(self, orders: list[Order], done: int) -> list[Sent]:
-        """Send what is due in this step; the commands that are carried out at its end, where that is known."""
+    def _send_due(self, orders: list[Order], done: int) -> None:
+        """Send what is due in this step."""
         if self.place.ranks == 1:
-            return [self._send(order) for order in orders if order.at == done]
-        if self.place.rank == 0 and orders and orders[0].at <= done:
+            for order in orders:
+                if order.at == done:
+                    self._send(order)
+        elif self.place.rank == 0 and orders and orders[0].at <= done:
             if self.sent and not self.sent[-1].replies:
                 self.sent[-1].replies = self._replies(self.sent[-1], 0.0)
             if not self.sent or self.sent[-1].replies:
                 self._send(orders.pop(0))
-        return []
 
     def _send(self, order: Order) -> Sent:
         params = dict(order.params)
@@ -280,8 +282,37 @@ class Commanded:
             sent_id = self.commander.send_and_wait(self.run.medic, order.action, undo_of=undone, **params)
         else:
             sent_id = self.commander.send(order.action, undo_of=undone, **params)
-        self.sent.append(Sent(sent_id, order, params, undo_of))
+        self.sent.append(Sent(sent_id, order, params, self.lives, undo_of))
         return self.sent[-1]
+
+
+def placed(log: list[Entry], sent: list[Sent], rank: int = 0) -> list[Entry]:
+    """The log with each command at the boundary at which it was carried out, and without the other boundaries.
+
+    Between two rollbacks the steps only go up, so that the step in an answer says which boundary of that life it is.
+    """
+    begun = [number for number, entry in enumerate(log) if isinstance(entry, Begun)]
+    cursor, life, position = 0, 0, -1
+    for each in sent:
+        reply = each.replies[rank]
+        if each.life != life:
+            cursor, life, position = begun[each.life - 1], each.life, -1
+        if reply.status != APPLIED and "verified" not in reply.output:
+            continue
+        if "step" not in reply.output:  # an undo for which there was nothing to do
+            continue
+        step = reply.output["left_step" if each.order.action == "job.rollback" else "step"]
+        if step != position:  # else it came to the boundary at which the one before it was carried out
+            cursor = next(number for number in range(cursor + 1, len(log)) if _is_boundary(log[number], step))
+        entry = log[cursor]
+        assert isinstance(entry, Boundary)
+        entry.sent.append(each)
+        position = reply.output["step"]
+    return [entry for entry in log if not isinstance(entry, Boundary) or entry.sent]
+
+
+def _is_boundary(entry: Entry, number: int) -> bool:
+    return isinstance(entry, Boundary) and entry.number == number
 
 
 class _Dropped(logging.Handler):

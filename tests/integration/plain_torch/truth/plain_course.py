@@ -57,7 +57,7 @@ class Planned:
 
 @dataclass
 class Knowledge:
-    """What is known of a recipe's data beside the recipe: the orders of its epochs, and what workers made of a batch."""
+    """What is known of a recipe's data beside it: the orders of its epochs, and what workers made of a batch."""
 
     recipe: Recipe
     place: Place
@@ -128,8 +128,7 @@ class ReadBatches:
 
     def next(self, planned: Planned, seen: Batch | None) -> Batch:
         while True:
-            if self._iterator is None:
-                self._iterator = iter(self._loader)
+            self.begin()
             place, batch = self.place, next(self._iterator, None)
             if batch is None:
                 self._length = place.entries
@@ -138,6 +137,10 @@ class ReadBatches:
             self.place = DataPlace(place.epoch, place.entries + 1)
             if place not in self._left_out:
                 return batch
+
+    def begin(self) -> None:
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
 
     def leave_out(self, place: DataPlace, batches: int, size: int) -> set[DataPlace]:
         length = self._length if self._length is not None else sum(1 for _ in self._loader)
@@ -240,6 +243,8 @@ def _train(
     where = f"step {seen.number}"
     _compare(f"{where}: its number", seen.number, number)
     _compare(f"{where}: its batches", len(seen.batches), planned.accumulation)
+    if planned.held and recipe.loader == "stateful":
+        source.begin()  # to be asked for its state, for the checkpoint that was gone back to
     if planned.drawn:
         source.next(planned, seen.batches[0])
     ahead = recipe.ahead and recipe.loader != "liar"  # of which any batches are taken as they come

@@ -24,10 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.integration.plain_torch.truth.answers import Story
 from tests.integration.plain_torch.truth.chance import is_exact, knowledge_of, lives_of, recipe_of_ranks
-from tests.integration.plain_torch.truth.commanded import Boundary, Commanded, Entry, Life, Sent, Trained
+from tests.integration.plain_torch.truth.commanded import Commanded, placed
 from tests.integration.plain_torch.truth.recipes import Place, Recipe
 from tests.support.command_sender import Commander
-from trainmedic.wire.envelope import APPLIED
 
 MOST = 3
 
@@ -36,31 +35,6 @@ def wrap(recipe: Recipe, model: nn.Module) -> Any:
     if recipe.wrapped == "fsdp":
         return fully_shard(model)
     return DistributedDataParallel(model, find_unused_parameters=False)
-
-
-def placed(log: list[Entry], sent: list[Sent], rank: int) -> list[Entry]:
-    """The log with each command at the boundary at which it was carried out, and without the other boundaries.
-
-    Between two commands the steps only go up, so that a step says which boundary it is.
-    """
-    cursor = 0
-    for each in sent:
-        reply = each.replies[rank]
-        if reply.status != APPLIED and "verified" not in reply.output:
-            continue
-        step = reply.output["left_step" if each.order.action == "job.rollback" else "step"]
-        while not (isinstance(log[cursor], Boundary) and _number_before(log, cursor) == step):
-            cursor += 1
-        entry = log[cursor]
-        assert isinstance(entry, Boundary)
-        entry.sent.append(each)
-    return [entry for entry in log if not isinstance(entry, Boundary) or entry.sent]
-
-
-def _number_before(log: list[Entry], cursor: int) -> int:
-    entry = log[cursor - 1]
-    assert isinstance(entry, Trained)
-    return entry.number
 
 
 def train(seed: int, rank: int, store: Any, redis_url: str) -> Counter[str]:
@@ -118,6 +92,5 @@ def main(first: int, count: int) -> None:
     store.wait([f"done-{number}" for number in range(MOST)], timedelta(seconds=60))
 
 
-_ = Life
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))

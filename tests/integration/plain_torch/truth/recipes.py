@@ -159,7 +159,7 @@ def make_loader(recipe: Recipe, place: Place = ALONE) -> Any:
         "iterable": lambda: DataLoader(Lines(recipe.augments, False), size, drop_last=recipe.drop_last),
         "shuffling": lambda: DataLoader(Lines(recipe.augments, True), size, drop_last=recipe.drop_last),
         "stateful": lambda: StatefulDataLoader(data, size, shuffle=True, drop_last=recipe.drop_last),
-        "list": lambda: [stack(range(start, start + size), False) for start in range(0, 20)],
+        "list": lambda: [stack(range(start, start + size), False) for start in range(20)],
         "function": lambda: lambda: draw(recipe),
         "stream": lambda: (stack([number, number + 1], False) for number in range(100_000)),
         "own_draws": lambda: None,
@@ -217,7 +217,11 @@ def make_model(recipe: Recipe) -> nn.Module:
         "dropout": lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1)),
         "tied": Tied,
         "transformer": lambda: nn.Sequential(
-            nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), nn.TransformerEncoderLayer(**encoder), nn.Flatten(), nn.Linear(8, 1)
+            nn.Linear(4, 8),
+            nn.Unflatten(1, (2, 4)),
+            nn.TransformerEncoderLayer(**encoder),
+            nn.Flatten(),
+            nn.Linear(8, 1),
         ),
     }
     return makers[recipe.model]()

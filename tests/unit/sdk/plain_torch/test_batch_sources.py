@@ -323,6 +323,40 @@ def test_left_out_batches_are_not_seen_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", EXACT)
+def test_what_is_left_out_counts_at_once(kind: str) -> None:
+    """Before the first of them would have come, in another rollback and in a restart, which has only the ranges."""
+    source = source_of(EXACT[kind]())
+    taken(source, 2)
+    state = source.state()
+    all_of_them = taken(source, 12)
+    source.restore(state)
+    assert source.skip(3) == 3
+    source.restore(state)
+    assert source.skip(5) == 2  # that were not left out already
+    later = source_of(EXACT[kind]())
+    for span in source.skipped.ranges:
+        later.skipped.add(*span)
+    for again in (source, later):
+        again.restore(state)
+        assert taken(again, 4) == all_of_them[5:9]
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_it_is_known_how_many_were_left_out_already_over_the_end_of_an_epoch(kind: str) -> None:
+    """Where that end was seen."""
+    source = source_of(EXACT[kind]())
+    taken(source, 1)
+    state = source.state()
+    all_of_them = taken(source, 16)
+    source.restore(state)
+    source.skip(11)
+    taken(source, 2)
+    source.restore(state)
+    assert source.skip(13) == 2
+    assert taken(source, 3) == all_of_them[13:]
+
+
+@pytest.mark.parametrize("kind", EXACT)
 def test_what_is_left_out_may_reach_over_epochs(kind: str) -> None:
     """Eleven batches, in epochs of four to ten."""
     source = source_of(EXACT[kind]())
