@@ -81,6 +81,7 @@ class Group:
 
 def main(first: int, count: int) -> None:
     torch.set_num_threads(1)
+    os.environ.pop("TRAINMEDIC_SIGNING_KEY", None)  # the commander does not sign
     rank = int(os.environ["RANK"])
     store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=rank == 0, wait_for_workers=False)
     heard: Counter[str] = Counter()
