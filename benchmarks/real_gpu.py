@@ -7,12 +7,15 @@ line for each value and ends with 1 where one disagrees, with 2 where there is n
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -22,6 +25,8 @@ from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.facts import gpu as facts
+from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.agent.journal import Journal
 from trainmedic_server.domain.gpu_names import normal_pci
 
 MIB = 1 << 20
@@ -140,8 +145,9 @@ def _by_uuid(root: ElementTree.Element) -> dict[str, ElementTree.Element]:
 
 def _exported(gpus: NvmlGpus) -> dict[tuple[str, str], float]:
     registry = CollectorRegistry()
-    registry.register(AgentCollector(gpus, dict, AgentCounters(), {"node": "here"}))
-    families = text_string_to_metric_families(generate_latest(registry).decode())
+    with tempfile.TemporaryDirectory() as directory, contextlib.closing(Journal(Path(directory))) as journal:
+        registry.register(AgentCollector(gpus, dict, AgentCounters(), {"node": "here"}, GpuRecord(journal)))
+        families = list(text_string_to_metric_families(generate_latest(registry).decode()))
     return {(one.name, one.labels.get("uuid", "")): one.value for family in families for one in family.samples}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import signal
@@ -17,6 +18,8 @@ import redis
 
 from tests.driver.driver import Card, Driver, cards
 from tests.support.postgres import PostgresServer
+from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.agent.journal import Journal
 
 # How long an example takes says something about the machine, and nothing about the code.
 hypothesis.settings.register_profile("trainmedic", deadline=None)
@@ -152,6 +155,13 @@ def make_driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     yield make
     for driver in reversed(made):
         driver.leave()
+
+
+@pytest.fixture
+def gpu_record(tmp_path: Path) -> Iterator[GpuRecord]:
+    """An agent's record of its GPUs, in a journal of its own."""
+    with contextlib.closing(Journal(tmp_path / "gpu-record")) as journal:
+        yield GpuRecord(journal)
 
 
 @pytest.fixture

@@ -171,8 +171,46 @@ def test_a_reading_has_everything_that_the_card_reports(driver: Driver, gpus: Gp
         "hw_power_brake_slowdown",
     )
     assert reading.ecc == EccErrors(3, 1, 3, 1)
-    assert (reading.xids, reading.last_xid, reading.unread) == ({79: 1, 48: 1}, 48, {})
-    assert gpus.read(SECOND).xids == {}
+    assert (reading.last_xid, reading.unread) == (48, {})
+    assert gpus.read(SECOND).last_xid is None
+    assert (reading.recovery_action, reading.energy_mj is not None and reading.energy_mj >= 5e9) == ("none", True)
+
+
+def test_xids_are_counted_by_gpu_and_code(driver: Driver, gpus: Gpus) -> None:
+    """Also those of a GPU that answers nothing any more, whose last word they are."""
+    assert gpus.xids() == {}
+    gpus.inventory()
+    for code in (48, 48, 79):
+        driver.xid(0, code)
+    driver.lose(0)
+    driver.xid(1, 31)
+    assert gpus.xids() == {FIRST: {48: 2, 79: 1}, SECOND: {31: 1}}
+    driver.unload()
+    assert gpus.xids() == {FIRST: {48: 2, 79: 1}, SECOND: {31: 1}}
+
+
+@pytest.mark.parametrize(("number", "name"), [(0, "none"), (1, "reset"), (4, "drain_and_reset"), (99, "unknown")])
+def test_the_driver_says_what_it_asks_for(driver: Driver, gpus: Gpus, number: int, name: str) -> None:
+    """Numbers of later releases are told as such."""
+    driver.ask_for(0, number)
+    assert gpus.read(FIRST).recovery_action == name
+
+
+def test_an_older_driver_does_not_say_what_it_asks_for(driver: Driver, gpus: Gpus) -> None:
+    """That is no failure of the reading."""
+    driver.ask_for(0, None)
+    reading = gpus.read(FIRST)
+    assert (reading.recovery_action, reading.unread) == (None, {})
+
+
+def test_the_energy_counts_anew_after_a_reset(driver: Driver, gpus: Gpus) -> None:
+    """By which a reset is seen."""
+    before = gpus.read(FIRST).energy_mj
+    driver.reset(0)
+    after = gpus.read(FIRST).energy_mj
+    assert before is not None
+    assert after is not None
+    assert after < before
 
 
 def test_a_reading_that_fails_leaves_the_others_alone(driver: Driver, gpus: Gpus) -> None:

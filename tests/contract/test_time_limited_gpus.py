@@ -20,6 +20,7 @@ from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeL
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.facts.gpu import all_facts, presence
+from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.errors import GpuError, GpuStuck
 
 T = TypeVar("T")
@@ -167,11 +168,13 @@ def test_presence_and_facts_have_the_others_and_say_what_is_stuck(
 
 
 def test_the_exporter_shows_a_stuck_card_and_serves_the_others(
-    driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
+    driver: Driver, gpus: TimeLimitedGpus, calls: Hasty, gpu_record: GpuRecord
 ) -> None:
     """1 for the one, 0 for the other, whose readings are there."""
     hang(driver, gpus, calls)
-    shown = scrape(AgentCollector(gpus, dict, AgentCounters(), {"node": "n1", "version": "1", "policy": "none"}))
+    about = {"node": "n1", "version": "1", "policy": "none"}
+    shown = scrape(AgentCollector(gpus, dict, AgentCounters(), about, gpu_record))
+    assert of(shown, "gpu_present", uuid=FIRST) == 1
     assert of(shown, "trainmedic_agent_gpu_stuck", uuid=FIRST) == 1
     assert of(shown, "trainmedic_agent_gpu_stuck", uuid=SECOND) == 0
     assert of(shown, "trainmedic_agent_gpus_missing") == 1

@@ -37,6 +37,7 @@ DRIVER_NOT_LOADED = 9
 TIMEOUT = 10
 GPU_IS_LOST = 15
 UNKNOWN = 999
+_UNKNOWN_FIELD = 0xFFFFFFFF
 
 SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
 
@@ -62,10 +63,14 @@ class _Gpu(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("domain", "bus", "device")),
         *((name, ctypes.c_uint32) for name in ("min_mw", "max_mw", "default_mw", "limit_mw", "idle_mw", "peak_mw")),
         *((name, ctypes.c_int32) for name in ("slowdown_celsius", "mig", "lost", "absent")),
-        *((name, ctypes.c_uint32) for name in ("sm_mhz", "memory_mhz", "xid_count", "process_count")),
+        *(
+            (name, ctypes.c_uint32)
+            for name in ("recovery_action", "sm_mhz", "memory_mhz", "xid_count", "process_count")
+        ),
         ("processes", ctypes.c_uint32 * MOST_PROCESSES),
         ("remapped", ctypes.c_uint32 * 4),
-        *((name, ctypes.c_double) for name in ("load", "ambient", "kelvin_per_watt", "inertia", "temperature")),
+        *((name, ctypes.c_double) for name in ("load", "ambient", "kelvin_per_watt", "inertia")),
+        *((name, ctypes.c_double) for name in ("temperature", "energy_mj")),
         ("at_ns", ctypes.c_int64),
         *((name, ctypes.c_uint64) for name in ("memory_total", "memory_reserved", "memory_used")),
         ("ecc", (ctypes.c_uint64 * 2) * 2),
@@ -109,6 +114,7 @@ class Card:
     memory_reserved: int = GIB
     memory_used: int = 0
     mig: bool | None = False
+    counts_energy: bool = True
 
 
 def cards(count: int) -> tuple[Card, ...]:
@@ -222,6 +228,11 @@ class Driver:
         with self._gpu(gpu) as one:
             one.more_reasons = bits
 
+    def remap(self, gpu: int, *, pending: bool = False, failed: bool = False) -> None:
+        """Rows of its memory wait for a reset to be replaced, or could not be."""
+        with self._gpu(gpu) as one:
+            one.remapped[2], one.remapped[3] = pending, failed
+
     def ecc(self, gpu: int, corrected: int, uncorrected: int) -> None:
         """So many errors since the driver was loaded, and in all."""
         with self._gpu(gpu) as one:
@@ -233,6 +244,20 @@ class Driver:
         with self._gpu(gpu) as one:
             one.xids[one.xid_count % MOST_XIDS] = code
             one.xid_count += 1
+
+    def ask_for(self, gpu: int, action: int | None) -> None:
+        """The driver asks for this recovery action (nvml.h); None is a driver that does not know of any."""
+        with self._gpu(gpu) as one:
+            one.recovery_action = _UNKNOWN_FIELD if action is None else action
+
+    def reset(self, gpu: int) -> None:
+        """As ``nvidia-smi --gpu-reset``: errors that had to be cleared are, and what was drawn counts anew."""
+        with self._gpu(gpu) as one:
+            one.ecc[0][0] = one.ecc[0][1] = one.remapped[2] = one.lost = 0
+            if one.recovery_action != _UNKNOWN_FIELD:
+                one.recovery_action = 0
+            if one.energy_mj >= 0:
+                one.energy_mj = 0
 
     def lose(self, gpu: int, lost: bool = True) -> None:
         """It has fallen off the bus, or is back."""
@@ -257,6 +282,7 @@ class Driver:
         for place in range(len(self.cards)):
             with self._gpu(place) as one:
                 one.limit_mw = one.default_mw
+                one.energy_mj = min(one.energy_mj, 0)
 
     def set_watts(self, gpu: int, watts: float) -> None:
         """Somebody else sets the limit. Not in the log."""
@@ -344,6 +370,8 @@ class Driver:
             target = gpu.ambient + gpu.kelvin_per_watt * power / 1000
             passed = max(0.0, (now - gpu.at_ns) / 1e9 * self._state.speed)
             gpu.temperature = target + (gpu.temperature - target) * math.exp(-passed / gpu.inertia)
+            if gpu.energy_mj >= 0:
+                gpu.energy_mj += power * passed
             gpu.at_ns = now
             yield gpu
 
@@ -365,4 +393,5 @@ def _fill(gpu: _Gpu, card: Card) -> None:
     )
     gpu.memory_total, gpu.memory_reserved, gpu.memory_used = card.memory_bytes, card.memory_reserved, card.memory_used
     gpu.temperature = card.ambient + card.kelvin_per_watt * card.idle_watts
+    gpu.energy_mj = 5e9 if card.counts_energy else -1
     gpu.at_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)

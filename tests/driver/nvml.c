@@ -9,6 +9,7 @@
  *   - temperature: dT/dt = (ambient + resistance * power - T) / inertia, solved exactly; time can run faster
  *   - constraints of the limit, its default, and its loss when the driver is loaded anew (`generation`)
  *   - throttle reasons of power and heat, MIG mode, ECC counters, remapped rows, XID events
+ *   - the energy drawn and the recovery action that the driver asks for, both gone after a reset
  *   - which processes compute on a GPU, as far as it is told
  *   - a GPU that is lost (every call says so) or absent (it is not there, and the others' indices move up)
  *   - faults on demand: a call of a GPU fails, before or after its effect, is slow, hangs, or kills its caller
@@ -65,6 +66,7 @@ struct gpu {
     int32_t slowdown_celsius;
     int32_t mig; /* -1: cannot; 0: off; 1: on */
     int32_t lost, absent;
+    uint32_t recovery_action; /* nvmlDeviceGpuRecoveryAction_t; ~0: this driver does not know the field */
     uint32_t sm_mhz, memory_mhz;
     uint32_t xid_count;
     uint32_t process_count;
@@ -73,7 +75,8 @@ struct gpu {
     double load;          /* 0 to 1 */
     double ambient, kelvin_per_watt, inertia;
     double temperature;
-    int64_t at_ns; /* when `temperature` was true */
+    double energy_mj; /* drawn since the driver was loaded or the GPU was reset; below 0: the card does not count it */
+    int64_t at_ns; /* when `temperature` and `energy_mj` were true */
     uint64_t memory_total, memory_reserved, memory_used;
     uint64_t ecc[2][2]; /* by counter (volatile, aggregate) and type (corrected, uncorrected) */
     uint64_t more_reasons;
@@ -243,6 +246,8 @@ static void warm(struct gpu *gpu)
     int64_t ns = now.tv_sec * 1000000000LL + now.tv_nsec;
     double seconds = (ns - gpu->at_ns) / 1e9 * state->speed;
     double target = gpu->ambient + gpu->kelvin_per_watt * power_of(gpu) / 1000;
+    if (seconds > 0 && gpu->energy_mj >= 0)
+        gpu->energy_mj += power_of(gpu) * seconds;
     if (seconds > 0)
         gpu->temperature = target + (gpu->temperature - target) * exp(-seconds / gpu->inertia);
     gpu->at_ns = ns;
@@ -604,14 +609,24 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struc
     return leave(SUCCESS);
 }
 
-/* Of the fields, the temperature of the memory: it is a little above that of the GPU here. */
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules)
+{
+    DEVICE(handle);
+    if (gpu->energy_mj < 0)
+        return leave(NOT_SUPPORTED);
+    *millijoules = (unsigned long long)gpu->energy_mj;
+    return leave(SUCCESS);
+}
+
+/* Of the fields, the temperature of the memory, which is a little above that of the GPU here, and the recovery action. */
 int nvmlDeviceGetFieldValues(void *handle, int count, struct field *fields)
 {
     DEVICE(handle);
     for (int i = 0; i < count; i++) {
-        fields[i].result = fields[i].id == 82 ? SUCCESS : NOT_SUPPORTED;
+        int is_recovery = fields[i].id == 230 && gpu->recovery_action != ~0u;
+        fields[i].result = fields[i].id == 82 || is_recovery ? SUCCESS : NOT_SUPPORTED;
         fields[i].type = 1; /* unsigned int */
-        fields[i].value.integer = (unsigned)lround(gpu->temperature + 6);
+        fields[i].value.integer = is_recovery ? gpu->recovery_action : (unsigned)lround(gpu->temperature + 6);
     }
     return leave(SUCCESS);
 }

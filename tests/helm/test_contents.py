@@ -27,6 +27,7 @@ from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent import policy
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
+from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.catalog import loader
 from trainmedic_server.cli import main
 from trainmedic_server.domain.target import IdentityLabels
@@ -200,13 +201,18 @@ def test_the_receiver_posts_to_the_service_with_the_webhooks_token() -> None:
     assert receiver["sendResolved"] is True
 
 
-def test_the_dashboard_names_only_metrics_that_there_are(make_driver: Callable[..., Driver]) -> None:
+def test_the_dashboard_names_only_metrics_that_there_are(
+    make_driver: Callable[..., Driver], gpu_record: GpuRecord
+) -> None:
     """Every metric in a panel is one that the server or the agent offers."""
     make_driver(1)
     gpus = NvmlGpus()
     offered = {
         name
-        for collector in (telemetry.Metrics().registry, AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}))
+        for collector in (
+            telemetry.Metrics().registry,
+            AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}, gpu_record),
+        )
         for metric in collector.collect()
         for name in names(metric)
     }

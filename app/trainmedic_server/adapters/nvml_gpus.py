@@ -7,11 +7,12 @@ limit.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pynvml
@@ -78,6 +79,11 @@ class NvmlGpus:
     def processes(self, uuid: str) -> tuple[int, ...]:
         return self._nvml.retried(lambda: self._processes(uuid))
 
+    def xids(self) -> Mapping[str, Mapping[int, int]]:
+        with contextlib.suppress(GpuError), self._nvml.open() as session:  # without a driver: those from before
+            self._drain_xids(session)
+        return {uuid: dict(counts) for uuid, counts in self._xids.copy().items()}
+
     def close(self) -> None:
         self._nvml.close()
 
@@ -116,10 +122,7 @@ class NvmlGpus:
             values, unread = collect(READINGS, handle, _ENDS_READING)
             fixed, unread_fixed = _fixed(session, uuid, handle)
             self._drain_xids(session)
-            counts = dict(self._xids.get(uuid, {}))
-            return gpus.GpuReading(
-                **values, **fixed, xids=counts, last_xid=self._last_xid.get(uuid), unread=unread | unread_fixed
-            )
+            return gpus.GpuReading(**values, **fixed, last_xid=self._last_xid.get(uuid), unread=unread | unread_fixed)
 
     def _processes(self, uuid: str) -> tuple[int, ...]:
         with self._nvml.card(uuid) as (_, handle):
@@ -132,8 +135,8 @@ class NvmlGpus:
         try:
             while True:  # until NVML says, by an error, that no event waits
                 event = pynvml.nvmlEventSetWait_v2(session.events, 0)
-                if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
-                    uuid = pynvml.nvmlDeviceGetUUID(event.device)
+                uuid = session.uuid_of(event.device)  # a lost GPU would not tell it any more
+                if event.eventType == pynvml.nvmlEventTypeXidCriticalError and uuid is not None:
                     # A new Counter instead of a change: another thread may be copying the old one.
                     self._xids[uuid] = self._xids.get(uuid, Counter()) + Counter({int(event.eventData): 1})
                     self._last_xid[uuid] = int(event.eventData)

@@ -14,6 +14,7 @@ from trainmedic_server.adapters.nvml_errors import UNAVAILABLE
 from trainmedic_server.ports import gpus
 
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
+_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 
 Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
@@ -72,11 +73,20 @@ def _temperature(handle: Any) -> dict[str, Any]:
 
 
 def _memory_temperature(handle: Any) -> dict[str, Any]:
-    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [_MEMORY_TEMPERATURE])
+    celsius = _field(handle, _MEMORY_TEMPERATURE)
+    return {"memory_temperature_celsius": celsius} if celsius else {}  # 0: the card has no such sensor
+
+
+def _recovery_action(handle: Any) -> dict[str, Any]:
+    return {"recovery_action": gpus.RECOVERY_ACTIONS.get(_field(handle, _RECOVERY_ACTION), "unknown")}
+
+
+def _field(handle: Any, number: int) -> int:
+    """The value of one of NVML's fields, those of which are asked here."""
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
     if value.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(value.nvmlReturn)
-    celsius = value.value.uiVal if value.valueType == _UNSIGNED_INT else value.value.ullVal
-    return {"memory_temperature_celsius": celsius} if celsius else {}  # 0: the card has no such sensor
+    return int(value.value.uiVal if value.valueType == _UNSIGNED_INT else value.value.ullVal)
 
 
 def _throttle_reasons(handle: Any) -> dict[str, Any]:
@@ -114,6 +124,8 @@ READINGS: Queries = {
     "throttle_reasons": _throttle_reasons,
     "ecc": _ecc,
     "remapped_rows": _remapped_rows,
+    "energy": lambda handle: {"energy_mj": pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)},
+    "recovery_action": _recovery_action,
     "mig": lambda handle: {"is_mig": pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE},
 }
 

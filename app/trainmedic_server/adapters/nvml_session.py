@@ -11,6 +11,7 @@ not answer. Called by ``nvml_gpus``, which asks the cards everything else.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import threading
 import uuid as uuids
@@ -80,6 +81,11 @@ class NvmlSession:
     lost: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     driver: str | None = None
+
+    def uuid_of(self, handle: Any) -> str | None:
+        """The UUID of the card with this handle, without asking the card; None where there is none."""
+        address = _address(handle)
+        return next((uuid for uuid, known in self.handles.items() if _address(known) == address), None)
 
 
 class NvmlSessions:
@@ -234,6 +240,10 @@ class NvmlSessions:
                 self._times_lost[uuid] += 1
                 session.lost[uuid] = f"{uuid} is lost: {error}"
                 session.opened_at = self._monotonic()
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def offered(ask: Callable[[], Any]) -> Any:

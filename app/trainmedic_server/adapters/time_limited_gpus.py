@@ -17,7 +17,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from trainmedic_server.errors import GpuStuck
@@ -161,6 +161,7 @@ class TimeLimitedGpus:
         self._inner = inner
         self._calls = calls
         self._last = gpus.Inventory()
+        self._xids: Mapping[str, Mapping[int, int]] = {}
         self._is_open = False
 
     def inventory(self) -> gpus.Inventory:
@@ -186,6 +187,13 @@ class TimeLimitedGpus:
 
     def read(self, uuid: str) -> gpus.GpuReading:
         return self._call_card(uuid, lambda: self._inner.read(uuid))
+
+    def xids(self) -> Mapping[str, Mapping[int, int]]:
+        try:
+            self._xids = self._calls.run(_DRIVER, self._inner.xids, DRIVER_SECONDS)
+        except GpuStuck:
+            log.debug("the driver does not tell its XIDs, since a call has not come back")
+        return self._xids
 
     def close(self) -> None:
         """Close the driver, unless a call is under way: closing it then may crash."""

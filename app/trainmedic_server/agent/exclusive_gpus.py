@@ -66,6 +66,9 @@ class ExclusiveGpus:
     def read(self, uuid: str) -> gpus.GpuReading:
         return self._inner.read(uuid)
 
+    def xids(self) -> Mapping[str, Mapping[int, int]]:
+        return self._inner.xids()
+
     def close(self) -> None:
         """Let the driver go, and then the GPUs."""
         self._inner.close()

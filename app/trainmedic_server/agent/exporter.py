@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from trainmedic_server.agent import gpu_metrics
 from trainmedic_server.agent.counters import AgentCounters
+from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.metrics_server import MetricsRequestHandler, MetricsServer
 from trainmedic_server.agent.power.caps import GpuPowerState
 from trainmedic_server.errors import ConfigurationError, GpuError, GpuStuck
@@ -46,6 +47,7 @@ class AgentCollector(Collector):
         power: Callable[[], Mapping[str, GpuPowerState]],
         counters: AgentCounters,
         agent_labels: Mapping[str, str],
+        record: GpuRecord,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,6 +55,7 @@ class AgentCollector(Collector):
         self._power = power
         self._counters = counters
         self._agent_labels = dict(agent_labels)
+        self._record = record
         self._now = now
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -68,6 +71,7 @@ class AgentCollector(Collector):
         yield from self._agent()
         if is_fresh:
             yield from gpu_metrics.families(self._readings)
+        yield from gpu_metrics.recorded(self._record.gpus())
         yield from self._gpu_failures(is_fresh)
         yield from self._caps()
 
@@ -91,6 +95,7 @@ class AgentCollector(Collector):
                 readings.append((info, reading))
                 for name in reading.unread:
                     self._failures[info, name] += 1
+            self._record.observe(inventory, readings, self._gpus.xids())
             self._inventory, self._readings, self._stuck = inventory, readings, stuck
             self._read_at = self._monotonic()
             return True

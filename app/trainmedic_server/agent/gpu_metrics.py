@@ -1,4 +1,4 @@
-"""Readings of GPUs as Prometheus metrics. What a GPU does not report has no series.
+"""Readings of GPUs, and what is on record of them, as Prometheus metrics. What a GPU does not report has no series.
 
 Every series has the labels ``gpu_id`` (index), ``gpu_name`` and ``uuid``. There is no label for the node: that
 is the scrape's to set, for all exporters of a node alike.
@@ -6,12 +6,14 @@ is the scrape's to set, for all exporters of a node alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from trainmedic_server.agent.gpu_record import KnownGpu
+from trainmedic_server.domain.xids import xid
 from trainmedic_server.ports.gpus import THROTTLE_REASONS, GpuInfo, GpuReading
 
 LABELS = ("gpu_id", "gpu_name", "uuid")
@@ -69,6 +71,17 @@ _GAUGES = (
 )
 
 
+_DRIVERS_WORD = {
+    "none": "none",
+    "reset": "reset_gpu",
+    "drain_and_reset": "reset_gpu",
+    "bus_reset": "reset_gpu",
+    "reboot": "restart_node",
+    "system_reboot": "restart_node",
+}
+"""NVML's recovery actions as those of the catalogue; what is not here is for somebody to look at."""
+
+
 def labels(info: GpuInfo) -> list[str]:
     """Return the values of `LABELS` for this GPU."""
     return [str(info.index), info.name, info.uuid]
@@ -86,7 +99,7 @@ def families(readings: Sequence[Reading]) -> Iterator[Metric]:
     yield _throttling(readings)
     yield _ecc(readings)
     yield _remapped(readings)
-    yield _xids(readings)
+    yield _recovery(readings)
 
 
 def _throttling(readings: Sequence[Reading]) -> Metric:
@@ -119,11 +132,34 @@ def _remapped(readings: Sequence[Reading]) -> Metric:
     return family
 
 
-def _xids(readings: Sequence[Reading]) -> Metric:
-    family = CounterMetricFamily(
-        "gpu_xid_errors", "XID errors since the agent started, by code.", labels=[*LABELS, "xid"]
+def _recovery(readings: Sequence[Reading]) -> Metric:
+    family = GaugeMetricFamily(
+        "gpu_recovery_action",
+        "1 for what the driver asks for, so that the GPU works again.",
+        labels=[*LABELS, "action"],
     )
     for info, reading in readings:
-        for code, count in sorted(reading.xids.items()):
-            family.add_metric([*labels(info), str(code)], count)
+        if reading.recovery_action is not None:
+            family.add_metric([*labels(info), reading.recovery_action], 1)
     return family
+
+
+def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
+    """Yield the metrics of every GPU that the node has or had, whether it answers or not."""
+    present = GaugeMetricFamily("gpu_present", "0 for a GPU that the driver does not list any more.", labels=LABELS)
+    xids = CounterMetricFamily(
+        "gpu_xid_errors",
+        "XID errors since the machine's start or the GPU's reset, by code and what it asks for.",
+        labels=[*LABELS, "xid", "action"],
+    )
+    for gpu in gpus:
+        present.add_metric(labels(gpu.info), int(gpu.is_present))
+        for code, count in sorted(gpu.xids.items()):
+            xids.add_metric([*labels(gpu.info), str(code), _action(code, gpu.recovery_action)], count)
+    yield from (present, xids)
+
+
+def _action(code: int, recovery_action: str | None) -> str:
+    """What an error asks for, of the actions in ``domain/xids.toml``; where that is the driver's to say, its word."""
+    action = xid(code).action
+    return action if action != "driver_says" else _DRIVERS_WORD.get(recovery_action or "", "ask")

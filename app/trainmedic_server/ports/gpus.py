@@ -97,7 +97,9 @@ class GpuReading:
     ``power_enforced_mw``: the limit in force; ``power_limit_mw`` is the one that was set.
     ``throttle_reasons``: why clocks are held down now, of `THROTTLE_REASONS`.
     ``is_mig``: whether the card is divided by MIG.
-    ``xids``: the driver's XID errors since this process began to listen, counted by code; ``last_xid`` is the last.
+    ``energy_mj``: what it has drawn since the driver was loaded or the card was reset.
+    ``recovery_action``: what the driver asks for, so that the card works again; of `RECOVERY_ACTIONS`.
+    ``last_xid``: the last of the driver's XID errors since this process began to listen (`Gpus.xids`).
     ``unread``: what it offers and failed to report: the reason by the name of the reading.
     """
 
@@ -120,7 +122,8 @@ class GpuReading:
     ecc: EccErrors | None = None
     remapped_rows: RemappedRows | None = None
     is_mig: bool | None = None
-    xids: Mapping[int, int] = field(default_factory=dict)
+    energy_mj: int | None = None
+    recovery_action: str | None = None
     last_xid: int | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -137,6 +140,20 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x100: "display_clocks_setting",
 }
 """Why clocks are held down, by NVML's bit (nvml.h, nvmlClocksEventReason…)."""
+
+
+RECOVERY_ACTIONS: Mapping[int, str] = {
+    0: "none",
+    1: "reset",
+    2: "reboot",
+    3: "drain_p2p",
+    4: "drain_and_reset",
+    5: "recover_imex_domain",
+    6: "bus_reset",
+    7: "system_reboot",
+}
+"""What a driver asks for, by NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t). Beside them there is "unknown", for
+the number of a later release."""
 
 
 @overload
@@ -177,6 +194,11 @@ class Gpus(Protocol):
 
     def read(self, uuid: str) -> GpuReading:
         """Return everything that it reports. Raises GpuLost, GpuAbsent or DriverAbsent where it reports nothing."""
+        ...
+
+    def xids(self) -> Mapping[str, Mapping[int, int]]:
+        """Return how often the driver has reported which XID error since this process began to listen, by UUID and
+        code; also of GPUs that are lost. Never raises."""
         ...
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from trainmedic_server.agent.disk.executor import DiskCleanExecutor
 from trainmedic_server.agent.exporter import AgentCollector, Exporter
 from trainmedic_server.agent.facts.executor import NodeFactsExecutor
 from trainmedic_server.agent.facts.gpu import presence
+from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.pods import pods_of
 from trainmedic_server.agent.policy import Policy
@@ -86,7 +87,8 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
         ledger = PowerLedger(context.journal)
         control = PowerControl(gpus, ledger, policy.power)
         agent_labels = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
-        collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels)
+        record = GpuRecord(context.journal)
+        collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels, record)
         with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
             log.info("metrics", extra={"host": settings.exporter_host, "port": exporter.port})
             yield AgentParts(
@@ -94,7 +96,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     PowerLimitExecutor(control),
                     RenewLeaseExecutor(control),
                     DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
-                    NodeFactsExecutor(settings.node, gpus, cleaning_roots),
+                    NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),
                 ],
                 tasks=[LeaseExpiry(control, since_boot)],
                 inventory=lambda: presence(gpus, pods_of),

@@ -17,8 +17,10 @@ from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent import exporter as exporters
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector, Exporter
+from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.power.caps import GpuPowerState, PowerBaseline, PowerCap
 from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.ports.gpus import Gpus
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 NAME = "NVIDIA H100 80GB HBM3"
@@ -34,10 +36,17 @@ def gpus(driver: Driver) -> Iterator[NvmlGpus]:
     opened.close()
 
 
-def collector(
-    gpus: NvmlGpus, power: dict[str, GpuPowerState] | None = None, counters: AgentCounters | None = None
-) -> AgentCollector:
-    return AgentCollector(gpus, lambda: power or {}, counters or AgentCounters(), ABOUT)
+Collectors = Callable[..., AgentCollector]
+
+
+@pytest.fixture
+def collector(gpus: NvmlGpus, gpu_record: GpuRecord) -> Collectors:
+    def make(
+        power: dict[str, GpuPowerState] | None = None, counters: AgentCounters | None = None, read: Gpus = gpus
+    ) -> AgentCollector:
+        return AgentCollector(read, lambda: power or {}, counters or AgentCounters(), ABOUT, gpu_record)
+
+    return make
 
 
 def scrape(collected: AgentCollector) -> Shown:
@@ -55,13 +64,15 @@ def of(shown: Shown, name: str, **labels: str) -> float | None:
     return found[0] if found else None
 
 
-def test_every_gpu_has_its_metrics_with_index_name_and_uuid(driver: Driver, gpus: NvmlGpus) -> None:
+def test_every_gpu_has_its_metrics_with_index_name_and_uuid(
+    driver: Driver, gpus: NvmlGpus, collector: Collectors
+) -> None:
     """Under the names that the alert rules read."""
     driver.load(1, 0.5)
     driver.fill(1, 40 << 30)
     driver.set_watts(1, 560)
     driver.heat(1, 71)
-    shown = scrape(collector(gpus))
+    shown = scrape(collector())
     where = {"gpu_id": "1", "gpu_name": NAME, "uuid": SECOND}
     expected = {
         "gpu_utilization_percent": 50,
@@ -81,13 +92,13 @@ def test_every_gpu_has_its_metrics_with_index_name_and_uuid(driver: Driver, gpus
     assert {dict(labels)["gpu_id"] for name, labels in shown if name == "gpu_temperature_celsius"} == {"0", "1"}
 
 
-def test_throttle_reasons_errors_and_xids_are_told(driver: Driver, gpus: NvmlGpus) -> None:
+def test_throttle_reasons_errors_and_xids_are_told(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
     """Every reason has its series, so that one that ends is seen to end."""
     gpus.inventory()
     driver.heat(0, 92)
     driver.ecc(0, 5, 2)
     driver.xid(0, 94)
-    shown = scrape(collector(gpus))
+    shown = scrape(collector())
     assert of(shown, "gpu_throttle_reason", uuid=FIRST, reason="hw_thermal_slowdown") == 1
     assert of(shown, "gpu_throttle_reason", uuid=FIRST, reason="sw_power_cap") == 0
     assert of(shown, "gpu_throttle_reason", uuid=SECOND, reason="hw_thermal_slowdown") == 0
@@ -98,12 +109,12 @@ def test_throttle_reasons_errors_and_xids_are_told(driver: Driver, gpus: NvmlGpu
 
 
 def test_a_reading_that_fails_is_left_out_and_counted(
-    driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch, collector: Collectors
 ) -> None:
     """A value that is not known is not zero; the other GPU's stays."""
     monkeypatch.setattr(exporters, "_REUSED_SECONDS", 0)
     driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=0)
-    collected = collector(gpus)
+    collected = collector()
     scrape(collected)
     shown = scrape(collected)
     assert of(shown, "gpu_utilization_percent", uuid=FIRST) is None
@@ -112,22 +123,24 @@ def test_a_reading_that_fails_is_left_out_and_counted(
     assert of(shown, "gpu_temperature_celsius", uuid=FIRST) == 38
 
 
-def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: NvmlGpus) -> None:
+def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
     """It has no series, and is counted as missing."""
     gpus.inventory()
     driver.lose(0)
-    collected = collector(gpus)
+    collected = collector()
     shown = scrape(collected)
     assert of(shown, "gpu_temperature_celsius", uuid=FIRST) is None
     assert of(shown, "gpu_temperature_celsius", uuid=SECOND) == 38
     assert of(shown, "gpu_reading_errors_total", uuid=FIRST, reading="all") == 1
 
 
-def test_a_card_that_does_not_offer_something_has_no_series_of_it(make_driver: Callable[..., Driver]) -> None:
+def test_a_card_that_does_not_offer_something_has_no_series_of_it(
+    make_driver: Callable[..., Driver], collector: Collectors
+) -> None:
     """And no error either."""
     make_driver((Card(uuid="GPU-a", min_watts=0, mig=None),))
     gpus = NvmlGpus()
-    shown = scrape(collector(gpus))
+    shown = scrape(collector(read=gpus))
     gpus.close()
     assert of(shown, "gpu_power_limit_watts") is None
     assert of(shown, "gpu_mig_enabled") is None
@@ -135,13 +148,13 @@ def test_a_card_that_does_not_offer_something_has_no_series_of_it(make_driver: C
     assert not [name for name, _ in shown if name == "gpu_reading_errors_total"]
 
 
-def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus) -> None:
+def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
     """Caps and their leases, what is owed, commands, faults, and whether Redis hears it."""
     counters = AgentCounters()
     counters.command("gpu.power_limit", "applied")
     counters.command("gpu.power_limit", "applied")
     counters.loop_error("disk")
-    before = scrape(collector(gpus, counters=counters))
+    before = scrape(collector(counters=counters))
     assert of(before, "trainmedic_agent_redis_connected") == 0
     counters.redis_answered(time.time())
     cap = PowerCap("a", 560_000, 1700000300.0, 300.0, 700_000, 560_000)
@@ -149,7 +162,7 @@ def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus) -> None:
         FIRST: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), (cap,)),
         SECOND: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), ()),
     }
-    shown = scrape(collector(gpus, power, counters))
+    shown = scrape(collector(power, counters))
     assert of(shown, "trainmedic_agent_info", node="n1", driver="570.86.15") == 1
     assert of(shown, "trainmedic_agent_redis_connected") == 1
     assert of(shown, "trainmedic_agent_commands_total", action="gpu.power_limit", status="applied") == 2
@@ -159,16 +172,16 @@ def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus) -> None:
     assert of(shown, "trainmedic_agent_power_owed", uuid=FIRST) == 0
     assert of(shown, "trainmedic_agent_power_owed", uuid=SECOND) == 1
     power[FIRST] = GpuPowerState(PowerBaseline(700_000, 700_000, "s", pending_mw=560_000), (cap,))
-    assert of(scrape(collector(gpus, power, counters)), "trainmedic_agent_power_owed", uuid=FIRST) == 1
+    assert of(scrape(collector(power, counters)), "trainmedic_agent_power_owed", uuid=FIRST) == 1
 
 
 def test_a_driver_that_hangs_costs_the_gpus_and_not_the_scrape(
-    driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch, collector: Collectors
 ) -> None:
     """The agent's own metrics are told, and a limit can still be set on the GPU that does not hang."""
     monkeypatch.setattr(exporters, "_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(exporters, "_REUSED_SECONDS", 0)
-    collected = collector(gpus)
+    collected = collector()
     scrape(collected)
     driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=0.6, times=1)
     hanging = threading.Thread(target=scrape, args=(collected,))
@@ -184,21 +197,23 @@ def test_a_driver_that_hangs_costs_the_gpus_and_not_the_scrape(
     hanging.join(10)
 
 
-def test_scrapers_share_a_reading(driver: Driver, gpus: NvmlGpus) -> None:
+def test_scrapers_share_a_reading(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
     """Two Prometheus servers ask the driver once."""
     driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=0)
-    collected = collector(gpus)
+    collected = collector()
     scrape(collected)
     assert of(scrape(collected), "gpu_reading_errors_total", uuid=FIRST, reading="utilization") == 1
 
 
-def test_the_endpoint_answers_over_http_and_says_when_it_cannot(driver: Driver, gpus: NvmlGpus) -> None:
+def test_the_endpoint_answers_over_http_and_says_when_it_cannot(
+    driver: Driver, gpus: NvmlGpus, collector: Collectors
+) -> None:
     """On a port that it picks; a port in use is an error with what to do."""
-    served = Exporter(collector(gpus), "127.0.0.1", 0)
+    served = Exporter(collector(), "127.0.0.1", 0)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=10) as reply:
             assert b"gpu_temperature_celsius" in reply.read()
         with pytest.raises(ConfigurationError, match="--exporter-port"):
-            Exporter(collector(gpus), "127.0.0.1", served.port)
+            Exporter(collector(), "127.0.0.1", served.port)
     finally:
         served.close()

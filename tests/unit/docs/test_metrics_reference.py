@@ -10,16 +10,19 @@ from tests.driver.driver import Driver
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
+from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.ports.gpus import THROTTLE_REASONS
 
 REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
 
 
-def test_the_reference_has_the_metrics_that_there_are(make_driver: Callable[..., Driver]) -> None:
+def test_the_reference_has_the_metrics_that_there_are(
+    make_driver: Callable[..., Driver], gpu_record: GpuRecord
+) -> None:
     """Each metric has its row with its type, and each row its metric."""
     make_driver(1)
     gpus = NvmlGpus()
-    families = list(AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}).collect())
+    families = list(AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}, gpu_record).collect())
     gpus.close()
     suffix = {"counter": "_total", "info": "_info"}
     offered = {

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.facts import gpu, host
+from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.errors import GpuError
 from trainmedic_server.ports.gpus import Gpus
 
@@ -27,6 +28,7 @@ class NodeFactsExecutor:
 
     node: str
     gpus: Gpus
+    record: GpuRecord
     paths: Sequence[str] = ()
     proc: Path = host.PROC
     sleep: Callable[[float], None] = field(default=time.sleep)
@@ -48,6 +50,7 @@ class NodeFactsExecutor:
             except (OSError, ValueError, LookupError) as error:
                 problems.append(f"{type(error).__name__}: {error}")
         facts.update(gpu.all_facts(self.gpus))
+        facts["gpus_known"] = len(self.record.gpus()) or None
         name = accepted.command.target.get("gpu")
         if isinstance(name, str):
             try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.facts.executor import NodeFactsExecutor
 from trainmedic_server.agent.facts.gpu import presence
+from trainmedic_server.agent.gpu_record import GpuRecord
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 
@@ -28,20 +30,28 @@ def gpus(driver: Driver) -> Iterator[NvmlGpus]:
     opened.close()
 
 
-def ask(gpus: NvmlGpus, gpu: str | None = None, proc: Path = Path("/proc")) -> dict[str, Any]:
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def ask(gpus: NvmlGpus, gpu_record: GpuRecord) -> Ask:
+    return partial(_ask, gpus, gpu_record)
+
+
+def _ask(gpus: NvmlGpus, record: GpuRecord, gpu: str | None = None, proc: Path = Path("/proc")) -> dict[str, Any]:
     target = {"kind": "node", "node": "n1", **({"gpu": gpu} if gpu else {})}
     now = datetime.now(UTC)
     command = Command("c", "node.facts", target, {}, "r", "p", "a test", now, now + timedelta(seconds=15))
-    told = NodeFactsExecutor("n1", gpus, proc=proc, sleep=lambda _: None).perform(AcceptedCommand(command))
+    told = NodeFactsExecutor("n1", gpus, record, proc=proc, sleep=lambda _: None).perform(AcceptedCommand(command))
     assert json.loads(json.dumps(told)) == told
     return dict(told)
 
 
-def test_facts_tell_of_the_machine_and_its_gpus(driver: Driver, gpus: NvmlGpus) -> None:
+def test_facts_tell_of_the_machine_and_its_gpus(driver: Driver, gpus: NvmlGpus, ask: Ask) -> None:
     """In plain values, under stable names."""
     driver.load(0, 1.0)
     driver.fill(0, 72 << 30)
-    told = ask(gpus)
+    told = ask()
     assert {"node", "cpu", "memory", "disks", "uptime_seconds", "gpus", "driver"} <= told.keys()
     assert "problems" not in told
     assert "gpu_problems" not in told
@@ -60,18 +70,18 @@ def test_facts_tell_of_the_machine_and_its_gpus(driver: Driver, gpus: NvmlGpus) 
     assert {"unread", "xid"}.isdisjoint(one)
 
 
-def test_facts_for_a_gpu_have_that_one_apart(driver: Driver, gpus: NvmlGpus) -> None:
+def test_facts_for_a_gpu_have_that_one_apart(driver: Driver, gpus: NvmlGpus, ask: Ask) -> None:
     """By whatever name the alert has it."""
-    assert ask(gpus, "1")["gpu"]["uuid"] == SECOND
-    assert "there is no GPU '7'" in ask(gpus, "7")["problems"][0]
+    assert ask("1")["gpu"]["uuid"] == SECOND
+    assert "there is no GPU '7'" in ask("7")["problems"][0]
 
 
-def test_what_cannot_be_read_takes_nothing_else_down(driver: Driver, gpus: NvmlGpus, tmp_path: Path) -> None:
+def test_what_cannot_be_read_takes_nothing_else_down(driver: Driver, gpus: NvmlGpus, ask: Ask, tmp_path: Path) -> None:
     """A ``/proc`` that is not there, a GPU that is lost, a reading that fails: each is named."""
     gpus.inventory()
     driver.lose(0)
     driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=1)
-    told = ask(gpus, proc=tmp_path)
+    told = ask(proc=tmp_path)
     assert len(told["problems"]) >= 3
     assert [one["uuid"] for one in told["gpus"]] == [SECOND]
     assert told["gpus"][0]["unread"] == {"utilization": "Unknown Error"}

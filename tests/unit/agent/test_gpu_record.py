@@ -1,0 +1,209 @@
+"""The agent's record of its GPUs: what lasts, and what ends it. On the stand-in for the driver."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.driver.driver import Card, Driver, cards
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent import gpu_metrics
+from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.agent.journal import Journal
+from trainmedic_server.errors import GpuError, JournalUnavailable
+
+FIRST, SECOND = (card.uuid for card in cards(2))
+RESET, NONE = 1, 0
+
+
+class Agent:
+    """As much of an agent as keeps a record: it can be started anew, on another start of the machine too."""
+
+    def __init__(self, directory: Path, boot: str = "boot-1") -> None:
+        self.directory = directory
+        self.start(boot)
+
+    def start(self, boot: str = "boot-1") -> None:
+        self.journal = Journal(self.directory)
+        self.record = GpuRecord(self.journal, boot)
+        self.gpus = NvmlGpus()
+        self.look()
+
+    def stop(self) -> None:
+        self.gpus.close()
+        self.journal.close()
+
+    def look(self) -> None:
+        """As a scrape does."""
+        inventory, readings = self.gpus.inventory(), []
+        for info in inventory.gpus:
+            with contextlib.suppress(GpuError):
+                readings.append((info, self.gpus.read(info.uuid)))
+        self.record.observe(inventory, readings, self.gpus.xids())
+
+    def xids(self) -> dict[str, dict[int, int]]:
+        return {gpu.info.uuid: dict(gpu.xids) for gpu in self.record.gpus() if gpu.xids}
+
+    def missing(self) -> list[str]:
+        return [gpu.info.uuid for gpu in self.record.gpus() if not gpu.is_present]
+
+
+@pytest.fixture
+def agent(driver: Driver, tmp_path: Path) -> Iterator[Agent]:
+    started = Agent(tmp_path / "state")
+    yield started
+    started.stop()
+
+
+def test_an_error_outlives_a_later_one_and_the_agent(driver: Driver, agent: Agent) -> None:
+    """48 is followed by the clean-up code 45; neither that nor a restart of the agent ends it."""
+    driver.xid(0, 48)
+    driver.xid(0, 45)
+    agent.look()
+    agent.look()
+    assert agent.xids() == {FIRST: {48: 1, 45: 1}}
+    agent.stop()
+    agent.start()
+    driver.xid(0, 48)
+    agent.look()
+    assert agent.xids() == {FIRST: {48: 2, 45: 1}}
+
+
+def test_a_gpu_that_is_gone_keeps_its_errors_and_is_missed(driver: Driver, agent: Agent) -> None:
+    """79 is the last word of a GPU."""
+    driver.xid(0, 79)
+    driver.lose(0)
+    agent.look()  # in which a reading shows that it is lost
+    agent.look()
+    assert (agent.xids(), agent.missing()) == ({FIRST: {79: 1}}, [FIRST])
+    agent.stop()
+    driver.remove(0)
+    agent.start()
+    assert (agent.xids(), agent.missing()) == ({FIRST: {79: 1}}, [FIRST])
+
+
+def test_a_start_of_the_machine_ends_errors_and_misses_what_did_not_come_back(driver: Driver, agent: Agent) -> None:
+    """A driver that lists one GPU fewer after a reboot has not been repaired."""
+    driver.xid(0, 79)
+    driver.xid(1, 48)
+    agent.look()
+    agent.stop()
+    driver.remove(0)
+    agent.start("boot-2")
+    assert (agent.xids(), agent.missing()) == ({}, [FIRST])
+
+
+@pytest.mark.parametrize("while_away", [False, True])
+@pytest.mark.parametrize("sign", ["energy", "recovery action"])
+def test_a_reset_ends_the_errors_of_its_gpu(
+    make_driver: Callable[..., Driver], tmp_path: Path, while_away: bool, sign: str
+) -> None:
+    """Seen by either sign, also if the agent was away meanwhile; the other GPU keeps its own."""
+    both = [Card(card.uuid, card.pci, counts_energy=sign == "energy") for card in cards(2)]
+    driver = make_driver(both)
+    for place in (0, 1):
+        driver.ask_for(place, RESET if sign == "recovery action" else None)
+    agent = Agent(tmp_path / "state")
+    for place in (0, 1):
+        driver.xid(place, 48)
+    agent.look()
+    if while_away:
+        agent.stop()
+    driver.reset(0)
+    if while_away:
+        agent.start()
+    agent.look()
+    assert agent.xids() == {SECOND: {48: 1}}
+    agent.stop()
+
+
+def test_nothing_else_ends_them(driver: Driver, agent: Agent) -> None:
+    """Neither a reading that fails, nor a driver that is away for a while."""
+    driver.ask_for(0, RESET)
+    driver.xid(0, 48)
+    agent.look()
+    driver.fail("nvmlDeviceGetTotalEnergyConsumption", 999, gpu=0)
+    driver.fail("nvmlDeviceGetFieldValues", 999, gpu=0)
+    agent.look()
+    driver.heal()
+    agent.look()
+    driver.unload()
+    agent.look()
+    assert agent.missing() == [FIRST, SECOND]
+    assert agent.xids() == {FIRST: {48: 1}}
+
+
+def test_a_card_in_its_place_ends_the_wait_for_it(make_driver: Callable[..., Driver], tmp_path: Path) -> None:
+    """A GPU that was replaced is not missed; one that was taken out is, until somebody says so."""
+    old, new = Card("GPU-old", "0000:18:00.0"), Card("GPU-new", "0000:18:00.0")
+    other = Card("GPU-other", "0000:20:00.0")
+    driver = make_driver((old, other, new))
+    driver.remove(2)
+    agent = Agent(tmp_path / "state")
+    driver.xid(0, 48)
+    agent.look()
+    driver.remove(0)
+    driver.remove(1)
+    driver.remove(2, absent=False)
+    driver.reload()
+    agent.stop()
+    agent.start()
+    assert agent.missing() == ["GPU-other"]
+    assert agent.xids() == {}
+    assert agent.record.forget("GPU-other")
+    assert not agent.record.forget("GPU-other")
+    agent.look()
+    agent.stop()
+    agent.start()
+    assert [gpu.info.uuid for gpu in agent.record.gpus()] == ["GPU-new"]
+    agent.stop()
+
+
+def test_a_disk_that_takes_nothing_costs_no_error(
+    driver: Driver, agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is shown, and written later."""
+
+    def full(*_: object) -> None:
+        raise JournalUnavailable("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(agent.journal, "write", full)
+        driver.xid(0, 48)
+        agent.look()
+        assert agent.xids() == {FIRST: {48: 1}}
+        assert "cannot be written" in caplog.text
+    agent.look()
+    agent.stop()
+    agent.start()
+    assert agent.xids() == {FIRST: {48: 1}}
+
+
+@pytest.mark.parametrize(
+    ("code", "asked_for", "action"),
+    [
+        (48, NONE, "reset_gpu"),
+        (79, NONE, "restart_node"),
+        (45, RESET, "none"),
+        (31, NONE, "restart_program"),
+        (9999, NONE, "ask"),
+        (154, NONE, "none"),
+        (154, RESET, "reset_gpu"),
+        (154, 2, "restart_node"),
+        (154, 3, "ask"),
+        (154, None, "ask"),
+    ],
+)
+def test_an_error_says_what_it_asks_for(
+    driver: Driver, agent: Agent, code: int, asked_for: int | None, action: str
+) -> None:
+    """By the catalogue; where that is the driver's to say, by its own word; somebody looks at what neither knows."""
+    driver.ask_for(0, asked_for)
+    driver.xid(0, code)
+    agent.look()
+    samples = [one for family in gpu_metrics.recorded(agent.record.gpus()) for one in family.samples]
+    (error,) = [one for one in samples if one.name == "gpu_xid_errors_total"]
+    assert (error.labels["xid"], error.labels["action"], error.value) == (str(code), action, 1)
