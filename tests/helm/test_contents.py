@@ -142,12 +142,15 @@ def test_the_health_check_of_a_node_is_the_releases_own(combination: str, tmp_pa
 @pytest.mark.parametrize("combination", ["default", "everything", "no-registry"])
 @pytest.mark.parametrize("kubernetes", KUBERNETES, ids=lambda path: path.stem)
 def test_the_health_checks_pod_is_valid(combination: str, kubernetes: Path, tmp_path: Path) -> None:
-    """Also without a runtime class and without pull secrets; and by the restricted Pod Security level."""
+    """Also without a runtime class and without pull secrets; and by the restricted Pod Security level. It asks for as
+    many GPUs as the node had, where its agent has told that."""
     for name, text in charts.one(charts.objects(combination), "ConfigMap", "-playbooks")["data"].items():
         (tmp_path / name).write_text(text)
     (book,) = loader.load_file(tmp_path / "node-down.yaml", registry.specs_only(), IdentityLabels()).playbooks
     step = next(at for at, one in enumerate(book.definition.steps) if one.id == "healthy")
-    scope = {"target": {"node": "node-7"}, "vars": book.definition.vars, "steps": {}, "labels": {}, "run": {}}
+    known = {"gpus_known": 8} if combination == "everything" else {}
+    steps = {"had": {"output": known}}
+    scope = {"target": {"node": "node-7"}, "vars": book.definition.vars, "steps": steps, "labels": {}, "run": {}}
     made = cast(CreateJobParams, book.params("steps", step, scope)).manifest
     assert made is not None
     pod = made["spec"]["template"]
@@ -156,7 +159,7 @@ def test_the_health_checks_pod_is_valid(combination: str, kubernetes: Path, tmp_
     assert pod["spec"].get("runtimeClassName") == (None if combination == "no-registry" else "nvidia")
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     (container,) = pod["spec"]["containers"]
-    assert container["args"] == ["agent", "health", "--gpus=1"]
+    assert container["args"] == ["agent", "health", f"--gpus={8 if known else 1}"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert "volumes" not in pod["spec"]
 

@@ -1,4 +1,4 @@
-"""``trainmedic agent check`` and ``agent release``, on the stand-in for the GPU driver and a real Redis."""
+"""The commands of ``trainmedic agent`` beside the agent itself, on the stand-in for the GPU driver and a real Redis."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ import redis
 
 from tests.driver.driver import Driver, cards
 from tests.support.gpu_node import GpuNode
-from tests.support.programs import PYTHON_PATH, inherited
+from tests.support.programs import PYTHON_PATH, eventually, inherited
 from trainmedic.wire import envelope
 from trainmedic.wire.signing import Signer
 
@@ -139,6 +140,7 @@ def test_a_node_is_healthy_where_every_gpu_can_be_worked_on(driver: Driver) -> N
     [
         ("lost", "Fault: "),
         ("ecc", "has had 2 memory errors that ECC could not mend"),
+        ("asked for", "does not work again before what its driver asks for: drain_and_reset"),
         ("missing", "GPUs answer, and there must be"),
         ("hangs", "is stuck: a call to the driver has not come back"),
         ("unloaded", "Fault: "),
@@ -152,6 +154,8 @@ def test_a_node_with_a_broken_gpu_is_not_healthy(driver: Driver, trouble: str, t
             driver.lose(0)
         case "ecc":
             driver.ecc(0, 0, 2)
+        case "asked for":
+            driver.ask_for(0, 4)
         case "missing":
             expected += 1
         case "hangs":
@@ -240,3 +244,36 @@ def test_a_root_in_the_agents_state_directory_is_an_error(tmp_path: Path, policy
     done = agent(driver, "check", *given)
     assert done.returncode == 1
     assert f"{tmp_path} is the agent's state directory" in done.stderr
+
+
+def test_a_gpu_that_was_taken_out_is_forgotten(
+    tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
+) -> None:
+    """Its record outlives the agent: it is missed, with its last error, until somebody says that it is gone for good.
+    Not while the agent runs; and a name that is none says which there are."""
+    with GpuNode(tmp_path / "node", redis_url, make_driver(2)) as node:
+        gone, given = cards(2)[0], ("--state-dir", node.state)
+
+        def shown(line: str) -> bool:
+            with urllib.request.urlopen(node.exporter(), timeout=10) as reply:
+                return line in reply.read().decode()
+
+        labels = f'gpu_id="0",gpu_name="{gone.name}",uuid="{gone.uuid}"'
+        error = f'gpu_xid_errors_total{{action="restart_node",{labels},xid="79"}} 1.0'
+        assert shown(f"gpu_present{{{labels}}} 1.0")
+        node.driver.xid(0, 79)
+        assert eventually(lambda: shown(error), 10, "the error")
+        refused = agent(node.driver, "forget", gone.uuid, *given)
+        assert (refused.returncode, "another agent is running" in refused.stderr) == (2, True)
+        node.agent.end()
+        node.driver.remove(0)
+        node.start()
+        assert eventually(lambda: shown(f"gpu_present{{{labels}}} 0.0"), 10, "that it is missed")
+        assert shown(error)
+        node.agent.end()
+        unknown = agent(node.driver, "forget", "GPU-none", *given)
+        assert (unknown.returncode, gone.uuid in unknown.stderr) == (2, True)
+        done = agent(node.driver, "forget", gone.uuid.upper(), *given)
+        assert done.stdout == f"forgotten: GPU 0 {gone.uuid} {gone.name}\n"
+        node.start()
+        assert not shown(gone.uuid)

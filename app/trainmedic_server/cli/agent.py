@@ -22,7 +22,7 @@ from trainmedic_server.errors import ConfigurationError, GpuError, TrainmedicErr
 from trainmedic_server.settings import agent as settings
 from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring import agent as wiring
-from trainmedic_server.wiring import agent_check, agent_release, gpu_health
+from trainmedic_server.wiring import agent_check, agent_forget, agent_release, gpu_health
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,25 @@ def health(gpus: int) -> None:
         click.echo(f"Fault: {plain(fault)}", err=True)
     if result.faults:
         raise exits.Failure("this node is not healthy")
+
+
+@agent.command()
+@click.argument("uuid")
+@_flags
+@click.pass_context
+def forget(ctx: click.Context, /, uuid: str, **flags: Any) -> None:
+    """Forget the GPU with this UUID: that the node had it, and its errors.
+
+    For a GPU that was taken out for good, so that it is not missed any more, and for errors that are mended without a
+    reset that the agent can see. The agent must be stopped first. Ends with 2 where no such GPU is on record.
+    """
+    try:
+        info = agent_forget.forget(_settings(ctx, flags), uuid)
+    except ConfigurationError as error:
+        raise exits.InvalidInput(str(error)) from error
+    except TrainmedicError as error:
+        raise exits.Failure(str(error)) from error
+    click.echo(plain(f"forgotten: GPU {info.index} {info.uuid} {info.name}"))
 
 
 @agent.command()

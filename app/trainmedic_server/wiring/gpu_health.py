@@ -42,6 +42,8 @@ def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name} has had {errors['volatile_uncorrected']} memory errors that ECC could not mend since its reset"
     if rows.get("has_failed"):
         yield f"{name} has no spare rows left for its broken memory: it has to be replaced"
+    if (action := gpu.get("recovery_action", "none")) != "none":
+        yield f"{name} does not work again before what its driver asks for: {action}"
     if rows.get("is_pending"):
         yield f"{name} has broken rows of memory, which its next reset replaces"
     for reading, reason in (gpu.get("unread") or {}).items():

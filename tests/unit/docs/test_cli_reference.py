@@ -14,7 +14,13 @@ from trainmedic_server.cli import EXIT_CODES, main
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 # Said once for all at the top of the page, or in the reference of settings.
 EVERYWHERE = {"--help", "-h", "--version"}
-IN_SETTINGS = {"trainmedic serve", "trainmedic agent", "trainmedic agent check", "trainmedic agent release"}
+IN_SETTINGS = {
+    "trainmedic serve",
+    "trainmedic agent",
+    "trainmedic agent check",
+    "trainmedic agent forget",
+    "trainmedic agent release",
+}
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ("trainmedic",)) -> Iterator[tuple[str, click.Command]]:

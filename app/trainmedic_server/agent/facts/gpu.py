@@ -29,6 +29,7 @@ def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
         "ecc": None if reading.ecc is None else asdict(reading.ecc),
         "remapped_rows": None if reading.remapped_rows is None else asdict(reading.remapped_rows),
         "mig": reading.is_mig,
+        "recovery_action": reading.recovery_action,
         "xid": reading.last_xid,
         "unread": dict(reading.unread) or None,
     }
