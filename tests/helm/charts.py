@@ -57,6 +57,7 @@ _MONITORING = {
     "prometheusRule": {"enabled": True, "labels": {"release": "kps"}},
     "serviceMonitor": {"enabled": True, "labels": {"release": "kps"}},
     "podMonitor": {"enabled": True, "labels": {"release": "kps"}},
+    "jobPodMonitor": {"enabled": True, "labels": {"release": "kps"}, "namespaces": ["team-a", "team-b"]},
     "alertmanagerConfig": {
         "enabled": True,
         "matchers": [{"name": "severity", "matchType": "=~", "value": "warning|critical"}],

@@ -129,6 +129,8 @@ def selectors(found: list[Object]) -> Iterator[tuple[str, dict[str, str]]]:
         match each["kind"]:
             case "Service":
                 yield name, spec["selector"]
+            case "PodMonitor" if "namespaceSelector" in spec:
+                pass  # the training jobs', which are the users'
             case "Deployment" | "DaemonSet" | "StatefulSet" | "PodMonitor" | "PodDisruptionBudget":
                 yield name, spec["selector"]["matchLabels"]
             case "NetworkPolicy":

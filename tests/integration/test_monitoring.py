@@ -41,7 +41,14 @@ ALERTS = {
     "MemoryUsageHigh": "warning",
     "NodeDown": "critical",
     "GPUXidError": "critical",
+    "GPURecoveryNeeded": "critical",
+    "GPUErrorUnclear": "warning",
+    "GPUMissing": "critical",
+    "GPUStuck": "critical",
+    "GPURowRemapFailed": "critical",
     "GPUMemoryBroken": "critical",
+    "DiskInodesLow": "critical",
+    "SharedStorageLow": "critical",
     "UndoOverdue": "warning",
     "MessagesNotBelieved": "warning",
     "PlaybooksBroken": "warning",
@@ -96,6 +103,17 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     assert {case["alertname"] for case in cases if not case["exp_alerts"]} == set(ALERTS)
 
 
+def test_every_alert_says_what_it_is_about_and_is_repaired_or_for_people() -> None:
+    """A component, by which people route; and ``needs: people`` exactly where no shipped playbook takes the alert."""
+    documents = [load(path) for path in (programs.ROOT / "playbooks").glob("*.yaml")]
+    triggers = [book["on"]["alert"] for book in documents if "playbook" in book]
+    repaired = {name for trigger in triggers for name in ([trigger] if isinstance(trigger, str) else trigger)}
+    assert repaired <= set(ALERTS)
+    for name, rule in shipped_alerts().items():
+        assert rule["labels"]["component"] in {"gpu", "training", "node", "storage", "trainmedic"}, name
+        assert (rule["labels"].get("needs") == "people") == (name not in repaired), name
+
+
 def test_every_alert_explains_itself() -> None:
     """Summary, description and a runbook section that exists."""
     headings = re.findall(r"^#+ (.+)$", (programs.ROOT / "docs/how-to/monitoring.md").read_text(), re.MULTILINE)
@@ -118,12 +136,13 @@ def test_alertmanager_accepts_the_configuration_with_and_without_a_token(alertma
 
 
 def test_every_alert_is_routed_to_trainmedic_at_once_and_its_end_too(alertmanager: Path) -> None:
-    """Each alert reaches the receiver `trainmedic`, within seconds, resolved included."""
+    """Each alert reaches the receiver `trainmedic`, within seconds, resolved included; some reach people as well."""
     config = MONITORING / "alertmanager.yml"
     amtool = alertmanager.with_name("amtool")
-    for name, severity in ALERTS.items():
-        route = (f"--config.file={config}", f"alertname={name}", f"severity={severity}", "node=node-1")
-        assert output_of(amtool, "config", "routes", "test", *route).strip() == "trainmedic"
+    for name, rule in shipped_alerts().items():
+        labels = [f"{key}={value}" for key, value in {"alertname": name, "node": "node-1", **rule["labels"]}.items()]
+        expected = "people,trainmedic" if "needs" in rule["labels"] else "trainmedic"
+        assert output_of(amtool, "config", "routes", "test", f"--config.file={config}", *labels).strip() == expected
     loaded = load(config)
     receiver = loaded["receivers"][0]["webhook_configs"][0]
     assert (receiver["url"], receiver["send_resolved"]) == ("http://127.0.0.1:8080/webhook", True)
