@@ -50,7 +50,8 @@ class NodeFactsExecutor:
             except (OSError, ValueError, LookupError) as error:
                 problems.append(f"{type(error).__name__}: {error}")
         facts.update(gpu.all_facts(self.gpus))
-        facts["gpus_known"] = len(self.record.gpus()) or None
+        present = {card["uuid"] for card in facts.get("gpus", ())}
+        facts["gpus_known"] = len(present | {known.info.uuid for known in self.record.gpus()}) or None
         name = accepted.command.target.get("gpu")
         if isinstance(name, str):
             try:
