@@ -16,7 +16,7 @@ import shutil
 import struct
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 from trainmedic.errors import Rejected
 from trainmedic.recovery import checkpoints
@@ -32,7 +32,6 @@ _WEIGHTS = (
     "pytorch_model_fsdp.bin",
 )
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
-_KEPT = ".trainmedic-rank-{rank:05d}.json"
 _LARGEST_HEADER = 1 << 28  # bytes; a header that claims more is damaged, and is not read into memory
 
 
@@ -50,25 +49,12 @@ def skipped_batches(checkpoint: str | Path) -> int:
     return batches if type(batches) is int and batches > 0 else 0
 
 
-def keep(checkpoint: Path, rank: int, kept: Mapping[str, Any]) -> None:
-    """Keep in a checkpoint what a rank compares with when it goes back there. Raises OSError."""
-    checkpoints.write_durably(checkpoint / _KEPT.format(rank=rank), json.dumps(kept).encode())
-
-
 def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
-    """What `keep` has kept for a rank, with the digests of rank 0, which has written the weights; None without any."""
-    own, first = (_kept_file(Path(checkpoint) / _KEPT.format(rank=number)) for number in (rank, 0))
+    """What a rank has kept in it, with the digests of rank 0, which has written the weights; None without any."""
+    own, first = (checkpoints.kept(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None
     return {"batches": (own or {}).get("batches"), "digests": (first or {}).get("digests")}
-
-
-def _kept_file(path: Path) -> dict[str, Any] | None:
-    try:
-        members = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return members if isinstance(members, dict) else None
 
 
 def path_of(output_dir: str | Path, step: int) -> Path:

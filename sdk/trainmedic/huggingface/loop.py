@@ -19,7 +19,7 @@ from trainmedic.huggingface.batch_timer import BatchTimer
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import DataloaderWorkers, ScaleBatch
 from trainmedic.recovery.changes import check_workers
-from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.recovery.checkpoints import SavedCheckpoint, keep
 from trainmedic.recovery.health import problem
 from trainmedic.recovery.loop_restart import LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
@@ -148,7 +148,7 @@ class HuggingFaceLoop(TrainerLoop):
         """Every rank keeps in the checkpoint what it will compare with; the digests are rank 0's, who writes the
         weights. Raises OSError."""
         kept = self.proof.kept(modules, optimizers) if self._writes else {"batches": self.proof.batch_log.state()}
-        checkpoints.keep(checkpoint, self._trainer.args.process_index, kept)
+        keep(checkpoint, self._trainer.args.process_index, kept)
 
     @property
     def skipped_batches(self) -> int:

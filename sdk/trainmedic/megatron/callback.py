@@ -17,8 +17,9 @@ from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
-from trainmedic.megatron.loop import LoopEnds, MegatronLoop
+from trainmedic.megatron.loop import MegatronLoop
 from trainmedic.recovery.health import CheckpointHealth, health_now
+from trainmedic.recovery.loop_restart import LoopEnds
 from trainmedic.torch.learning_rate import MARK
 from trainmedic.trainer.callback import MedicCallback, log_errors
 

@@ -8,26 +8,17 @@ Megatron-LM does.
 
 from __future__ import annotations
 
-import json
-import logging
 import re
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.wire import envelope
 
-log = logging.getLogger("trainmedic")
-
 TRACKER = "latest_checkpointed_iteration.txt"
-SKIPPED = ".trainmedic-skipped.json"
 _NAME = re.compile(r"iter_(\d{7,18})\Z")
-
-Ranges = list[tuple[int, int]]
-"""Iterations that are left out: from the first number on, up to but without the second."""
 
 
 def in_directory(directory: Path) -> list[SavedCheckpoint]:
@@ -77,23 +68,6 @@ def tracked(directory: Path) -> int:
 def track(directory: Path, iteration: int) -> None:
     """Let Megatron-LM load that iteration from now on, also when the job is started again. Raises OSError."""
     checkpoints.write_durably(directory / TRACKER, str(iteration).encode())
-
-
-def read_skipped(directory: Path) -> Ranges:
-    """The iterations that rollbacks have left out, kept over restarts."""
-    file = directory / SKIPPED
-    try:
-        return [(int(start), int(stop)) for start, stop in json.loads(file.read_bytes())]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError) as error:
-        log.warning("%s cannot be read; what was left out comes again: %s", file, error)
-        return []
-
-
-def write_skipped(directory: Path, ranges: Any) -> None:
-    """Raises OSError."""
-    checkpoints.write_durably(directory / SKIPPED, json.dumps([list(each) for each in ranges]).encode())
 
 
 def _last_change(checkpoint: Path) -> datetime:

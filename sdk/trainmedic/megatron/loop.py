@@ -16,9 +16,10 @@ from typing import Any, Callable, Mapping
 from trainmedic.client import Medic
 from trainmedic.errors import TrainmedicError
 from trainmedic.megatron import checkpoints
+from trainmedic.recovery import left_out
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
-from trainmedic.recovery.loop_restart import LoopRestart
+from trainmedic.recovery.loop_restart import LoopEnds, LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch import randomness
 from trainmedic.trainer.loop import TrainerLoop
@@ -38,10 +39,6 @@ _FOR_A_ROLLBACK = {
 """Options of the first load, such as to begin from somebody else's weights, as they are for a rollback."""
 
 
-class LoopEnds(BaseException):
-    """Ends Megatron-LM's ``train()`` between two iterations. No error, so nothing in between may catch it."""
-
-
 class MegatronLoop(TrainerLoop):
     """One training, from its first iteration to the last, rollbacks included.
 
@@ -55,7 +52,7 @@ class MegatronLoop(TrainerLoop):
         self._megatron = megatron
         self._build_data: Callable[[Any], Any] = megatron.build_train_valid_test_data_iterators
         self._providers: list[Any] = []  # of the data, one for each call that built some
-        self._skipped: checkpoints.Ranges = []
+        self._skipped: left_out.Ranges = []
         self._skipped_now = 0
         self._begun_with: dict[str, Any] = {}
 
@@ -89,7 +86,7 @@ class MegatronLoop(TrainerLoop):
 
     def is_to_skip(self, iteration: int) -> bool:
         """Whether the iteration after that one is left out."""
-        return any(start <= iteration < stop for start, stop in self._skipped)
+        return left_out.contains(self._skipped, iteration)
 
     # --- going back -------------------------------------------------------------------------------------
 
@@ -101,7 +98,7 @@ class MegatronLoop(TrainerLoop):
         if iterations:
             self._skipped = [*self._skipped, (args.iteration, args.iteration + iterations)]
             if self._writes:
-                checkpoints.write_skipped(self.directories[0], self._skipped)
+                left_out.write(self.directories[0], self._skipped)
         self._move_data(named)
 
     def _load(self, checkpoint: Path, named: Mapping[str, Any]) -> None:
@@ -166,9 +163,9 @@ class MegatronLoop(TrainerLoop):
 
     def _recall_skipped(self) -> None:
         if self._args.iteration == 0 and self._writes:
-            (self.directories[0] / checkpoints.SKIPPED).unlink(missing_ok=True)
+            left_out.forget(self.directories[0])
         ranks = self._medic.group("skipped")
-        read: list[Any] = ranks.choose(lambda: [list(each) for each in checkpoints.read_skipped(self.directories[0])])
+        read: list[Any] = ranks.choose(lambda: [list(each) for each in left_out.read(self.directories[0])])
         self._skipped = [(start, stop) for start, stop in read]
 
     # --- what TrainerLoop asks --------------------------------------------------------------------------

@@ -30,6 +30,7 @@ PINNED = ".trainmedic-pinned"
 NEVER_DELETED = 2
 """So many of the newest checkpoints always stay, for the newest may hold the fault that a rollback is to undo."""
 _LARGEST_MARK = 1 << 20
+_KEPT = ".trainmedic-rank-{rank:05d}.json"
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,20 @@ def is_pinned(checkpoint: Path) -> bool:
 def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
     """The reason that `pin` was given; empty where it cannot be read, None where it is not pinned."""
     return _read(checkpoint / PINNED) or ({} if is_pinned(checkpoint) else None)
+
+
+def keep(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> None:
+    """Keep in a checkpoint what a rank compares with when it goes back there. Raises OSError."""
+    write_durably(checkpoint / _KEPT.format(rank=rank), json.dumps(facts).encode())
+
+
+def kept(checkpoint: Path, rank: int) -> dict[str, Any] | None:
+    """What `keep` has kept for that rank; None where there is nothing, or it cannot be read."""
+    try:
+        facts = json.loads((checkpoint / _KEPT.format(rank=rank)).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return facts if isinstance(facts, dict) else None
 
 
 def flush_directory(directory: Path) -> None:

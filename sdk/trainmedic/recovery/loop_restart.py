@@ -14,6 +14,10 @@ from trainmedic.job.command import JobCommand
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 
+class LoopEnds(BaseException):
+    """Ends a framework's loop between two steps. No error, so nothing in between may catch it."""
+
+
 class DamagedCheckpoint(TrainmedicError):
     """What the loop has loaded is not what was saved. It is raised before the first step, on all ranks alike."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence, TypeVar
 
 import torch
 
@@ -20,6 +20,8 @@ from trainmedic.job.parameters import ScaleLr
 from trainmedic.recovery.changes import AS_LOADED, LEARNING_RATE, AppliedChanges
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.learning_rate import LearningRate, rate_change
+
+Result = TypeVar("Result")
 
 
 class LiveCommands:
@@ -74,6 +76,11 @@ class LiveCommands:
         """A checkpoint of that step is complete; what was changed has proven itself."""
         if self._changes is not None:
             self._changes.checkpoint_written(step)
+
+    def unscaled(self, call: Callable[[], Result]) -> Result:
+        """Call it, such as what saves or loads the optimizer, while the rates are as if nothing had been scaled."""
+        result: Result = call() if self._rate is None else self._rate.unscaled(call)
+        return result
 
     @property
     def lr_scale(self) -> float:

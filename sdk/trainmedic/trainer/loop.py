@@ -129,10 +129,14 @@ class TrainerLoop(abc.ABC):
 
     def _rename(self, path: Path) -> str:
         number = 1
-        while (new := path.with_name(self.abandoned_name.format(name=path.name, number=number))).exists():
+        while (new := path.with_name(self._abandoned(path.name, number))).exists():
             number += 1
         path.rename(new)
         return new.name
+
+    def _abandoned(self, name: str, number: int) -> str:
+        """The new name of a checkpoint that is put aside."""
+        return self.abandoned_name.format(name=name, number=number)
 
     def _disown(self, damaged: Path) -> None:
         """Nothing goes on from this checkpoint any more, a later process neither. Every rank has loaded it by now."""

@@ -54,15 +54,6 @@ def test_the_mark_says_when_it_was_whole_and_what_it_is_judged_by(tmp_path: Path
     assert after.health == CheckpointHealth(loss=4.0, loss_median=1.5, reports=30)
 
 
-def test_iterations_that_were_left_out_are_kept(tmp_path: Path) -> None:
-    """Over restarts; a damaged record counts as none."""
-    assert checkpoints.read_skipped(tmp_path) == []
-    checkpoints.write_skipped(tmp_path, [(20, 23), (40, 41)])
-    assert checkpoints.read_skipped(tmp_path) == [(20, 23), (40, 41)]
-    (tmp_path / checkpoints.SKIPPED).write_text("[[20")
-    assert checkpoints.read_skipped(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

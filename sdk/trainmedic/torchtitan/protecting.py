@@ -1,0 +1,61 @@
+"""`protect`, which puts Trainmedic around the trainings of torchtitan's ``Trainer``.
+
+Not here: what happens in them then (``callback``, ``loop``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from trainmedic.client import Medic
+from trainmedic.errors import ConfigurationError
+from trainmedic.recovery.restarts import RestartLimits
+from trainmedic.recovery.rollback_budget import LIMIT
+from trainmedic.torchtitan.callback import TitanCallback
+from trainmedic.torchtitan.loop import TitanLoop
+
+MODULE = "torchtitan.trainer"
+_REPLACED = ("train", "train_step", "should_continue_training", "batch_generator")
+_MARK = "is_protected_by_trainmedic"
+
+
+def protect(medic: Medic, *, rollbacks: int | None = LIMIT, trainer: Any = None) -> None:
+    """Let Trainmedic's commands be carried out in the trainings that begin afterwards.
+
+    Every rank calls it before ``Trainer.train()``. ``rollbacks`` is how often training may go back without getting
+    further, None for any number. ``trainer`` is the class, where it is another than ``torchtitan.trainer.Trainer``, or
+    a subclass with a ``train`` of its own.
+
+    Raises ConfigurationError where that has not the methods that it is to have.
+    """
+    kind: Any = _trainer_class() if trainer is None else trainer
+    missing = [name for name in _REPLACED if not callable(getattr(kind, name, None))]
+    if missing:
+        raise ConfigurationError(
+            f"{kind.__name__} has no {missing[0]}(): this release of torchtitan is not one that Trainmedic knows"
+        )
+    call = kind.train
+    if hasattr(call, _MARK):
+        raise ConfigurationError(f"{kind.__name__} is protected already: call protect() once in a process")
+
+    @functools.wraps(call)
+    def train(self: Any) -> Any:
+        # A crash is left to the launcher, also in a job of a single rank.
+        loop = TitanLoop(medic, self, RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks))
+        return TitanCallback(medic, self, loop).train(lambda: call(self))
+
+    setattr(train, _MARK, True)
+    kind.train = train
+
+
+def _trainer_class() -> Any:
+    try:
+        return importlib.import_module(MODULE).Trainer
+    except ModuleNotFoundError as error:
+        if error.name not in ("torchtitan", MODULE):
+            raise
+        raise ConfigurationError(
+            f"there is no {MODULE}: install torchtitan 0.3, or give protect() the class of the trainer"
+        ) from error
