@@ -101,8 +101,8 @@ async def test_all_ranks_go_back_in_the_running_process(job: RankProcesses, bus:
     assert [replies[rank].output["scale"] for rank in range(RANKS)] == [0.5] * RANKS
     saved = int((await order(bus, "job.checkpoint"))["checkpoint"].removeprefix("step-"))
     await until(job, saved)
-    await order(bus, "job.rollback", step=saved)
     scaled_from = len(course(job))
+    await order(bus, "job.rollback", step=saved)
     while course(job)[-1]["step"] < saved + 3:
         await asyncio.sleep(0.02)
     scaled_to = len(course(job))
