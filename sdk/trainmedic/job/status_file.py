@@ -1,9 +1,10 @@
-"""How rank 0 goes, in a file for the launcher that has started it (``trainmedic.launch``): it needs no Redis.
+"""How a rank goes, in a file for the launcher that has started it (``trainmedic.launch``): it needs no Redis.
 
 The launcher names a directory in ``TRAINMEDIC_ATTEMPT_DIR``. A thread writes there every two seconds, and after
 each checkpoint, how far the job has come, how long no step was completed, from when on that is a hang, and which
 rollbacks wait for the loop. The launcher ends a hang for those, and names them in ``TRAINMEDIC_WAITING`` to the next
-attempt, which carries them out.
+attempt, which carries them out. Rank 0 writes, and on other nodes the first rank of each: a launcher there has to see
+progress, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Callable, Sequence
 from trainmedic.job.progress import Progress
 
 FILE_NAME = "rank-0.json"
+"""The file of rank 0; others have their own number."""
 VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
 WAITING = "TRAINMEDIC_WAITING"
 """The variable with the ids of the rollbacks that waited when the attempt before was ended, with commas between."""
@@ -32,10 +34,10 @@ class StatusFile:
     ``waiting`` returns the ids of the rollbacks that wait for the loop.
     """
 
-    def __init__(self, progress: Progress, directory: Path, waiting: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, progress: Progress, path: Path, waiting: Callable[[], Sequence[str]]) -> None:
         self._progress = progress
         self._waiting = waiting
-        self._path = directory / FILE_NAME
+        self._path = path
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-status", daemon=True)
         self._thread.start()
@@ -73,9 +75,10 @@ class StatusFile:
 
 
 def begin_status_file(progress: Progress, rank: int, waiting: Callable[[], Sequence[str]]) -> StatusFile | None:
-    """Begin to write, on rank 0 of a job that a launcher has started."""
+    """Begin to write, on rank 0 and the first rank of each node, in a job that a launcher has started."""
     directory = os.environ.get(VARIABLE)
-    return StatusFile(progress, Path(directory), waiting) if directory and rank == 0 else None
+    is_first = rank == 0 or os.environ.get("LOCAL_RANK") == "0"
+    return StatusFile(progress, Path(directory) / f"rank-{rank}.json", waiting) if directory and is_first else None
 
 
 def waited_before() -> frozenset[str]:

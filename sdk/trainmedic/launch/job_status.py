@@ -1,4 +1,5 @@
-"""How rank 0 says how it goes: what the job writes (``trainmedic.job.status_file``), as the launcher reads it."""
+"""How the first rank of a node says how it goes: what it writes (``trainmedic.job.status_file``), as the launcher reads
+it."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ _ID = re.compile(r"[0-9a-f-]{36}\Z")
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What rank 0 has said last."""
+    """What the rank has said last."""
 
     reached: Reached
     stalled_for: float
-    """Seconds beyond the limit from which on its stall is a hang; 0 where it does not hang."""
+    """Seconds beyond the limit from which on its stall is a hang; 0 where it does not hang, or is not rank 0. The
+    others wait while rank 0 evaluates, and do not say so."""
     waiting: tuple[str, ...] = ()
     """The ids of the rollbacks that wait for its loop."""
 
@@ -31,14 +33,17 @@ class StatusReader:
     even write it hangs all the more."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE_NAME
+        self._directory = directory
         self._raw = b""
         self._changed_at = 0.0
 
     def read(self) -> JobStatus | None:
-        """None where rank 0 has said nothing, or not here."""
+        """None where no rank has said anything here."""
+        path = self._directory / FILE_NAME
+        if not path.exists():
+            path = min(self._directory.glob("rank-*.json"), default=path)
         try:
-            with self._path.open("rb") as file:
+            with path.open("rb") as file:
                 raw = file.read(_LARGEST)
             fields = json.loads(raw)
             reached = Reached(_whole(fields["step"]), _whole(fields["checkpoint"]))
@@ -50,7 +55,8 @@ class StatusReader:
         if raw != self._raw:
             self._raw, self._changed_at = raw, now
         excess = stall + (now - self._changed_at) - limit
-        return JobStatus(reached, 0.0 if is_over else max(excess, 0.0), waiting)
+        hangs = not is_over and path.name == FILE_NAME
+        return JobStatus(reached, max(excess, 0.0) if hangs else 0.0, waiting)
 
 
 def _whole(value: object) -> int:

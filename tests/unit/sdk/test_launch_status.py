@@ -52,7 +52,7 @@ def test_an_older_sdk_says_nothing_of_rollbacks(tmp_path: Path) -> None:
 def test_a_job_writes_what_waits(tmp_path: Path) -> None:
     """At the next look, and no more when it is over."""
     waiting = [ROLLBACK]
-    file = StatusFile(Progress(time.perf_counter()), tmp_path, lambda: waiting)
+    file = StatusFile(Progress(time.perf_counter()), tmp_path / FILE_NAME, lambda: waiting)
     try:
         eventually((tmp_path / FILE_NAME).exists, 10, "the file")
     finally:
