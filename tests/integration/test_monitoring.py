@@ -29,6 +29,7 @@ ALERTS = {
     "GradientExplosion": "critical",
     "TrainingLearningRateOff": "critical",
     "TrainingDivergence": "critical",
+    "TrainingRanksDiffer": "critical",
     "TrainingLossUnstable": "warning",
     "TrainingMemoryThrashing": "critical",
     "TrainingHang": "critical",

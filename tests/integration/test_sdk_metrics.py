@@ -54,6 +54,7 @@ def test_prometheus_gets_what_was_reported() -> None:
         "training_cuda_memory_retries_total",
         "training_memory_growth_bytes_per_step",
         "training_layer_gradient_norm",
+        "training_ranks_differing",
         # Of more reports.
         "training_loss_lowest_of_five",
         "training_loss_spread",
@@ -85,8 +86,10 @@ def test_rank_0_shows_the_figures_of_all_ranks() -> None:
         medic.gather = lambda: {0: {"own_seconds": 99.0}, 5: {"own_seconds": 3.0, "node": "node-5"}}
         medic.report(step=1, own_seconds=1.0)
         medic.report(step=2, own_seconds=1.0)
+        medic.progress.ranks_differing = 1
         found = scrape(medic.metrics_port)
     assert found["training_ranks"][1] == 2
+    assert found["training_ranks_differing"][1] == 1
     assert found["training_own_median_seconds"][1] == 1.0
 
 

@@ -49,6 +49,7 @@ HELP = {
     "training_window_seconds_total": "Time in that kind of window.",
     "training_checkpoint_step": "Step of the newest complete checkpoint.",
     "training_checkpoint_timestamp_seconds": "When the newest complete checkpoint was, in seconds since 1970.",
+    "training_ranks_differing": "Ranks whose weights are no longer those of most, where all had the same.",
     "training_ranks": "Ranks whose figures are known.",
     "training_memory_used_bytes": "Memory in use, on the rank that has least left.",
     "training_memory_limit_bytes": "Memory that this rank can use.",
@@ -110,6 +111,8 @@ class JobCollector(Collector):
             step, at = progress.checkpoint
             yield Sample("training_checkpoint_step", {}, step)
             yield Sample("training_checkpoint_timestamp_seconds", {}, at)
+        if progress.ranks_differing is not None:
+            yield Sample("training_ranks_differing", {}, progress.ranks_differing)
         yield from prometheus_samples(self._ranks())
 
 

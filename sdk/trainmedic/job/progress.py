@@ -87,6 +87,7 @@ class Progress:
         "memory_bytes",
         "most_layers",
         "pace",
+        "ranks_differing",
         "record",
         "report_due_at",
         "startup_floor",
@@ -122,6 +123,8 @@ class Progress:
         self.record = ReportRecord()
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
+        self.ranks_differing: int | None = None
+        """How many ranks have other weights than most, where all should have the same; None where nothing is known."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # When the last report came, and the seconds in windows until then. Replaced whole, so that a

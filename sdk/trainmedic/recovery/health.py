@@ -76,6 +76,9 @@ class CheckpointHealth:
     """How many losses the median is of."""
     finite: bool | None = None
     """Whether all weights, and all numbers of the optimizer's state, are finite."""
+    ranks_agree: bool | None = None
+    """Whether the weights and the optimizer's state were the same on all ranks, of which each has all of them; False
+    only where they had been before, see ``trainmedic.torch.checkpoints.rank_comparison``."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, in which a NaN is a text."""
@@ -92,10 +95,12 @@ class CheckpointHealth:
         known = {field.name: members[field.name] for field in fields(cls) if members.get(field.name) is not None}
         try:
             finite, reports = known.pop("finite", None), known.pop("reports", 0)
+            ranks_agree = known.pop("ranks_agree", None)
             return cls(
                 **{name: float(value) for name, value in known.items()},
                 reports=int(reports),
                 finite=finite if isinstance(finite, bool) else None,
+                ranks_agree=ranks_agree if isinstance(ranks_agree, bool) else None,
             )
         except (TypeError, ValueError, OverflowError):
             return None
@@ -118,6 +123,8 @@ def problem(health: CheckpointHealth | None) -> str:
         return ""
     if health.finite is False:
         return "its weights or the optimizer's state are not all finite numbers"
+    if health.ranks_agree is False:
+        return "the weights or the optimizer's state were no longer the same on all ranks"
     if health.loss is not None and not math.isfinite(health.loss):
         return "the loss was not a finite number when it was written"
     if health.reports < FEWEST:

@@ -96,6 +96,7 @@ class CheckpointRestore:
         checkpoint = loaded.checkpoint
         training.rollbacks += 1
         progress.go_back(checkpoint.step, output.get("loss_at_checkpoint"))
+        training.rank_comparison.went_back()
         output.update(self._record_rollback(checkpoint, left_step))
         if loss is not None:
             output["loss_before"] = loss

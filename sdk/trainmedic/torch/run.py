@@ -190,7 +190,7 @@ class Run:
         self._begin_memory(resumes=True)
         step = self._restore.resume()
         if self.training.memory is not None:
-            self.training.memory.resumed_at(self.training.global_step)
+            self.training.memory.forget_after(self.training.global_step)
         return step
 
     def close(self) -> None:

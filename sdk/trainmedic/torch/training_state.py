@@ -23,6 +23,7 @@ from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointStorage, H
 from trainmedic.torch.global_batch import GlobalBatch, GlobalBatchLost, accumulation_to_go_on_with
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.memory.memory_checkpoints import NEVER, MemoryCheckpoints
+from trainmedic.torch.rank_comparison import RankComparison
 from trainmedic.torch.sources.batch_sources import BatchSource
 from trainmedic.torch.sources.fetch_order import FetchOrder
 from trainmedic.torch.state_parts import StateParts
@@ -59,6 +60,8 @@ class TrainingState:
     """Whether a resume with another number of ranks keeps what makes an optimizer step: as far as it can (None);
     always, and it is refused where it cannot (True); or never (False)."""
 
+    rank_comparison: RankComparison = field(init=False)
+    """Whether the ranks still have the same weights."""
     script_accumulation: int = field(init=False)
     """Batches that make an optimizer step in the script, or in its place with another number of ranks; commands'
     factors apply to it."""
@@ -95,6 +98,7 @@ class TrainingState:
     """Why training cannot go on: a checkpoint was loaded only in part. From then on nothing is saved."""
 
     def __post_init__(self) -> None:
+        self.rank_comparison = RankComparison(self.medic)
         self.script_accumulation = self.given_accumulation = self.accumulation
         self.script_batch_size = self.batch_source.batch_size if self.batch_source is not None else None
         self.script_workers = self.batch_source.workers if self.batch_source is not None else None

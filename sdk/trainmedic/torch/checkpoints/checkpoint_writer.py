@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 from trainmedic.job.progress import CHECKPOINT
@@ -15,9 +16,10 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, health_now
 from trainmedic.recovery.memory_slots import Slot
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
-from trainmedic.torch.checkpoints.digests import are_finite, digests
+from trainmedic.torch.checkpoints.digests import Digests, are_finite, digests
 from trainmedic.torch.memory.memory_checkpoints import is_in_memory
 from trainmedic.torch.rank_agreement import first_line
+from trainmedic.torch.state_parts import is_sharded
 from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
@@ -43,7 +45,8 @@ class CheckpointWriter:
             return current
         medic = training.medic
         with medic.window(CHECKPOINT):
-            checkpoint = training.storage.save(training.global_step, training.parts, self._run_state())
+            kept = self._compared_digests()
+            checkpoint = training.storage.save(training.global_step, training.parts, self._run_state(kept))
             training.current_checkpoint = checkpoint
             medic.saved(checkpoint.step)
             training.changes.checkpoint_written(checkpoint.step)
@@ -58,7 +61,8 @@ class CheckpointWriter:
     def save_to_memory(self) -> None:
         """Make an in-memory checkpoint of the present state; an error is logged."""
         training = self._training
-        if training.memory is not None and training.broken is None:
+        is_sound = training.broken is None and training.rank_comparison.agree is not False
+        if training.memory is not None and is_sound:
             with training.medic.window(CHECKPOINT):
                 progress = training.medic.progress
                 training.memory.save(
@@ -80,25 +84,35 @@ class CheckpointWriter:
             training.changes.drop_earlier_run()
         try:
             with training.medic.window(CHECKPOINT):
-                is_begun = background.start(training.global_step, training.parts, self._copy)
+                kept = self._compared_digests()
+                is_begun = background.start(training.global_step, training.parts, lambda: self._copy(kept))
         except Exception as error:  # whatever a state_dict raises: it costs a checkpoint, not the training
             log.warning("%s: no checkpoint of step %d: %s", training.medic.job, training.global_step, first_line(error))
             return
         if not is_begun:
             self.save_or_log()
 
-    def _copy(self) -> Slot | None:
-        training, run = self._training, self._run_state()
+    def _copy(self, kept: Digests | None) -> Slot | None:
+        training, run = self._training, self._run_state(kept)
         assert training.memory is not None
         health = CheckpointHealth.from_json(run["health"]) or CheckpointHealth()
         return training.memory.copy(training.global_step, training.parts, run, health, holds=True)
 
-    def _run_state(self) -> dict[str, Any]:
+    def _compared_digests(self) -> Digests | None:
+        """The digests of the present state, which the ranks have compared where each has all of it."""
+        training = self._training
+        if not training.verifies:
+            return None
+        kept = digests(training.parts.modules(), training.parts.optimizers())
+        if not is_sharded(training.parts):
+            training.rank_comparison.compare(training.global_step, kept, training.memory)
+        return kept
+
+    def _run_state(self, kept: Digests | None) -> dict[str, Any]:
         """The run's own state, with what the checkpoint will be judged and compared by."""
         training = self._training
-        modules, optimizers = training.parts.modules(), training.parts.optimizers()
-        health = health_now(training.medic.progress, are_finite(modules, optimizers))
-        kept = digests(modules, optimizers) if training.verifies else None
+        is_finite = are_finite(training.parts.modules(), training.parts.optimizers())
+        health = replace(health_now(training.medic.progress, is_finite), ranks_agree=training.rank_comparison.agree)
         return {**training.state_dict(), "health": health.to_json(), "digests": kept}
 
     def save_or_log(self, prune: bool = True) -> None:

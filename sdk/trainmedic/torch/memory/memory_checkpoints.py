@@ -296,19 +296,18 @@ class MemoryCheckpoints:
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, left_step: int) -> None:
         """Forget what was copied after `checkpoint`, and keep that one until training is past the step it left."""
-        self.background.settle(_PATIENCE)
+        self.forget_after(checkpoint.step)
         self.course = Course(self.course.name, self.course.turn + 1)
         self._target = (checkpoint.path, left_step) if is_in_memory(checkpoint) else None
         self.pace.agree_anew()
-        if self.pool is not None:
-            self.pool.drop(checkpoint.step)
-        if self.replicas is not None:
-            self.replicas.drop(checkpoint.step)
 
-    def resumed_at(self, step: int) -> None:
-        """Forget what an earlier process has copied after that step, from which training goes on."""
+    def forget_after(self, step: int) -> None:
+        """Forget what was copied after that step, by an earlier process, too."""
+        self.background.settle(_PATIENCE)
         if self.pool is not None:
             self.pool.drop(step)
+        if self.replicas is not None:
+            self.replicas.drop(step)
 
     def close(self) -> None:
         """End what runs in the background. What is in memory stays there."""

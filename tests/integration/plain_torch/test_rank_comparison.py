@@ -1,0 +1,114 @@
+"""Whether the ranks still have the same weights: rank by rank in threads, and under torchrun."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.integration.plain_torch import changing_rank
+from tests.support.rank_processes import RankProcesses
+from tests.support.rank_threads import RankThreads
+from trainmedic.job.progress import Progress
+from trainmedic.recovery.checkpoints import completion
+from trainmedic.torch.rank_comparison import RankComparison
+
+SAME = {"model.weight": "float32:00000000000000aa"}
+OTHER = {"model.weight": "float32:00000000000000ab"}
+
+
+class Memory:
+    """What a rank keeps in memory, as far as it is told to forget."""
+
+    def __init__(self) -> None:
+        self.forgotten_after: list[int] = []
+
+    def forget_after(self, step: int) -> None:
+        self.forgotten_after.append(step)
+
+
+class Ranks:
+    """Three ranks that train, each with its comparison."""
+
+    def __init__(self, ranks: RankThreads) -> None:
+        self.progress = [Progress() for _ in ranks.members]
+        self.memory = [Memory() for _ in ranks.members]
+        self.comparisons = [
+            RankComparison(SimpleNamespace(job="j", world_size=3, progress=progress, group=one.share.group))  # type: ignore[arg-type]
+            for one, progress in zip(ranks.members, self.progress, strict=True)
+        ]
+
+    def compare(self, step: int, *digests: Mapping[str, str]) -> list[bool | None]:
+        """What it says on each rank, of the state of that step."""
+
+        def run(rank: int) -> None:
+            self.progress[rank].steps = step
+            memory: Any = self.memory[rank]
+            self.comparisons[rank].compare(step, digests[rank], memory)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return [comparison.agree for comparison in self.comparisons]
+
+
+def test_a_rank_whose_weights_have_changed_by_themselves_is_found_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    """On all ranks alike; and what is in memory since they agreed is forgotten, for it may have the change in it."""
+    with RankThreads(3, every=1) as threads:
+        ranks = Ranks(threads)
+        assert ranks.compare(10, SAME, SAME, SAME) == [True] * 3
+        assert ranks.compare(20, SAME, OTHER, SAME) == [False] * 3
+    assert [progress.ranks_differing for progress in ranks.progress] == [1] * 3
+    assert [memory.forgotten_after for memory in ranks.memory] == [[10]] * 3
+    assert "at step 20 the weights of rank 1 are not those of the others, as they were at step 10" in caplog.text
+
+
+def test_a_rollback_ends_the_difference_until_the_next_comparison() -> None:
+    """All ranks have loaded the same; the next checkpoint shows whether they have it still."""
+    with RankThreads(3, every=1) as threads:
+        ranks = Ranks(threads)
+        ranks.compare(10, SAME, SAME, SAME)
+        ranks.compare(20, OTHER, SAME, SAME)
+        for comparison in ranks.comparisons:
+            comparison.went_back()
+        assert [comparison.agree for comparison in ranks.comparisons] == [None] * 3
+        assert [progress.ranks_differing for progress in ranks.progress] == [0] * 3
+        # The same step again, with other weights.
+        assert ranks.compare(20, SAME, SAME, SAME) == [True] * 3
+
+
+def test_ranks_that_have_never_agreed_after_a_step_are_left_alone() -> None:
+    """Processors of different kinds compute differently, and before the first step nobody has computed anything."""
+    with RankThreads(3, every=1) as threads:
+        ranks = Ranks(threads)
+        ranks.compare(0, SAME, SAME, SAME)
+        ranks.compare(10, SAME, OTHER, SAME)
+    assert [progress.ranks_differing for progress in ranks.progress] == [0] * 3
+    assert [memory.forgotten_after for memory in ranks.memory] == [[]] * 3
+
+
+def test_a_job_goes_on_from_where_its_ranks_had_the_same_weights(tmp_path: Path, redis_url: str) -> None:
+    """A bit of one rank was flipped between two checkpoints: the one after is ill, and nothing newer is in memory."""
+    processes = RankProcesses(tmp_path, redis_url)
+    try:
+        for attempt in ("first", "second"):
+            processes.torchrun(3, changing_rank.__file__, attempt).wait(120)
+    finally:
+        processes.end()
+    marks = {path.name: completion(path) or {} for path in sorted((tmp_path / "saved").glob("step-*"))}
+    # Those of step 15 and later were written by the second attempt.
+    assert {name: mark["health"]["ranks_agree"] for name, mark in marks.items()} == {
+        f"step-{step:08d}": True for step in range(0, changing_rank.STEPS + 1, 5)
+    }, processes.log()
+    said = "at step 15 the weights of rank 1 are not those of the others, as they were at step 10"
+    assert said in (tmp_path / "job-0.log").read_text()
+    for rank in range(3):
+        resumed = [json.loads(line) for line in (tmp_path / f"resumed-{rank}.jsonl").read_text().splitlines()]
+        assert resumed == [None, 10]
