@@ -1,211 +1,121 @@
-"""The three arms, one after the other where nothing waits, and what came of them.
+"""The arms, and what came of them.
 
-python -m benchmarks.unattended              about a quarter of an hour
+python -m benchmarks.unattended              about three quarters of an hour
 python -m benchmarks.unattended --short      three faults in three quarters of a minute
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.unattended import faults, phases, stack
-from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
-
-CALM, ALONE, MEDIC = "calm", "alone", "medic"
-_SETTLES = 60.0
-"""Seconds after the end for what is still waiting to see its alert resolve."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long, how fast, and which faults."""
-
-    steps: int
-    pace: float
-    faster: int
-    checkpoint_every: int
-    seed: int
-    faults: Sequence[faults.Fault]
-
-
-def _named(coming: Sequence[faults.Fault], kinds: Sequence[str]) -> list[faults.Fault]:
-    """The same faults, but of these kinds, in turn."""
-    return [fault._replace(kind=kinds[fault.number % len(kinds)]) for fault in coming]
-
+from benchmarks.unattended import arms, faults, phases
+from benchmarks.unattended.arms import ALONE, CALM, MEDIC, Arm, Plan
+from benchmarks.unattended.phases import Account
 
 SHORT = Plan(
-    steps=600,
+    steps=400,
     pace=0.05,
     faster=30,
     checkpoint_every=50,
     seed=0,
-    faults=_named(faults.plan(3, 600, seed=0), [faults.NAN, faults.RATE, faults.HANG]),
+    faults=faults.plan(3, 400, seed=0, kinds=[faults.NAN, faults.RATE, faults.KILL_RANK]),
 )
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One run of the trainer."""
-
-    name: str
-    events: Sequence[Mapping[str, Any]]
-
-    def only(self, event: str) -> Mapping[str, Any] | None:
-        return next((one for one in self.events if one["event"] == event), None)
-
-    @property
-    def end(self) -> Mapping[str, Any]:
-        """The last that was heard with a validation loss: the end, or the hang that has none."""
-        return next(one for one in reversed(self.events) if "validation" in one)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """All arms, what Trainmedic did about each fault, and what else it noticed."""
-
-    plan: Plan
-    arms: Mapping[str, Arm]
-    told: Sequence[phases.Account]
-    besides: Sequence[str]
-
-
-def events(program: Program) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in program.log.read_text().splitlines() if line.startswith("{")]
-
-
-def train(directory: Path, arm: str, plan: Plan, port: int = 0, state: Path | None = None) -> Arm:
-    """One arm, until it has ended or, alone, hangs."""
-    directory.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "benchmarks.unattended.trainer"]
-    argv += ["--steps", str(plan.steps), "--seed", str(plan.seed)]
-    if arm != CALM:
-        argv += ["--faults", json.dumps(plan.faults)]
-    if arm == MEDIC:
-        argv += ["--medic", "--pace", str(plan.pace), "--metrics-port", str(port)]
-        argv += ["--checkpoints", str(directory / "checkpoints"), "--checkpoint-every", str(plan.checkpoint_every)]
-        argv += ["--hang-floor", str(60 / plan.faster)]
-    environment = {"PYTHONPATH": PYTHON_PATH}
-    if state is not None:
-        environment["TRAINMEDIC_STATE_DIR"] = str(state)
-    with Program(argv, directory / f"{arm}.log", environment) as program:
-        patience = plan.steps * max(plan.pace, 0.05) * 2 + 120
-
-        def is_over() -> bool:
-            hangs = arm == ALONE and any(one.get("kind") == faults.HANG for one in events(program))
-            return hangs or program.process.poll() is not None
-
-        eventually(is_over, patience, f"the end of the arm {arm}", every=0.5)
-        if program.process.poll():
-            raise AssertionError(f"the arm {arm} ended with {program.process.returncode}:\n{program.tail()}")
-    return Arm(arm, events(program))
-
-
-def protected(directory: Path, plan: Plan) -> tuple[Arm, list[dict[str, Any]]]:
-    """The arm that Trainmedic looks after, and every run of a playbook for it."""
-    port = free_port()
-    with stack.running(directory / "stack", port, plan.faster) as looked_after:
-        arm = train(directory, MEDIC, plan, port, looked_after.state)
-        eventually(lambda: looked_after.open_runs() == 0, _SETTLES, "the end of every repair", every=1.0)
-        runs = looked_after.runs()
-    (directory / "runs.json").write_text(json.dumps(runs, indent=1))
-    return arm, runs
-
-
-def compare(directory: Path, plan: Plan) -> Outcome:
-    """All three arms. The first two wait for nothing and run beside the third."""
-    arms: dict[str, Arm] = {}
-    failed: list[BaseException] = []
-
-    def unprotected() -> None:
-        try:
-            for name in (CALM, ALONE):
-                arms[name] = train(directory, name, plan)
-        except BaseException as error:
-            failed.append(error)
-
-    beside = threading.Thread(target=unprotected)
-    with ExitStack() as ends:
-        ends.callback(beside.join)
-        beside.start()
-        arms[MEDIC], runs = protected(directory, plan)
-    if failed:
-        raise failed[0]
-    if len({arm.events[0]["digest"] for arm in arms.values()}) > 1:
-        raise AssertionError("the checkout was changed while the arms ran, and with it the text that they learn")
-    return Outcome(plan, arms, phases.accounts(arms[MEDIC].events, runs), phases.besides(runs))
-
-
-def ratio(arm: Arm, plan: Plan) -> float:
-    """The part of the time that went into steps that count.
-
-    Alone, only the steps before the first fault that nothing gets over do: before the first NaN or hang.
-    Otherwise those that were not gone back over do. What is lost are the others, hangs, checkpoints and repairs.
-    """
-    if arm.name == ALONE:
-        stops = [int(one["step"]) for one in arm.events if one.get("kind") in (faults.HANG, faults.NAN)]
-        return min([*stops, plan.steps]) / plan.steps
-    return float(arm.end["useful"] / arm.end["seconds"])
-
-
-def report(outcome: Outcome) -> str:
+def report(plan: Plan, found: arms.Arms) -> str:
     """What is printed."""
-    plan, arms, told = outcome.plan, outcome.arms, outcome.told
-    calm = arms[CALM].end["validation"]
-    digest = arms[CALM].events[0]["digest"]
+    medic = found.by_name[MEDIC]
+    told = phases.accounts(medic.events, medic.executions, found.runs)
     lines = [
-        f"{plan.steps} steps, {len(plan.faults)} faults, a checkpoint every {plan.checkpoint_every} steps, "
-        f"text {digest}; durations of rules and playbooks divided by {plan.faster}",
-        "",
-        "arm     validation loss            steps wasted   effective training time",
+        f"{plan.steps} steps on {faults.RANKS} ranks, {len(plan.faults)} faults of "
+        f"{len({fault.kind for fault in plan.faults})} kinds, a checkpoint every {plan.checkpoint_every} steps, text "
+        f"{medic.events[0]['digest']}; durations of rules, playbooks and launcher divided by {plan.faster}",
+        *("", *_arms(plan, found)),
+        *("", *_each(told)),
+        *("", *_kinds(told)),
+        *("", *_sums(plan, told, medic)),
+        *(f"besides: {count} x {what}" for what, count in Counter(phases.besides(found.runs)).items()),
     ]
-    for name in (CALM, ALONE, MEDIC):
-        arm = arms[name]
-        end = arm.end
-        loss = end["validation"]
-        change = f"({(loss / calm - 1) * 100:+.2f} %)" if name != CALM and loss == loss else ""
-        wasted = end["executed"] - plan.steps if name == MEDIC else "-"
-        effective = f"{ratio(arm, plan):.3f}" if name != CALM else "-"
-        lines.append(f"{name:7} {loss:<6.4f} {change:19} {wasted!s:>11}   {effective:>22}")
-    nan = arms[ALONE].only("nan")
-    stood = arms[ALONE].end
-    lines += [
-        "",
-        f"alone: no number since step {nan['step']}" if nan else "alone: always a number",
-        f"alone: stands still since step {stood['step']}" if stood["event"] == "fault" else "alone: came to its end",
-        "",
-        "fault                        step  " + "".join(f"{phase:>9}" for phase in phases.PHASES) + "  repaired by",
+    return "\n".join(lines)
+
+
+def _arms(plan: Plan, found: arms.Arms) -> list[str]:
+    calm, alone, medic = (found.by_name[name] for name in (CALM, ALONE, MEDIC))
+    end, calm_end = medic.only("finished"), calm.only("finished")
+    assert calm_end is not None
+    calm_loss = calm_end["validation"]
+    learnt = f"DID NOT COME TO ITS END: {found.failure}"
+    if end is not None:
+        learnt = f"validation loss {end['validation']:.4f} ({(end['validation'] / calm_loss - 1) * 100:+.2f} %)"
+    stopped = alone.executions[-1].step if alone.executions else 0
+    numbers = alone.only("nan")
+    without = f", without a number since step {numbers['step']}" if numbers else ""
+    return [
+        f"calm:  validation loss {calm_loss:.4f}",
+        f"alone: ended or hung at step {stopped} of {plan.steps}{without}",
+        f"medic: {learnt}",
     ]
+
+
+def _each(told: Sequence[Account]) -> list[str]:
+    head = "".join(f"{phase:>9}" for phase in phases.PHASES)
+    lines = [f"fault                        step  {head}  steps lost, good  seconds  repaired by"]
     for one in told:
         times = "".join(f"{one.seconds[p]:9.2f}" if p in one.seconds else "        -" for p in phases.PHASES)
         how = "; ".join(one.repairs) or "nothing"
-        note = "" if one.is_repaired else "  NOT REPAIRED"
-        lines.append(f"{one.number:3} {one.kind:22} {one.step:6}  {times}  {how}{note}")
-    medians = [statistics.median([one.seconds[p] for one in told if p in one.seconds] or [0]) for p in phases.PHASES]
-    lines.append(f"median, seconds{'':20}" + "".join(f"{median:9.2f}" for median in medians))
-    by_people = sum(one.told_people for one in told)
-    lines += ["", f"{sum(one.is_repaired for one in told)} of {len(plan.faults)} repaired, {by_people} told to people"]
-    lines += [f"besides: {count} x {what}" for what, count in Counter(outcome.besides).items()]
-    return "\n".join(lines)
+        notes = f"{'' if one.is_repaired else '  NOT REPAIRED'}{'  (people were told)' if one.told_people else ''}"
+        lost = f"{one.steps_lost:12}{one.good_steps_lost:6}{one.seconds_lost:9.1f}"
+        lines.append(f"{one.number:3} {one.kind:22} {one.step:6}  {times}{lost}  {how}{notes}")
+    return lines
+
+
+def _kinds(told: Sequence[Account]) -> list[str]:
+    """By kind how many, how many repaired, and medians and worst of what they cost."""
+    lines = [
+        "                                              steps lost       good steps lost  seconds lost",
+        "kind                  number  repaired  told  median  worst     median  worst    median  worst",
+    ]
+    for kind in sorted({one.kind for one in told}, key=faults.KINDS.index):
+        mine = [one for one in told if one.kind == kind]
+        lines.append(f"{kind:22}{_row(mine)}")
+    return [*lines, f"{'all':22}{_row(told)}"]
+
+
+def _row(told: Sequence[Account]) -> str:
+    counts = f"{len(told):6}{sum(one.is_repaired for one in told):10}{sum(one.told_people for one in told):6}"
+    steps, good = [one.steps_lost for one in told], [one.good_steps_lost for one in told]
+    seconds = [one.seconds_lost for one in told]
+    costs = f"{statistics.median(steps):8g}{max(steps):7}{statistics.median(good):11g}{max(good):7}"
+    return f"{counts}{costs}{statistics.median(seconds):10.1f}{max(seconds):7.1f}"
+
+
+def _sums(plan: Plan, told: Sequence[Account], medic: Arm) -> list[str]:
+    alone = sum(one.is_repaired and not one.told_people for one in told)
+    lost = statistics.mean(one.seconds_lost for one in told)
+    ratio = phases.effective(medic.executions)
+    minutes = (medic.executions[-1].ended - medic.executions[0].began) / 60
+    return [
+        f"{sum(one.is_repaired for one in told)} of {len(plan.faults)} repaired, {alone} of them without a word to "
+        f"people; the ranks {'agree' if (medic.only('finished') or {}).get('agree') else 'DO NOT AGREE'} at the end",
+        f"effective training time {ratio:.3f}: of {minutes:.1f} minutes from the first step to the last, the part in "
+        "steps that count, each in its last execution",
+        f"a fault costs {lost:.1f} s on average; {1 - lost / 3600:.4f} with one an hour at that price, 0.95 with one "
+        f"every {lost / 0.05:.0f} s or more",
+    ]
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="three faults in three quarters of a minute")
-    parser.add_argument("--steps", type=int, default=18_000)
-    parser.add_argument("--faults", type=int, default=20, metavar="COUNT")
-    parser.add_argument("--kinds", nargs="+", default=None, metavar="KIND", help="only these, in turn")
+    parser.add_argument("--faults", type=int, default=100, metavar="COUNT")
+    parser.add_argument("--steps", type=int, help="of the run (default: 150 for each fault, and 700)")
+    parser.add_argument("--kinds", nargs="+", default=faults.KINDS, metavar="KIND", help="only these")
     parser.add_argument("--pace", type=float, default=0.05, metavar="SECONDS", help="least time of a step")
     parser.add_argument("--faster", type=int, default=30, help="what durations of rules and playbooks are divided by")
     parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
@@ -217,19 +127,19 @@ def parse() -> argparse.Namespace:
 def planned(options: argparse.Namespace) -> Plan:
     if options.short:
         return SHORT
-    coming = faults.plan(options.faults, options.steps, options.seed)
-    if options.kinds:
-        coming = _named(coming, options.kinds)
-    return Plan(options.steps, options.pace, options.faster, options.checkpoint_every, options.seed, coming)
+    steps = options.steps or 150 * options.faults + 700
+    coming = faults.plan(options.faults, steps, options.seed, options.kinds)
+    return Plan(steps, options.pace, options.faster, options.checkpoint_every, options.seed, coming)
 
 
 def main() -> None:
     options = parse()
     plan = planned(options)
     with tempfile.TemporaryDirectory(prefix="unattended-") as temporary:
-        directory = options.directory or Path(temporary)
+        directory = (options.directory or Path(temporary)).absolute()
+        directory.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        print(report(compare(directory, plan)))
+        print(report(plan, arms.run(directory, plan)))
         print(f"took {(time.monotonic() - began) / 60:.1f} minutes")
 
 

@@ -1,17 +1,25 @@
-"""Which faults there are, when they happen, and how they are done to a training loop.
+"""Which faults there are, when they happen, and how they are done to a training loop of several ranks.
 
-Each happens once, when the loop first comes to its step; going back does not undo that it has happened.
-What it leaves behind in the weights, the optimizer or the data is what has to be repaired. Who calls it:
-``trainer`` between the parts of its step; ``__main__`` makes the plan.
+Each happens once, when the loop first comes to its step; neither going back nor a new process undoes that it has
+happened, for what is done is also written down. What a fault leaves behind, in the weights, the optimizer, the data,
+the processes or the checkpoints, is what has to be repaired. Who calls it: ``trainer`` between the parts of its step;
+``__main__`` makes the plan. Not here: what is done from outside, to the server, Redis and the disk (``intruder``).
 """
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import shutil
+import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,14 +28,36 @@ POISON = "poisoned batches"
 RATE = "learning-rate jump"
 EXPLOSION = "gradient explosion"
 NAN = "NaN"
-HANG = "hang"
-KINDS = (POISON, RATE, EXPLOSION, NAN, HANG)
+CORRUPTION = "silent corruption"
+KILL_RANK = "rank killed"
+KILL_NODE = "node killed"
+OUT_OF_MEMORY = "out of memory"
+COLLECTIVE = "hang in a collective"
+BAD_CHECKPOINT = "corrupt checkpoint"
+SLOW = "slow rank"
+FULL_DISK = "full disk"
+KILL_SERVER = "server killed"
+KILL_REDIS = "Redis killed"
 
-POISONED_BATCHES = 150
+WITHIN = (POISON, RATE, EXPLOSION, NAN, CORRUPTION)
+"""What goes wrong within a training whose processes live: it is to go back."""
+ENDING = (KILL_RANK, KILL_NODE, OUT_OF_MEMORY, COLLECTIVE, BAD_CHECKPOINT)
+"""What ends the processes, or makes that necessary: they are to be started again."""
+KINDS = (*WITHIN, *ENDING, SLOW, FULL_DISK, KILL_SERVER, KILL_REDIS)
+COMES_AS = {KILL_SERVER: RATE, KILL_REDIS: NAN}
+"""In the middle of the repair of which other fault it comes."""
+
+RANKS = 4
+POISONED_BATCHES = 100
 NAN_BATCHES = 3
 RATE_FACTOR = 30.0
 EXPLODING_STEPS = 100
 EXPLODING_NORM = 1e4
+FLIPPED_BIT = 1 << 25
+"""Of a weight's 32 bits one of the exponent: it becomes sixteen times as large, or as small."""
+SLOW_SECONDS = 0.06
+TOO_MUCH = 1 << 45
+"""Bytes that no machine has."""
 
 
 class Fault(NamedTuple):
@@ -37,54 +67,134 @@ class Fault(NamedTuple):
     kind: str
     step: int
 
+    @property
+    def rank(self) -> int:
+        """To which rank it is done, where it is done to one."""
+        return random.Random(self.number).randrange(RANKS)
 
-def plan(count: int, steps: int, seed: int) -> list[Fault]:
-    """`count` faults, as many of each kind as can be, in a random order and at uneven distances.
 
-    None comes in the first or the last tenth of the run, so that each meets a model that has learnt something
-    and has a checkpoint, and leaves time to see whether it was repaired.
+def plan(count: int, steps: int, seed: int, kinds: Sequence[str] = KINDS) -> list[Fault]:
+    """`count` faults, as many of each kind as can be, at uneven distances, the kinds of each round in random order.
+
+    None comes in the first 400 steps or the last 300, in a short run in the first quarter or the last eighth, so that
+    each meets a model that has learnt something and has a checkpoint, and leaves time to see whether it was repaired.
     """
     chance = random.Random(seed)
-    kinds = [KINDS[number % len(KINDS)] for number in range(count)]
-    chance.shuffle(kinds)
-    first, last = steps // 10, steps - steps // 10
+    rounds = [chance.sample(kinds, len(kinds)) for _ in range(0, count, len(kinds))]
+    named = [kind for one in rounds for kind in one][:count]
+    first, last = (400, steps - 300) if steps > 1000 else (steps // 4, steps - steps // 8)
     apart = (last - first) / max(count, 1)
     return [
         Fault(number, kind, int(first + apart * (number + chance.uniform(0.0, 0.3))))
-        for number, kind in enumerate(kinds)
+        for number, kind in enumerate(named)
     ]
 
 
 @dataclass
+class Ground:
+    """What faults are done to beside the loop itself. ``memory`` are the nodes' directories of shared memory."""
+
+    rank: int | None
+    """None where one process is all ranks, so that what is done to any of them is done to it."""
+    tell: Callable[[Fault, dict[str, Any]], None]
+    happened: Path
+    """A directory with a file for each fault that has happened."""
+    memory: Sequence[Path] = ()
+    node: int = 0
+    spoil_checkpoint: Callable[[bool], dict[str, Any]] = field(default=lambda in_memory: {})
+    """Flips a byte of the newest checkpoint in this rank's memory, or of that on the disk; tells which it was."""
+
+
 class Faults:
-    """Those of one run. ``tell`` is called when one happens."""
+    """Those of one run, on one rank."""
 
-    coming: Sequence[Fault]
-    tell: Callable[[Fault], None]
-
-    def __post_init__(self) -> None:
-        self._coming = list(self.coming)
+    def __init__(self, coming: Sequence[Fault], ground: Ground) -> None:
+        self._ground = ground
         self._poisoned: list[range] = []
         self._nan: list[range] = []
         self._exploding = 0
         self._noise = torch.Generator().manual_seed(0)
+        self._is_slow = False
+        self._coming = []
+        for fault in coming:
+            record = ground.happened / str(fault.number)
+            if record.exists():
+                self._spoil_data(fault, json.loads(record.read_text())["batch"])
+            else:
+                self._coming.append(fault)
 
-    def begin(self, step: int, batch: int, optimizer: torch.optim.Optimizer) -> None:
+    def begin(self, step: int, batch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Before a step: whatever is due happens now, to the batches from this one on."""
         while self._coming and self._coming[0].step <= step:
             fault = self._coming.pop(0)
-            self.tell(fault)
-            if fault.kind == POISON:
-                self._poisoned.append(range(batch, batch + POISONED_BATCHES))
-            elif fault.kind == NAN:
-                self._nan.append(range(batch, batch + NAN_BATCHES))
-            elif fault.kind == EXPLOSION:
+            kind = COMES_AS.get(fault.kind, fault.kind)
+            is_everywhere = kind in (POISON, RATE, EXPLOSION, NAN, FULL_DISK)
+            is_mine = self._ground.rank in (None, 0 if is_everywhere else fault.rank)
+            if is_mine:
+                (self._ground.happened / str(fault.number)).write_text(json.dumps({"batch": batch}))
+            details = self._before(fault) if is_mine else {}
+            if is_mine:
+                self._ground.tell(fault, details)
+            self._spoil_data(fault, batch)
+            if kind == EXPLOSION:
                 self._exploding = EXPLODING_STEPS
-            elif fault.kind == RATE:
+            elif kind == RATE:
                 for group in optimizer.param_groups:
                     group["lr"] *= RATE_FACTOR
-            elif fault.kind == HANG:
-                threading.Event().wait()
+            elif is_mine:
+                self._strike(kind, model)
+
+    def is_due(self, step: int) -> bool:
+        """Whether one is; on every rank the same."""
+        return bool(self._coming) and self._coming[0].step <= step
+
+    def slow_down(self) -> None:
+        if self._is_slow:
+            time.sleep(SLOW_SECONDS)
+
+    def _spoil_data(self, fault: Fault, batch: int) -> None:
+        kind = COMES_AS.get(fault.kind, fault.kind)
+        if kind == POISON:
+            self._poisoned.append(range(batch, batch + POISONED_BATCHES))
+        elif kind == NAN:
+            self._nan.append(range(batch, batch + NAN_BATCHES))
+
+    def _before(self, fault: Fault) -> dict[str, Any]:
+        """What has to be done before the fault can be told; every second corrupt checkpoint is one on the disk, needed
+        because no memory is left."""
+        if fault.kind != BAD_CHECKPOINT:
+            return {}
+        in_memory = fault.number % 2 == 0
+        details = self._ground.spoil_checkpoint(in_memory)
+        if not in_memory:
+            for directory in self._ground.memory:
+                _empty(directory)
+        return details
+
+    def _strike(self, kind: str, model: nn.Module) -> None:
+        """What is done to this rank alone."""
+        if kind == KILL_NODE and self._ground.rank is not None:
+            self._kill_node()
+        elif kind in (KILL_RANK, KILL_NODE, BAD_CHECKPOINT):
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif kind == COLLECTIVE:
+            threading.Event().wait()  # the others wait for this rank
+        elif kind == OUT_OF_MEMORY:
+            torch.ones(TOO_MUCH, dtype=torch.uint8)
+        elif kind == CORRUPTION:
+            weights = next(model.parameters()).detach().view(-1).view(torch.int32)
+            weights[len(weights) // 2] ^= FLIPPED_BIT
+        elif kind == SLOW:
+            self._is_slow = True
+
+    def _kill_node(self) -> None:
+        """This rank's node loses its memory, its torchrun and all of its ranks, this one last."""
+        _empty(self._ground.memory[self._ground.node])
+        agent = os.getppid()
+        ranks = [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
+        for pid in [agent, *(pid for pid in ranks if pid != os.getpid()), os.getpid()]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def spoil(self, batch: int, labels: torch.Tensor, vocabulary: int) -> torch.Tensor:
         """The labels of a batch, or noise instead of them. It is the data that is bad, whenever it is met."""
@@ -105,6 +215,8 @@ class Faults:
         for one in parameters:
             one.grad = torch.randn(one.shape, generator=self._noise) * scale
 
-    @property
-    def remaining(self) -> int:
-        return len(self._coming)
+
+def _empty(directory: Path) -> None:
+    """What lay in a node's memory is gone."""
+    for held in directory.iterdir():
+        shutil.rmtree(held, ignore_errors=True)

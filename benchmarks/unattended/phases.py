@@ -1,7 +1,7 @@
-"""What the history says about each fault: who noticed, what was done, and how long each part took.
+"""What came of each fault: who noticed, what was done, how long each part took, and what it cost.
 
-Pure: the trainer's events and the server's runs come in, the account of each fault goes out. Who calls it:
-``__main__``.
+Pure: what the trainer wrote down and the server's runs come in, the account of each fault goes out. What happens from
+one fault to the next belongs to the first of them. Who calls it: ``__main__``.
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
+from benchmarks.unattended import faults
+from benchmarks.unattended.journal import Execution
+
+Event = Mapping[str, Any]
 PHASES = ("alert", "accept", "decide", "act", "applied", "verified")
-"""Until Prometheus fires; until the server has it; until it has decided; until the first command goes out,
-which includes waiting whether it heals by itself; until the job has applied it; until the alert has resolved
-and the run is closed."""
+"""Until Prometheus fires; until the server has it; until it has decided; until the first command goes out, which
+includes waiting whether it heals by itself; until the job has applied it; until the alert has resolved and the run is
+closed."""
 
-
-ABOUT_THE_MACHINE = ("training-throughput-drop",)
-"""Playbooks that no fault of the plan is for. Other work on the same machine slows the run down, and is noticed."""
+BESIDES = ("training-throughput-drop", "training-crashing")
+"""Playbooks that no single fault of the plan is for: other work on the same machine slows the run down, and so many
+faults in so short a time are told."""
 
 
 @dataclass(frozen=True)
@@ -29,51 +34,120 @@ class Account:
     kind: str
     step: int
     repairs: tuple[str, ...]
+    """What the playbooks did, and the launcher."""
     seconds: Mapping[str, float]
     is_repaired: bool
     told_people: bool
+    steps_lost: int
+    """Steps that had been done and were done again: from before the fault, and those that it had spoiled."""
+    good_steps_lost: int
+    """Those of them from before the fault."""
+    seconds_lost: float
+    """From this fault to the next, less the time of the steps from this one's to the next one's."""
 
 
-def accounts(events: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[Account]:
-    """A run belongs to the last fault before its first alert began; those `besides` to none."""
-    runs = [run for run in runs if run["playbook"] not in ABOUT_THE_MACHINE]
-    faults = [event for event in events if event["event"] == "fault"]
+@dataclass(frozen=True)
+class Interval:
+    """From a fault to the next, or to the end: its events, the runs whose alerts began in it, and its steps."""
+
+    fault: Event
+    end: Event
+    events: Sequence[Event]
+    runs: Sequence[Event]
+
+    def first(self, event: str) -> Event | None:
+        return next((one for one in self.events if one["event"] == event), None)
+
+
+def accounts(events: Sequence[Event], executions: Sequence[Execution], runs: Sequence[Event]) -> list[Account]:
+    """The account of each fault, in order. What did not come to its end ends with its last step, and unrepaired."""
+    mine = [run for run in runs if run["playbook"] not in BESIDES]
+    starts = [event for event in events if event["event"] == "fault"]
+    counting = {one.step: one for one in executions}
+    finished = [event for event in events if event["event"] == "finished"]
+    last = executions[-1]
+    ends = [*starts[1:], *finished, {"event": "ended", "time": last.ended, "step": last.step, "agree": False}]
     found = []
-    for fault, following in zip(faults, [*faults[1:], None], strict=True):
-        end = following["time"] if following else float("inf")
-        mine = [run for run in runs if fault["time"] <= _began(run) < end]
-        found.append(_account(fault, sorted(mine, key=_began)))
+    for fault, end in zip(starts, ends, strict=False):
+        within = [event for event in events if fault["time"] <= event["time"] < end["time"]]
+        own = sorted((run for run in mine if fault["time"] <= _began(run) < end["time"]), key=_began)
+        found.append(_account(Interval(fault, end, within, own), executions, counting))
     return found
 
 
-def besides(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def besides(runs: Sequence[Event]) -> list[str]:
     """What was not about any of the faults, and whether people were told."""
-    found = [run for run in runs if run["playbook"] in ABOUT_THE_MACHINE]
+    found = [run for run in runs if run["playbook"] in BESIDES]
     return [f"{_deeds(run)}{', told to people' if _told_people(run) else ''}" for run in found]
 
 
-def _account(fault: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Account:
-    acting = [run for run in runs if _first_command(run)]
+def effective(executions: Sequence[Execution]) -> float:
+    """The effective training time ratio: over all steps the time of that execution which counts, the last; divided by
+    the time from the beginning of the first execution to the end of the last."""
+    useful = sum(one.ended - one.began for one in {one.step: one for one in executions}.values())
+    return useful / (executions[-1].ended - executions[0].began)
+
+
+def _account(interval: Interval, executions: Sequence[Execution], counting: Mapping[int, Execution]) -> Account:
+    fault, end = interval.fault, interval.end
+    acting = [run for run in interval.runs if _first_command(run)]
+    resumed = interval.first("resumed")
+    deeds = [_deeds(run) for run in interval.runs]
+    deeds += ["the job: wrote checkpoints again"] if interval.first("written") is not None else []
+    deeds += [f"launcher: resumed at step {resumed['step']}"] if resumed is not None else []
+    returns = _returns(executions, fault["time"], end["time"])
+    last = end["step"] if end["event"] == "fault" else end["step"] + 1
+    useful = sum(one.ended - one.began for step, one in counting.items() if fault["step"] <= step < last)
     return Account(
         number=fault["number"],
         kind=fault["kind"],
         step=fault["step"],
-        repairs=tuple(_deeds(run) for run in runs),
-        seconds=_phases(fault["time"], (acting or [*runs])[0]) if runs else {},
-        is_repaired=bool(runs) and all(run["status"] == "succeeded" for run in runs),
-        told_people=any(_told_people(run) for run in runs),
+        repairs=tuple(deeds),
+        seconds=_phases(fault["time"], (acting or [*interval.runs])[0]) if interval.runs else {},
+        is_repaired=_is_repaired(interval),
+        told_people=any(_told_people(run) for run in interval.runs),
+        steps_lost=sum(one.step - then.step + 1 for one, then in returns),
+        good_steps_lost=max([fault["step"] - then.step for _, then in returns if then.step < fault["step"]] or [0]),
+        seconds_lost=end["time"] - fault["time"] - useful,
     )
 
 
-def _deeds(run: Mapping[str, Any]) -> str:
+def _is_repaired(interval: Interval) -> bool:
+    """Whether what counts as the repair of this kind has been seen; and then the ranks' weights are the same on all.
+
+    Of what goes wrong within the training: a playbook acted, and all ended well. Of what ends the processes: they went
+    on from a checkpoint, and from an older one than that which was spoiled. Of a server or Redis that is killed: the
+    repair that it cut off came to a good end. Of a full disk: training went on, and checkpoints did with the room.
+    """
+    kind, resumed = interval.fault["kind"], interval.first("resumed")
+    acted = any(_first_command(run) for run in interval.runs)
+    ended_well = acted and all(run["status"] == "succeeded" for run in interval.runs)
+    if kind in faults.ENDING:
+        is_done = resumed is not None and resumed["step"] < interval.fault.get("of", float("inf"))
+    elif kind == faults.FULL_DISK:
+        is_done = interval.first("written") is not None and resumed is None and interval.first("back") is None
+    elif kind in faults.COMES_AS:
+        is_done = interval.first("struck") is not None and ended_well
+    else:
+        is_done = ended_well
+    return is_done and bool(interval.end["agree"])
+
+
+def _returns(executions: Sequence[Execution], began: float, ended: float) -> list[tuple[Execution, Execution]]:
+    """Where in that time an earlier step followed on a later one, or the same: both."""
+    pairs = pairwise(executions)
+    return [(one, then) for one, then in pairs if then.step <= one.step and began <= then.began < ended]
+
+
+def _deeds(run: Event) -> str:
     return f"{run['playbook']}: {run['action_taken'] or 'nothing was done'}"
 
 
-def _told_people(run: Mapping[str, Any]) -> bool:
+def _told_people(run: Event) -> bool:
     return any(step["action"] == "notify" and step["attempts"] for step in run["steps"])
 
 
-def _phases(fault: float, run: Mapping[str, Any]) -> dict[str, float]:
+def _phases(fault: float, run: Event) -> dict[str, float]:
     alert = min(run["alerts"], key=lambda alert: _moment(alert["starts_at"]))
     command = _first_command(run)
     marks = {
@@ -93,16 +167,16 @@ def _phases(fault: float, run: Mapping[str, Any]) -> dict[str, float]:
     return seconds
 
 
-def _first_command(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _first_command(run: Event) -> Event | None:
     """The first step that sent something to the job."""
     for step in run["steps"]:
-        if (step["action"] or "").startswith("job.") and step["attempts"]:
-            found: Mapping[str, Any] = step
+        if (step["action"] or "").startswith(("job.", "launcher.")) and step["attempts"]:
+            found: Event = step
             return found
     return None
 
 
-def _began(run: Mapping[str, Any]) -> float:
+def _began(run: Event) -> float:
     return min(_moment(alert["starts_at"]) for alert in run["alerts"])
 
 

@@ -1,58 +1,152 @@
-"""What looks after the run: ``trainmedic serve``, Prometheus and Alertmanager, as they are shipped.
+"""What looks after the run: ``trainmedic serve`` with its Redis, Prometheus and Alertmanager, as they are shipped.
 
-All rules, all playbooks and both configurations are those of the checkout; only their durations are divided
-by one factor, so that hours of training pass in minutes, and the addresses are ports that are free here.
-Expressions, thresholds, labels and numbers of steps stay as shipped. Who calls it: ``__main__``.
+All rules, all playbooks and both configurations are those of the checkout; only their durations are divided by one
+factor, so that hours of training pass in minutes, and the addresses are ports that are free here. Expressions,
+thresholds, labels and numbers of steps stay as shipped. Two things are changed beside, see `_playbooks`. Who calls it:
+``__main__``, and ``intruder``, which kills parts of it.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.acceptance.intervals import hasten
-from tests.support.programs import ROOT, alertmanagers, start_alertmanager, start_prometheus, start_server
+from tests.support.programs import (
+    PYTHON_PATH,
+    ROOT,
+    Program,
+    alertmanagers,
+    free_port,
+    start_alertmanager,
+    start_prometheus,
+)
 
 MONITORING = ROOT / "monitoring"
+_RESTART_AFTER = 0.5
+"""Seconds after which a service that has ended is started again, by systemd some more."""
+_RESTARTS_A_NODE = """\
+# In place of the shipped one, which tells people: the processes of the slow rank's node are started again.
+playbook: training-straggler
+on:
+  alert: TrainingStraggler
+target: job
+guards:
+  cooldown: 10m
+  max_runs: {count: 40, per: 1d}
+steps:
+  - id: save
+    action: job.checkpoint
+    timeout: 5m
+  - id: leave
+    action: launcher.exclude_node
+    with: {node: "{{ labels.rank_node }}"}
+    timeout: 10m
+    undo: on_failure
+  - id: return
+    action: launcher.include_node
+    with: {node: "{{ labels.rank_node }}"}
+    timeout: 10m
+  - id: recovered
+    wait_for: resolved
+    timeout: 30m
+on_failure:
+  - action: notify
+    on_error: continue
+    with: {title: "{{ target.job }} has a slow rank", message: "{{ annotations.summary }}"}
+"""
 
 
-@dataclass(frozen=True)
+class Server:
+    """``trainmedic serve``, started again whenever it ends, as systemd does."""
+
+    def __init__(self, directory: Path, playbooks: Path) -> None:
+        self.state = directory / "state"
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._directory = directory
+        self._argv = [sys.executable, "-m", "trainmedic_server", "serve", "--port", str(port), "--mode", "enforce"]
+        self._argv += ["--state-dir", str(self.state), "--playbooks", str(playbooks)]
+        self._ends = threading.Event()
+        self._starts = 0
+        directory.mkdir(parents=True)
+        self._program = self._start()
+        self._program.wait_for(f"{self.url}/ready")
+        self._watch = threading.Thread(target=self._keep_running, daemon=True)
+        self._watch.start()
+
+    def kill(self) -> None:
+        self._program.process.kill()
+
+    def kill_redis(self) -> None:
+        """The server's own Redis, which it is to start again."""
+        pid = self._program.process.pid
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(OSError):
+                if b"redis" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
+
+    def end(self) -> None:
+        self._ends.set()
+        self._watch.join()
+        self._program.end()
+
+    def _start(self) -> Program:
+        self._starts += 1
+        log = self._directory / f"server-{self._starts}.log"
+        return Program(self._argv, log, {"PYTHONPATH": PYTHON_PATH})
+
+    def _keep_running(self) -> None:
+        while not self._ends.wait(0.1):
+            if self._program.process.poll() is not None and not self._ends.wait(_RESTART_AFTER):
+                self._program = self._start()
+
+
 class Stack:
     """What runs, and what the history says."""
 
-    server_url: str
-    state: Path
-    metrics_port: int
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.state = server.state
 
     def runs(self) -> list[dict[str, Any]]:
-        """Every run for a training job, oldest first, with its alerts, steps and events."""
-        with httpx.Client(base_url=self.server_url, timeout=30) as client:
-            items = client.get("/history", params={"limit": 1000}).raise_for_status().json()["items"]
+        """Every run of a playbook, oldest first, with its alerts, steps and events."""
+        with self._client() as client:
+            items, cursor = [], None
+            while True:
+                page = client.get("/history", params={"limit": 500, **({"cursor": cursor} if cursor else {})})
+                items += page.raise_for_status().json()["items"]
+                cursor = page.json()["next"]
+                if not cursor:
+                    break
             started = [item for item in reversed(items) if item["status"] != "not_started"]
             return [client.get(f"/history/{item['run_id']}").raise_for_status().json() for item in started]
 
     def open_runs(self) -> int:
-        with httpx.Client(base_url=self.server_url, timeout=30) as client:
+        with self._client() as client:
             states = ("running", "waiting", "awaiting_approval")
             return sum(len(client.get("/history", params={"status": state}).json()["items"]) for state in states)
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.server.url, timeout=30)
 
 
 @contextmanager
 def running(directory: Path, metrics_port: int, faster: int) -> Iterator[Stack]:
     """All of it, in `directory`, until the context is left."""
-    playbooks = directory / "playbooks"
-    playbooks.mkdir(parents=True)
-    for path in (ROOT / "playbooks").glob("*.yaml"):
-        (playbooks / path.name).write_text(hasten(path.read_text(), faster))
     with ExitStack() as stack:
-        server, server_url = start_server(directory / "server", "--mode", "enforce", playbooks=playbooks)
-        stack.enter_context(server)
-        _configure(directory, server_url, metrics_port, faster)
+        server = Server(directory / "server", _playbooks(directory / "playbooks", faster))
+        stack.callback(server.end)
+        _configure(directory, server.url, metrics_port, faster)
         binary = alertmanagers()["installed"]
         alerts, alerts_url = start_alertmanager(binary, directory / "alertmanager.yml", directory / "alertmanager")
         stack.enter_context(alerts)
@@ -60,7 +154,19 @@ def running(directory: Path, metrics_port: int, faster: int) -> Iterator[Stack]:
         config.write_text(config.read_text().replace("127.0.0.1:9093", alerts_url.removeprefix("http://")))
         prometheus, _ = start_prometheus(config, directory / "prometheus")
         stack.enter_context(prometheus)
-        yield Stack(server_url, directory / "server" / "state", metrics_port)
+        yield Stack(server)
+
+
+def _playbooks(directory: Path, faster: int) -> Path:
+    """The shipped ones; but with as many runs a day as there are faults in it here, and a slow rank's node is started
+    again, where the shipped playbook tells people."""
+    directory.mkdir(parents=True)
+    for path in (ROOT / "playbooks").glob("*.yaml"):
+        if not path.name.endswith("_test.yaml"):
+            text = re.sub(r"max_runs: \{count: \d+, per: 1d\}", "max_runs: {count: 40, per: 1d}", path.read_text())
+            (directory / path.name).write_text(hasten(text, faster))
+    (directory / "training-straggler.yaml").write_text(hasten(_RESTARTS_A_NODE, faster))
+    return directory
 
 
 def _configure(directory: Path, server_url: str, metrics_port: int, faster: int) -> None:

@@ -1,13 +1,15 @@
-"""One training run, as a process: ``python -m benchmarks.unattended.trainer --steps 18000 …``.
+"""One training run, as a process for each rank: ``torchrun … -m benchmarks.unattended.trainer --steps 24000 …``.
 
-With ``--medic`` it is protected by `trainmedic.torch`, as a user's script would be. Each event is printed
-as a line of JSON, with the time: each fault when it happens, each step that is gone back to, the end. Who
-calls it: ``__main__``.
+With ``--medic`` it is protected by `trainmedic.torch`, as a user's script would be. Without torchrun it is one process
+with the batches of all ranks. Each event is written as a line of JSON, with the time: each fault when it happens, each
+step that is gone back to or resumed from, the end; and rank 0 writes down each step with its times. Who calls it:
+``__main__``.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import time
@@ -15,18 +17,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
-import trainmedic
+import trainmedic.distributed
 from benchmarks.unattended import corpus, faults
+from benchmarks.unattended.journal import Journal
 from benchmarks.unattended.model import BATCH, CharModel, Rows, validation_loss
-from trainmedic.torch import attach
+from trainmedic.recovery import checkpoints
+from trainmedic.torch import Memory, Run, attach
+from trainmedic.torch.checkpoints.digests import digests
 
 _PEAK_RATE = 3e-3
 _LAST_RATE = 3e-4
 _SPARE = 3
 """Times as many batches as steps: what is skipped and gone back over comes out of it."""
+_AGREE_EVERY = 2
+"""Steps between two agreements of the ranks, which otherwise are a second apart; seconds are divided here."""
+MEMORY = Memory(every=2, keep=12, share=0.1, asynchronous=True, replica_every=0.3)
 
 
 class Training:
@@ -36,39 +47,57 @@ class Training:
         torch.set_num_threads(1)
         torch.manual_seed(options.seed)
         self.text = corpus.load()
-        self.model = CharModel(self.text.vocabulary)
+        self.journal = Journal(options.directory)
+        self.plain = CharModel(self.text.vocabulary)
+        self.ranks, self.rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        self.model: nn.Module = DistributedDataParallel(self.plain) if self.ranks > 1 else self.plain
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=_PEAK_RATE)
         # Works on from the present rate, as most schedulers do: a rate that was changed stays changed.
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, options.steps, eta_min=_LAST_RATE)
         rows = Rows(self.text.training, options.steps * BATCH * _SPARE, options.seed)
-        self.loader: DataLoader[Any] = DataLoader(rows, batch_size=BATCH)
-        self.faults = faults.Faults([faults.Fault(*one) for one in json.loads(options.faults)], self._tell_fault)
+        # All ranks together have the rows of one batch that a single process has.
+        sampler: DistributedSampler[Any] = DistributedSampler(rows, self.ranks, self.rank, shuffle=False)
+        self.loader: DataLoader[Any] = DataLoader(rows, batch_size=BATCH // self.ranks, sampler=sampler)
+        self.run: Run | None = None
         self.executed = 0
         self.step = 0
-        self.is_protected = options.medic
+        self._agree = True
         self._pace = options.pace
-        self._began: float | None = None
-        self._took: dict[int, float] = {}
+        self._options = options
+        self._faults = faults.Faults([faults.Fault(*one) for one in json.loads(options.faults)], self._ground())
+
+    def _ground(self) -> faults.Ground:
+        happened = self._options.directory / "happened"
+        happened.mkdir(parents=True, exist_ok=True)
+        node = int(os.environ.get("TRAINMEDIC_NODE", "node-0").removeprefix("node-"))
+        rank = self.rank if self.ranks > 1 else None
+        return faults.Ground(rank, self._tell_fault, happened, self._options.memory, node, self._spoil_checkpoint)
 
     def train(self, batch: tuple[torch.Tensor, torch.Tensor], step: int) -> tuple[float, float]:
-        """One step, no faster than the pace: the loss and the gradient norm before clipping."""
-        began = time.perf_counter()
-        self._began = self._began or began
-        self.step = step
-        result = self._step(batch, step)
-        time.sleep(max(0.0, self._pace - (time.perf_counter() - began)))
-        self._took[step] = time.perf_counter() - began
-        return result
-
-    def _step(self, batch: tuple[torch.Tensor, torch.Tensor], step: int) -> tuple[float, float]:
+        """One step, no faster than the pace: the loss of this rank, and the gradient norm before clipping."""
+        began = time.time()
         numbers, rows = batch
         number = int(numbers[0]) // BATCH
-        self.faults.begin(step, number, self.optimizer)
-        labels = self.faults.spoil(number, rows[:, 1:], self.text.vocabulary)
-        loss = self.faults.spoil_loss(number, self.model.loss(rows[:, :-1], labels))
+        self.step = step
+        if self._faults.is_due(step):
+            self._agree = self.ranks_agree()
+            self._faults.begin(step, number, self.model, self.optimizer)
+        self._faults.slow_down()
+        paced = time.time()
+        result = self._train(rows, number)
+        time.sleep(max(0.0, self._pace - (time.time() - paced)))
+        if self.rank == 0:
+            self.journal.step(step, began, time.time())
+        return result
+
+    def _train(self, rows: torch.Tensor, number: int) -> tuple[float, float]:
+        labels = self._faults.spoil(number, rows[:, 1:], self.text.vocabulary)
+        logits = self.model(rows[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss = self._faults.spoil_loss(number, loss)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.faults.spoil_gradients(self.model)
+        self._faults.spoil_gradients(self.model)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.scheduler.step()
@@ -76,31 +105,58 @@ class Training:
         return loss.item(), norm.item()
 
     def validate(self) -> float:
-        return validation_loss(self.model, self.text)
+        return validation_loss(self.plain, self.text)
 
-    def spent(self) -> dict[str, float]:
-        """Seconds since the first step began, and those of them in steps that count: the last time of each."""
-        assert self._began is not None
-        return {"seconds": time.perf_counter() - self._began, "useful": sum(self._took.values())}
+    def ranks_agree(self) -> bool:
+        """Whether the parameters are the same, to the bit, on all ranks. Every rank calls it."""
+        if self.ranks == 1:
+            return True
+        text = " ".join(digests({"model": self.plain}, {}).values())
+        mine = int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)
+        lowest, highest = torch.tensor([mine]), torch.tensor([mine])
+        dist.all_reduce(lowest, dist.ReduceOp.MIN)
+        dist.all_reduce(highest, dist.ReduceOp.MAX)
+        return bool(lowest == highest)
 
-    def _tell_fault(self, fault: faults.Fault) -> None:
-        # Of a run that nobody looks after, a hang is the last that is heard.
-        result = {"validation": self.validate()} if fault.kind == faults.HANG and not self.is_protected else {}
-        tell("fault", number=fault.number, kind=fault.kind, step=self.step, executed=self.executed, **result)
+    def _tell_fault(self, fault: faults.Fault, details: dict[str, Any]) -> None:
+        facts = {"number": fault.number, "kind": fault.kind, "step": self.step, "rank": self.rank}
+        self.journal.tell("fault", **facts, agree=self._agree, **details)
+
+    def _spoil_checkpoint(self, in_memory: bool) -> dict[str, Any]:
+        if self.run is None:
+            return {}
+        memory = self.run.training.memory
+        if in_memory and memory is not None and memory.pool is not None:
+            memory.background.settle(5.0)
+            slot = memory.pool.complete()[-1]
+            assert slot.mark is not None
+            slot.memory[slot.mark.size // 2] ^= 0xFF
+            return {"checkpoint": slot.mark.set_id, "of": slot.mark.step}
+        found = [path for path in sorted(self._options.checkpoints.glob("step-*")) if checkpoints.completion(path)]
+        with (found[-1] / "training.pt").open("r+b") as file:
+            file.seek(file.seek(0, os.SEEK_END) // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 0xFF]))
+        return {"checkpoint": found[-1].name, "of": int(found[-1].name.removeprefix("step-"))}
 
 
 def unprotected(training: Training, options: argparse.Namespace) -> None:
     os.nice(5)  # it is in nobody's way: what it tells does not depend on how long it takes
+    is_number = True
     for step, batch in enumerate(training.loader, 1):
         loss, _ = training.train(batch, step)
-        if loss != loss:
-            tell_once("nan", step=step)
+        if loss != loss and is_number and training.rank == 0:
+            is_number = False
+            training.journal.tell("nan", step=step)
         if step == options.steps:
             return
 
 
 def protected(training: Training, options: argparse.Namespace) -> None:
-    medic = trainmedic.connect("unattended", metrics_port=options.metrics_port, hang_floor=options.hang_floor)
+    floors = {"hang_floor": 60 / options.faster, "startup_floor": 600 / options.faster}
+    medic = trainmedic.connect("unattended", metrics_port=options.metrics_port, **floors)
+    trainmedic.distributed.share(medic, every=_AGREE_EVERY)
     with (
         medic,
         attach(
@@ -111,51 +167,53 @@ def protected(training: Training, options: argparse.Namespace) -> None:
             loader=training.loader,
             checkpoints=options.checkpoints,
             checkpoint_every=options.checkpoint_every,
+            keep=20,
+            memory=MEMORY,
         ) as run,
     ):
+        training.run = run
+        resumed = run.resume()
+        if resumed is not None and training.rank == 0:
+            training.journal.tell("resumed", step=resumed, attempt=os.environ.get("TRAINMEDIC_ATTEMPT"))
         for batch in run.batches(steps=options.steps):
             with run.step() as step:
                 loss, norm = training.train(batch, step.number)
                 step.report(loss=loss, grad_norm=norm)
-            if run.global_step < step.number:
-                tell("back", step=run.global_step, left=step.number)
-
-
-_told: set[str] = set()
-
-
-def tell(event: str, **details: Any) -> None:
-    print(json.dumps({"event": event, "time": time.time(), **details}), flush=True)
-
-
-def tell_once(event: str, **details: Any) -> None:
-    if event not in _told:
-        _told.add(event)
-        tell(event, **details)
+            if run.global_step < step.number and training.rank == 0:
+                training.journal.tell("back", step=run.global_step, left=step.number)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--directory", type=Path, required=True, help="where events and steps are written down")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pace", type=float, default=0.0, metavar="SECONDS", help="least time of a step")
     parser.add_argument("--faults", default="[]", help="JSON: [[number, kind, step], …]")
     parser.add_argument("--medic", action="store_true", help="let Trainmedic look after it")
+    parser.add_argument("--faster", type=float, default=1.0, help="what the job's own durations are divided by")
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--checkpoint-every", type=int, default=50)
+    parser.add_argument("--memory", type=Path, nargs="*", default=(), help="the nodes' directories of shared memory")
     parser.add_argument("--metrics-port", type=int)
-    parser.add_argument("--hang-floor", type=float, default=60.0)
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo")
     training = Training(options)
-    tell("started", digest=training.text.digest, characters=len(training.text.training))
-    run = protected if options.medic else unprotected
-    run(training, options)
-    spent = training.spent()
-    tell("finished", step=training.step, executed=training.executed, validation=training.validate(), **spent)
+    if training.rank == 0:
+        training.journal.tell("started", digest=training.text.digest, characters=len(training.text.training))
+    (protected if options.medic else unprotected)(training, options)
+    agree = training.ranks_agree()
+    if training.rank == 0:
+        facts = {"step": training.step, "executed": training.executed, "agree": agree}
+        training.journal.tell("finished", validation=training.validate(), **facts)
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

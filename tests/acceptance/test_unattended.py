@@ -1,7 +1,8 @@
-"""A training run that nobody looks after: three faults, a hang among them, and everything real.
+"""A training run of four ranks that nobody looks after: three faults, a killed rank among them, and everything real.
 
-The short form of ``benchmarks.unattended``: PyTorch trains on the CPU with `trainmedic.torch`, Prometheus evaluates
-the shipped rules, Alertmanager posts to ``trainmedic serve``, and the shipped playbooks repair.
+The short form of ``benchmarks.unattended``: PyTorch trains on the CPU with `trainmedic.torch`, started by
+``trainmedic-run -- torchrun`` on two nodes; Prometheus evaluates the shipped rules, Alertmanager posts to
+``trainmedic serve``, and the shipped playbooks repair.
 """
 
 from __future__ import annotations
@@ -12,33 +13,40 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 from benchmarks.unattended import __main__ as unattended
-from benchmarks.unattended import faults, phases
+from benchmarks.unattended import arms, faults, phases
 
 REPAIRED_BY = {
-    faults.NAN: "training-loss-nan: job.rollback",
-    faults.RATE: "training-learning-rate-off: job.rollback",
-    faults.HANG: "training-hang: job.rollback",
+    faults.NAN: ("training-loss-nan: job.rollback",),
+    # With durations so short, the alert on the rate does not always come soon enough to silence that on the loss.
+    faults.RATE: ("training-learning-rate-off: job.rollback", "training-loss-spike: job.rollback"),
+    faults.KILL_RANK: ("launcher: resumed",),
 }
 
 
-def test_a_run_gets_over_a_nan_a_wrong_rate_and_a_hang_without_a_person(tmp_path: Path) -> None:
-    """Each by its own playbook, in seconds; and it learns what it would have learnt without them."""
+def test_a_run_gets_over_a_nan_a_wrong_rate_and_a_killed_rank_without_a_person(tmp_path: Path) -> None:
+    """Each by its own playbook or the launcher, in seconds; and it learns what it would have learnt without them."""
     plan = unattended.SHORT
-    outcome = unattended.compare(tmp_path, plan)
-    told = outcome.told
-    calm, alone, medic = (outcome.arms[name] for name in (unattended.CALM, unattended.ALONE, unattended.MEDIC))
+    found = arms.run(tmp_path, plan)
+    calm, alone, medic = (found.by_name[name] for name in (arms.CALM, arms.ALONE, arms.MEDIC))
+    told = phases.accounts(medic.events, medic.executions, found.runs)
+    printed = unattended.report(plan, found)
 
-    assert {one.kind: one.repairs[0].split(",")[0] for one in told} == REPAIRED_BY
-    assert all(one.is_repaired and not one.told_people for one in told), unattended.report(outcome)
-    assert all(set(one.seconds) == set(phases.PHASES) for one in told)
+    assert {one.kind for one in told} == set(REPAIRED_BY)
+    assert all(one.repairs[0].startswith(REPAIRED_BY[one.kind]) for one in told), printed
+    assert all(one.is_repaired and not one.told_people for one in told), printed
+    assert all(set(one.seconds) == set(phases.PHASES) for one in told if one.kind != faults.KILL_RANK), printed
 
-    assert medic.end["event"] == "finished"
-    assert medic.end["step"] == plan.steps
-    assert medic.end["validation"] < calm.end["validation"] * 1.05
-    wasted = medic.end["executed"] - plan.steps
-    assert 0 < wasted < len(told) * (plan.checkpoint_every + 100)
+    end, usual = medic.only("finished"), calm.only("finished")
+    assert end is not None
+    assert usual is not None
+    assert end["step"] == plan.steps
+    assert end["agree"]
+    assert end["validation"] < usual["validation"] * 1.05
+    # What lay in memory is newer than what lay on the disk.
+    killed = next(one for one in told if one.kind == faults.KILL_RANK)
+    assert 0 < killed.good_steps_lost < plan.checkpoint_every
+    assert 0 < len(medic.executions) - plan.steps < len(told) * (plan.checkpoint_every + 100)
 
-    # The same faults, with nobody there: no numbers any more, and then nothing at all.
-    assert alone.only("nan") is not None
-    assert alone.end["kind"] == faults.HANG
-    assert alone.end["validation"] != alone.end["validation"]
+    # The same faults, with nobody there: it ends when the first process dies.
+    assert alone.only("finished") is None
+    assert alone.executions[-1].step < plan.steps // 2 + plan.checkpoint_every

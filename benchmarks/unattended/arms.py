@@ -1,0 +1,176 @@
+"""The three arms, each with its processes: without faults, with them and nobody there, with them and Trainmedic.
+
+Who calls it: ``__main__``. Not here: what came of them (``phases``, ``__main__``).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.unattended import faults, intruder, stack
+from benchmarks.unattended.journal import Execution, Journal
+from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
+
+CALM, ALONE, MEDIC = "calm", "alone", "medic"
+NODES = 2
+_SETTLES = 60.0
+"""Seconds after the end for what is still waiting to see its alert resolve."""
+_LAUNCHED = {"--retries": 3, "--delay": 60, "--grace": 30, "--hang-after": 120}
+"""The options of trainmedic-run, in seconds before they are divided; the last is shorter than by default."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, how fast, and which faults."""
+
+    steps: int
+    pace: float
+    faster: int
+    checkpoint_every: int
+    seed: int
+    faults: Sequence[faults.Fault]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One run of the trainer."""
+
+    name: str
+    events: Sequence[Mapping[str, Any]]
+    executions: Sequence[Execution]
+
+    def only(self, event: str) -> Mapping[str, Any] | None:
+        return next((one for one in self.events if one["event"] == event), None)
+
+
+@dataclass(frozen=True)
+class Arms:
+    """All of them, and every run of a playbook for the last."""
+
+    by_name: Mapping[str, Arm]
+    runs: Sequence[Mapping[str, Any]]
+    failure: str
+    """Why the last did not come to its end; empty where it did."""
+
+
+def run(directory: Path, plan: Plan) -> Arms:
+    """All three arms. The first two wait for nothing and run beside the third."""
+    arms: dict[str, Arm] = {}
+    failed: list[BaseException] = []
+
+    def unprotected() -> None:
+        try:
+            arms[CALM] = _unprotected(directory, CALM, plan)
+            arms[ALONE] = _unprotected(directory, ALONE, plan)
+        except BaseException as error:
+            failed.append(error)
+
+    beside = threading.Thread(target=unprotected)
+    with ExitStack() as ends:
+        ends.callback(beside.join)
+        beside.start()
+        arms[MEDIC], runs, failure = _protected(directory, plan)
+    if failed:
+        raise failed[0]
+    if len({arm.events[0]["digest"] for arm in arms.values()}) > 1:
+        raise AssertionError("the checkout was changed while the arms ran, and with it the text that they learn")
+    return Arms(arms, runs, failure)
+
+
+def _trainer(directory: Path, plan: Plan) -> list[str]:
+    argv = ["-m", "benchmarks.unattended.trainer", "--directory", str(directory)]
+    return [*argv, "--steps", str(plan.steps), "--seed", str(plan.seed)]
+
+
+def _unprotected(directory: Path, name: str, plan: Plan) -> Arm:
+    """In one process, with the batches of all ranks; with faults until it dies or hangs, as all ranks would."""
+    argv = [sys.executable, *_trainer(directory / name, plan)]
+    if name == ALONE:
+        argv += ["--faults", json.dumps(plan.faults)]
+    journal = Journal(directory / name)
+    with Program(argv, directory / f"{name}.log", {"PYTHONPATH": PYTHON_PATH}) as program:
+
+        def is_over() -> bool:
+            hangs = any(one.get("kind") == faults.COLLECTIVE for one in journal.events())
+            return hangs or program.process.poll() is not None
+
+        eventually(is_over, _patience(plan), f"the end of the arm {name}", every=0.5)
+        if name == CALM and program.process.poll():
+            raise AssertionError(f"the arm {name} ended with {program.process.returncode}:\n{program.tail()}")
+    return Arm(name, journal.events(), journal.executions())
+
+
+def _protected(directory: Path, plan: Plan) -> tuple[Arm, list[dict[str, Any]], str]:
+    """The arm that Trainmedic looks after, every run of a playbook for it, and why it did not come to its end."""
+    port, failure = free_port(), ""
+    journal = Journal(directory / MEDIC)
+    with ExitStack() as ends:
+        disk = directory / "disk"
+        if any(fault.kind == faults.FULL_DISK for fault in plan.faults):
+            ends.enter_context(intruder.small_disk(disk))
+        looked_after = ends.enter_context(stack.running(directory / "stack", port, plan.faster))
+        outside = intruder.Intruder(journal, looked_after, disk)
+        outside.start()
+        ends.callback(outside.end)
+        try:
+            _launch(directory, plan, port, looked_after.state)
+        except (AssertionError, KeyboardInterrupt) as error:  # what came until then is worth a report
+            failure = str(error) or "interrupted"
+        eventually(lambda: looked_after.open_runs() == 0, _SETTLES, "the end of every repair", every=1.0)
+        runs = looked_after.runs()
+    (directory / "runs.json").write_text(json.dumps(runs, indent=1))
+    return Arm(MEDIC, journal.events(), journal.executions()), runs, failure
+
+
+def _launch(directory: Path, plan: Plan, port: int, state: Path) -> None:
+    """Start the job on each node by ``trainmedic-run -- torchrun``, and wait for its end."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=unattended"]
+    rendezvous += ["--rdzv-conf=last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=3"]
+    argv = [*_trainer(directory / MEDIC, plan), "--faults", json.dumps(plan.faults), "--medic"]
+    argv += ["--pace", str(plan.pace), "--faster", str(plan.faster), "--metrics-port", str(port)]
+    argv += ["--checkpoints", str(directory / "disk" / "checkpoints"), "--checkpoint-every", str(plan.checkpoint_every)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *rendezvous]
+    torchrun += [f"--nproc-per-node={faults.RANKS // NODES}", *argv]
+    options = [f"{name}={seconds / plan.faster:.2f}s" for name, seconds in _LAUNCHED.items() if name != "--retries"]
+    options += [f"--retries={_LAUNCHED['--retries']}", "--min-nodes=1", f"--max-nodes={NODES}"]
+    with ExitStack() as ends:
+        shared = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="unattended-", dir="/dev/shm")))
+        memory = [shared / f"node-{node}" for node in range(NODES)]
+        torchrun += ["--memory", *map(str, memory)]
+        programs = []
+        for node, own_memory in enumerate(memory):
+            own_memory.mkdir()
+            logs = ["--job=unattended", f"--log-dir={directory / f'node-{node}'}"]
+            environment = {
+                "PYTHONPATH": PYTHON_PATH,
+                "TRAINMEDIC_STATE_DIR": str(state),
+                "TRAINMEDIC_NODE": f"node-{node}",
+                "TRAINMEDIC_SHARED_MEMORY": str(own_memory),
+            }
+            line = [sys.executable, "-m", "trainmedic.launch", *logs, *options, "--", *torchrun]
+            programs.append(ends.enter_context(Program(line, directory / f"node-{node}.log", environment)))
+        _wait(programs, _patience(plan))
+
+
+def _wait(programs: Sequence[Program], patience: float) -> None:
+    until = time.monotonic() + patience
+    while any(program.process.poll() is None for program in programs):
+        failed = [program for program in programs if program.process.poll()]
+        if failed or time.monotonic() > until:
+            tails = "\n\n".join(program.tail() for program in programs)
+            raise AssertionError(f"the job did not come to its end:\n{tails}")
+        time.sleep(0.2)
+
+
+def _patience(plan: Plan) -> float:
+    return plan.steps * max(plan.pace, 0.05) * 2 + 60 * len(plan.faults) + 120

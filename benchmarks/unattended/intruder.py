@@ -1,0 +1,108 @@
+"""The faults that come from outside the job: its server and Redis are killed, and its disk runs full.
+
+Who calls it: ``__main__``, beside the arm that is looked after. Not here: the other faults (``faults``).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+from benchmarks.unattended import faults
+from benchmarks.unattended.journal import Journal
+from benchmarks.unattended.stack import Stack
+from trainmedic.recovery import checkpoints
+
+DISK_MEGABYTES = 64
+FULL_SECONDS = 6.0
+"""As long as the disk is full: more than the time between two checkpoints."""
+_PATIENCE = 20.0  # seconds for a repair to begin
+
+
+@contextmanager
+def small_disk(at: Path) -> Iterator[Path]:
+    """A file system of its own that can be filled. Only root may make one (elsewhere ``unshare --map-root-user
+    --mount``)."""
+    at.mkdir(parents=True)
+    size = f"size={DISK_MEGABYTES}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "unattended", str(at)], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+class Intruder(threading.Thread):
+    """Watches the journal for faults of its kinds, and does them."""
+
+    def __init__(self, journal: Journal, stack: Stack, disk: Path) -> None:
+        super().__init__(daemon=True)
+        self._journal = journal
+        self._stack = stack
+        self._disk = disk
+        self._ends = threading.Event()
+        self.failed: BaseException | None = None
+
+    def end(self) -> None:
+        self._ends.set()
+        self.join()
+        if self.failed is not None:
+            raise self.failed
+
+    def run(self) -> None:
+        seen = 0
+        try:
+            while not self._ends.wait(0.05):
+                told = [event for event in self._journal.events() if event["event"] == "fault"]
+                for fault in told[seen:]:
+                    self._strike(fault["kind"])
+                seen = len(told)
+        except BaseException as error:
+            self.failed = error
+
+    def _strike(self, kind: str) -> None:
+        if kind == faults.FULL_DISK:
+            self._fill_disk()
+        elif kind in (faults.KILL_SERVER, faults.KILL_REDIS):
+            self._wait_for_repair()
+            if kind == faults.KILL_SERVER:
+                self._stack.server.kill()
+            else:
+                self._stack.server.kill_redis()
+            self._journal.tell("struck", kind=kind)
+
+    def _wait_for_repair(self) -> None:
+        """Until a playbook has begun to run, so that its end is what is cut off."""
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until and not self._ends.wait(0.02):
+            with suppress(httpx.HTTPError):
+                if self._stack.open_runs():
+                    return
+
+    def _fill_disk(self) -> None:
+        ballast = self._disk / "ballast"
+        block = bytes(1 << 16)
+        until = time.monotonic() + FULL_SECONDS
+        with ballast.open("wb", buffering=0) as file:
+            while time.monotonic() < until and not self._ends.is_set():
+                # What is deleted meanwhile gives no room either.
+                try:
+                    os.write(file.fileno(), block)
+                except OSError:
+                    self._ends.wait(0.02)
+        ballast.unlink()
+        self._journal.tell("room")
+        began = time.time()
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until and not self._ends.wait(0.1):
+            marked = [path for path in self._disk.glob("checkpoints/step-*") if checkpoints.completion(path)]
+            if any(path.stat().st_mtime > began for path in marked):
+                self._journal.tell("written")
+                return
