@@ -1,11 +1,11 @@
 """In place of ``megatron.training.training``: the functions that Trainmedic puts itself around or calls, for CPUs.
 
-Megatron-LM itself asks for a GPU, and is in no package: to run on a CPU it needs so many of PyTorch's functions replaced
-that these tests do not run on it. Here are the places where a return to a checkpoint within a process can go wrong, as
-they are there: ``train`` keeps its iteration and data in local names, expects the configuration as it was and a timer
-that does not run; ``load_checkpoint`` asserts that nothing was consumed, and adds to the schedule's steps; the hooks
-that gather parameters can be taken away only where they are; the loss is known on the last stage of the pipeline alone;
-batches follow from the samples consumed; the end of a training is that of the process.
+Megatron-LM itself asks for a GPU, and is in no package: to run on a CPU it needs so many of PyTorch's functions
+replaced that these tests do not run on it. Here are the places where a return to a checkpoint within a process can go
+wrong, as they are there: ``train`` keeps its iteration and data in local names, expects the configuration as it was
+and a timer that does not run; ``load_checkpoint`` asserts that nothing was consumed, and adds to the schedule's
+steps; the hooks that gather parameters can be taken away only where they are; the loss is known on the last stage of
+the pipeline alone; batches follow from the samples consumed; the end of a training is that of the process.
 
 Not modelled: tensors that are split over tensor or pipeline ranks (each rank has the whole model), a virtual pipeline,
 asynchronous saving, ramped batch sizes, CUDA graphs, reinforcement learning, and the formats of checkpoints.
