@@ -62,7 +62,7 @@ class LearningRate:
         self.optimizers = list(_several(optimizer))
         schedulers = [_unwrapped(member) for member in _several(scheduler)]
         self._schedulers = list(_flat(schedulers))
-        self._schedule = RateSchedule(self.optimizers[0], schedulers)
+        self.schedule = RateSchedule(self.optimizers[0], schedulers)
         self.scale = self._marked()  # the optimizer may have been scaled before, and loaded or handed on since
         # By slot what was written there, and the unscaled value of it: multiplying and dividing rounds, and a scale
         # that is taken back is to leave no trace.
@@ -90,7 +90,7 @@ class LearningRate:
     @property
     def expected(self) -> Number | None:
         """The first group's rate by the schedule, scaled; None if no schedule prescribes it."""
-        return self._schedule.rate
+        return self.schedule.rate
 
     def multiply(self, factor: float) -> None:
         """Multiply by ``factor`` more. Raises Rejected where the result is no usable number."""

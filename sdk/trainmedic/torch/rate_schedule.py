@@ -37,16 +37,25 @@ class RateSchedule:
         self._agreed = 0
 
     @property
+    def is_followed(self) -> bool:
+        """Whether the optimizer's rate has been on it for long enough, so that one that is off it is off."""
+        return self._agreed >= _IN_A_ROW
+
+    def was_followed(self) -> None:
+        """Say that it was followed by the process that this one goes on for: a rate that is off it already is off."""
+        self._agreed = _IN_A_ROW
+
+    @property
     def rate(self) -> Any:
         """The rate, a number or tensor; None where no schedule says it, or the optimizer's was not on it yet."""
         if self._scheduler is None:
             return None
         rate = _scheduled_rate(self._scheduler)
-        if rate is None or self._agreed >= _IN_A_ROW:
+        if rate is None or self.is_followed:
             return rate
         apart = deviation(float(self._optimizer.param_groups[0]["lr"]), float(rate))
         self._agreed = self._agreed + 1 if apart is not None and apart < _AGREE else 0
-        return rate if self._agreed >= _IN_A_ROW else None
+        return rate if self.is_followed else None
 
 
 def computes_as_pytorch(scheduler: Any) -> bool:

@@ -200,6 +200,8 @@ class CheckpointRestore:
         training, checkpoint, kept = self._training, loaded.checkpoint, loaded.kept
         training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
         if resumed:
+            if kept is not None and kept.get("follows_schedule"):
+                training.rate.schedule.was_followed()
             self._keep_global_batch(kept)
             self._change_as_before()
         training.reset_to(checkpoint)

@@ -141,6 +141,7 @@ class TrainingState:
             "batches": {**self.batch_log.state(), "make": self.batch_make},
             "random": randomness.capture(),
             "lr_scale": self.rate.scale,
+            "follows_schedule": self.rate.schedule.is_followed,
             "changes": self.changes.state(),
             "loss": number(self.medic.progress.loss),
             "global_batch": self.global_batch.plain(),

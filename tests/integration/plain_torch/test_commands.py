@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.integration.plain_torch.training import SAMPLES, Augmented, Training
 from tests.support.command_sender import Commander
 from tests.support.programs import eventually
 from trainmedic.errors import ConfigurationError
+from trainmedic.job import progress
 from trainmedic.job.progress import REPORT_INTERVAL
 from trainmedic.recovery.changes import LEARNING_RATE
 from trainmedic.torch.restore import CheckpointRestore
@@ -108,6 +110,27 @@ def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begi
     time.sleep(REPORT_INTERVAL)
     training.run.step().report()
     assert medic.progress.values(time.perf_counter())["training_learning_rate_deviation"] > 0.9
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+def test_a_rate_that_is_off_is_off_after_a_restart_too(
+    begin: Begin, medic: trainmedic.Medic, monkeypatch: pytest.MonkeyPatch, jumps: bool
+) -> None:
+    """Many schedulers go on from the rate that they find: the process that resumes does not take it for its own."""
+    monkeypatch.setattr(progress, "REPORT_INTERVAL", 0.0)  # these steps are quicker than any
+    cosine = partial(lr_scheduler.CosineAnnealingLR, T_max=100)
+    training = begin(scheduler=cosine)
+
+    def jump() -> None:
+        training.optimizer.param_groups[0]["lr"] *= 30 if jumps else 1
+
+    training.train(22, {14: jump})
+    training.run.close()
+    later = begin(scheduler=cosine)
+    assert later.run.resume() == 20
+    later.train(24)
+    off = medic.progress.values(time.perf_counter())["training_learning_rate_deviation"]
+    assert off > 0.9 if jumps else off < 1e-6
 
 
 def test_a_smaller_batch_keeps_the_global_one_and_no_sample_is_lost(begin: Begin) -> None:
