@@ -74,19 +74,25 @@ class Fault(NamedTuple):
 
 
 def plan(count: int, steps: int, seed: int, kinds: Sequence[str] = KINDS) -> list[Fault]:
-    """`count` faults, as many of each kind as can be, at uneven distances, the kinds of each round in random order.
+    """`count` faults, as many of each kind as can be, at uneven distances, the kinds of each round in random order; where it
+    can be, none like one of the two before it, from whose repair its playbook would still be cooling down.
 
     None comes in the first 400 steps or the last 300, in a short run in the first quarter or the last eighth, so that
     each meets a model that has learnt something and has a checkpoint, and leaves time to see whether it was repaired.
     """
     chance = random.Random(seed)
-    rounds = [chance.sample(kinds, len(kinds)) for _ in range(0, count, len(kinds))]
-    named = [kind for one in rounds for kind in one][:count]
+    named: list[str] = []
+    while len(named) < count:
+        left = chance.sample(kinds, len(kinds))
+        while left:
+            recent = [COMES_AS.get(kind, kind) for kind in named[-2:]]
+            named.append(next((kind for kind in left if COMES_AS.get(kind, kind) not in recent), left[0]))
+            left.remove(named[-1])
     first, last = (400, steps - 300) if steps > 1000 else (steps // 4, steps - steps // 8)
     apart = (last - first) / max(count, 1)
     return [
         Fault(number, kind, int(first + apart * (number + chance.uniform(0.0, 0.3))))
-        for number, kind in enumerate(named)
+        for number, kind in enumerate(named[:count])
     ]
 
 
