@@ -74,8 +74,9 @@ class Fault(NamedTuple):
 
 
 def plan(count: int, steps: int, seed: int, kinds: Sequence[str] = KINDS) -> list[Fault]:
-    """`count` faults, as many of each kind as can be, at uneven distances, the kinds of each round in random order; where it
-    can be, none like one of the two before it, from whose repair its playbook would still be cooling down.
+    """`count` faults, as many of each kind as can be, at uneven distances, the kinds of each round in random order.
+
+    Where it can be, none is like one of the two before it, from whose repair its playbook would still be cooling down.
 
     None comes in the first 400 steps or the last 300, in a short run in the first quarter or the last eighth, so that
     each meets a model that has learnt something and has a checkpoint, and leaves time to see whether it was repaired.

@@ -4,66 +4,83 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from benchmarks.unattended import corpus, faults, phases  # noqa: E402 (needs torch)
+from benchmarks.unattended.journal import Execution  # noqa: E402 (needs torch)
 
 # PyTorch says so where NumPy is not installed; nothing here needs it.
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")
 
 
-def test_twenty_faults_are_four_of_each_kind_in_one_order_per_seed() -> None:
-    """Away from both ends, never two at once."""
-    plan = faults.plan(20, 10_000, seed=1)
-    assert sorted(fault.kind for fault in plan) == sorted(faults.KINDS * 4)
+def test_the_faults_are_as_many_of_each_kind_as_can_be() -> None:
+    """In one order per seed, away from both ends, never two at once, and seldom two of one repair in a row."""
+    plan = faults.plan(100, 15_700, seed=1)
+    counts = Counter(fault.kind for fault in plan)
+    assert counts.keys() == set(faults.KINDS)
+    assert len(plan) == sum(counts.values()) == 100
+    assert max(counts.values()) - min(counts.values()) == 1
     steps = [fault.step for fault in plan]
-    assert steps[0] >= 1_000
-    assert steps[-1] <= 9_000
-    assert min(later - earlier for earlier, later in itertools.pairwise(steps)) > 300
-    assert plan == faults.plan(20, 10_000, seed=1) != faults.plan(20, 10_000, seed=2)
+    assert (steps[0] >= 400, steps[-1] <= 15_400) == (True, True)
+    assert min(later - earlier for earlier, later in itertools.pairwise(steps)) > 100
+    repairs = [faults.COMES_AS.get(fault.kind, fault.kind) for fault in plan]
+    assert sum(one == other for one, other in itertools.pairwise(repairs)) <= 3
+    assert plan == faults.plan(100, 15_700, seed=1) != faults.plan(100, 15_700, seed=2)
 
 
-def due(kind: str) -> tuple[faults.Faults, torch.optim.Optimizer, torch.nn.Module]:
-    """A fault of that kind that has just happened, at batch 40."""
-    model = torch.nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    told: list[faults.Fault] = []
-    one = faults.Faults([faults.Fault(0, kind, 10)], told.append)
-    one.begin(9, 39, optimizer)
-    assert told == []
-    one.begin(10, 40, optimizer)
-    assert [fault.kind for fault in told] == [kind]
-    return one, optimizer, model
+Due = Callable[[str], tuple[faults.Faults, torch.optim.Optimizer, torch.nn.Module]]
 
 
-def test_poison_is_in_the_data_however_often_it_is_met() -> None:
+@pytest.fixture
+def due(tmp_path: Path) -> Due:
+    """Makes a fault of that kind that has just happened, at batch 40, to a run in which one process is all ranks."""
+
+    def make(kind: str) -> tuple[faults.Faults, torch.optim.Optimizer, torch.nn.Module]:
+        model = torch.nn.Linear(3, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        told: list[faults.Fault] = []
+        ground = faults.Ground(None, lambda fault, details: told.append(fault), tmp_path)
+        one = faults.Faults([faults.Fault(0, kind, 10)], ground)
+        one.begin(9, 39, model, optimizer)
+        assert told == []
+        one.begin(10, 40, model, optimizer)
+        assert [fault.kind for fault in told] == [kind]
+        return one, optimizer, model
+
+    return make
+
+
+def test_poison_is_in_the_data_however_often_it_is_met(due: Due) -> None:
     """The same batches, also after going back; not those before and after."""
-    one, optimizer, _ = due(faults.POISON)
+    one, optimizer, model = due(faults.POISON)
     labels = torch.zeros(4, 8, dtype=torch.long)
-    one.begin(8, 38, optimizer)
+    one.begin(8, 38, model, optimizer)
     for batch, is_spoilt in ((39, False), (40, True), (40 + faults.POISONED_BATCHES, False)):
         assert bool(one.spoil(batch, labels, 90).any()) is is_spoilt
     assert torch.equal(one.spoil(41, labels, 90), one.spoil(41, labels, 90))
 
 
-def test_nan_is_in_the_loss_of_a_few_batches() -> None:
+def test_nan_is_in_the_loss_of_a_few_batches(due: Due) -> None:
     """As from a sample that overflows."""
     one, _, _ = due(faults.NAN)
     assert math.isnan(float(one.spoil_loss(41, torch.tensor(2.0))))
     assert float(one.spoil_loss(40 + faults.NAN_BATCHES, torch.tensor(2.0))) == 2.0
 
 
-def test_a_rate_jumps_once_and_stays_where_the_optimizer_has_it() -> None:
+def test_a_rate_jumps_once_and_stays_where_the_optimizer_has_it(due: Due) -> None:
     """Until the optimizer's state is put back."""
-    one, optimizer, _ = due(faults.RATE)
-    one.begin(11, 41, optimizer)
+    one, optimizer, model = due(faults.RATE)
+    one.begin(11, 41, model, optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * faults.RATE_FACTOR)
 
 
-def test_gradients_explode_for_some_steps() -> None:
+def test_gradients_explode_for_some_steps(due: Due) -> None:
     """To ten thousand, and then no more."""
     one, _, model = due(faults.EXPLOSION)
     for _ in range(faults.EXPLODING_STEPS):
@@ -74,6 +91,26 @@ def test_gradients_explode_for_some_steps() -> None:
     model(torch.ones(3)).sum().backward()
     one.spoil_gradients(model)
     assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) < 1000
+
+
+def test_a_bit_flips_in_one_weight(due: Due) -> None:
+    """It becomes sixteen times as large or as small; nothing else changes, and nothing is told."""
+    torch.manual_seed(0)
+    before = torch.nn.Linear(3, 3).weight.detach().clone()
+    torch.manual_seed(0)
+    _, _, model = due(faults.CORRUPTION)
+    changed = model.weight.detach().div(before).flatten()
+    assert sorted({round(float(ratio), 4) for ratio in changed}) in ([0.0625, 1.0], [1.0, 16.0])
+
+
+def test_a_fault_happens_once_over_restarts_and_its_data_stay_bad(due: Due, tmp_path: Path) -> None:
+    """A new process knows it by what the first has written down."""
+    due(faults.POISON)
+    ground = faults.Ground(None, lambda fault, details: pytest.fail("it happens again"), tmp_path)
+    model = torch.nn.Linear(3, 3)
+    again = faults.Faults([faults.Fault(0, faults.POISON, 10)], ground)
+    again.begin(10, 40, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert bool(again.spoil(45, torch.zeros(4, 8, dtype=torch.long), 90).any())
 
 
 def test_the_text_is_the_projects_own_and_held_out_in_part() -> None:
@@ -111,13 +148,33 @@ def run(began: float, status: str = "succeeded", *, notified: bool = False) -> d
     }
 
 
-def fault(number: int, seconds: float) -> dict[str, Any]:
-    return {"event": "fault", "time": BEGINNING + seconds, "number": number, "kind": faults.NAN, "step": 10}
+def fault(number: int, seconds: float, kind: str = faults.NAN, step: int = 10, **more: Any) -> dict[str, Any]:
+    return {
+        "event": "fault",
+        "time": BEGINNING + seconds,
+        "number": number,
+        "kind": kind,
+        "step": step,
+        "agree": True,
+        **more,
+    }
+
+
+def finished(seconds: float, step: int, agree: bool = True) -> dict[str, Any]:
+    return {"event": "finished", "time": BEGINNING + seconds, "step": step, "agree": agree}
+
+
+def executed(*steps: int) -> list[Execution]:
+    """A second each, one after the other."""
+    return [Execution(step, BEGINNING + number, BEGINNING + number + 1) for number, step in enumerate(steps)]
+
+
+STEPS = executed(*range(100))
 
 
 def test_each_phase_is_the_time_since_the_one_before() -> None:
     """From the fault on."""
-    [account] = phases.accounts([fault(0, 10)], [run(15)])
+    [account] = phases.accounts([fault(0, 10), finished(100, 99)], STEPS, [run(15)])
     assert dict(account.seconds) == pytest.approx(
         {"alert": 5, "accept": 1, "decide": 1, "act": 2, "applied": 3, "verified": 4}
     )
@@ -126,22 +183,50 @@ def test_each_phase_is_the_time_since_the_one_before() -> None:
 
 
 def test_a_run_belongs_to_the_fault_before_it() -> None:
-    """And a fault that nobody noticed is not repaired."""
-    first, second, third = phases.accounts([fault(0, 10), fault(1, 40), fault(2, 70)], [run(15), run(75, "failed")])
-    assert (len(first.repairs), len(second.repairs), len(third.repairs)) == (1, 0, 1)
-    assert (first.is_repaired, second.is_repaired, third.is_repaired) == (True, False, False)
+    """And a fault that nobody noticed is not repaired, nor one that nothing was done about, nor one whose run failed,
+    nor the last one of a run that did not come to its end."""
+    coming = [fault(0, 10), fault(1, 40, step=40), fault(2, 70, step=70), fault(3, 80, step=80)]
+    idle = {**run(82), "steps": []}
+    found = phases.accounts([*coming, finished(100, 99)], STEPS, [run(15), run(75, "failed"), idle])
+    assert [len(account.repairs) for account in found] == [1, 0, 1, 1]
+    assert [account.is_repaired for account in found] == [True, False, False, False]
+    assert not phases.accounts(coming[:1], STEPS, [run(15)])[0].is_repaired
+
+
+def test_ranks_that_differ_at_the_next_fault_are_no_repair() -> None:
+    """However well the run ended."""
+    [account] = phases.accounts([fault(0, 10), finished(100, 99, agree=False)], STEPS, [run(15)])
+    assert not account.is_repaired
+
+
+@pytest.mark.parametrize(("resumed_at", "is_repaired"), [(None, False), (8, True), (10, False)])
+def test_what_ends_the_processes_is_repaired_by_going_on(resumed_at: int | None, is_repaired: bool) -> None:
+    """From a checkpoint that is older than the one that was spoiled."""
+    resumed = [] if resumed_at is None else [{"event": "resumed", "time": BEGINNING + 20, "step": resumed_at}]
+    events = [fault(0, 10, faults.BAD_CHECKPOINT, of=10), *resumed, finished(100, 99)]
+    [account] = phases.accounts(events, STEPS, [])
+    assert account.is_repaired is is_repaired
+
+
+def test_what_was_done_again_is_lost() -> None:
+    """Steps from before the fault, and those that it had spoiled; and the time beyond that of steps that count."""
+    steps = executed(*range(15), *range(8, 20))
+    [account] = phases.accounts([fault(0, 10), finished(27, 19)], steps, [run(12)])
+    assert (account.steps_lost, account.good_steps_lost) == (7, 2)
+    assert account.seconds_lost == pytest.approx(27 - 10 - 10)
+    assert phases.effective(steps) == pytest.approx(20 / 27)
 
 
 def test_what_people_had_to_be_told_is_counted() -> None:
     """Unattended means that nobody was needed."""
-    [account] = phases.accounts([fault(0, 10)], [run(15, "failed", notified=True)])
+    [account] = phases.accounts([fault(0, 10), finished(100, 99)], STEPS, [run(15, "failed", notified=True)])
     assert account.told_people
 
 
 def test_a_slow_machine_is_told_apart_from_the_faults() -> None:
     """It is nobody's fault of the plan, but it is not kept quiet."""
     slow = {**run(15, "failed", notified=True), "playbook": "training-throughput-drop", "action_taken": None}
-    [account] = phases.accounts([fault(0, 10)], [run(12), slow])
+    [account] = phases.accounts([fault(0, 10), finished(100, 99)], STEPS, [run(12), slow])
     assert account.is_repaired
     assert not account.told_people
     assert phases.besides([run(12), slow]) == ["training-throughput-drop: nothing was done, told to people"]
