@@ -68,13 +68,13 @@ def test_a_job_that_is_mended_by_its_next_attempt_ends_well(launch: Launch) -> N
 def test_a_signal_from_outside_goes_to_the_job_and_is_the_end(launch: Launch, number: signal.Signals) -> None:
     """As a scheduler ends a job, or a person: it has time to save, and is not started again."""
     program = f"""
-import signal, sys
+import signal, sys, time
 def save(*_):
     print("saved", flush=True)
     sys.exit(3)
 signal.signal({int(number)}, save)
 print("ready", flush=True)
-while True: signal.pause()
+while True: time.sleep(0.02)  # a signal that comes just before signal.pause() would be handled after the next one
 """
     job = launch(python(program))
     job.wait_for_output("ready")
