@@ -9,6 +9,7 @@ sequence of checkpoint, change and resume, which is a playbook's.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -61,7 +62,7 @@ class _Selection:
     not_asked: Mapping[str, str] = field(default_factory=dict)
 
 
-class _LauncherAction(CommandAction):
+class _LauncherAction(CommandAction, ABC):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=5)  # the processes of a node save, and end
     Params: ClassVar[type[BaseModel]] = LauncherNodeParams
@@ -137,9 +138,9 @@ class _LauncherAction(CommandAction):
         output["jobs"] = [job for job, outcome in zip(jobs, outcomes, strict=True) if isinstance(outcome, Mapping)]
         raise _one_failure(failures, output, is_undo=call.undo_of is not None)
 
+    @abstractmethod
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
         """Which launchers to ask about a node. Raises BusUnavailable, and as `perform`."""
-        raise NotImplementedError
 
     async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
         """Do what comes first for these jobs, and return what the output says of it."""
