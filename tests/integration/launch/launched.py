@@ -29,7 +29,15 @@ class Launched:
         self.out, self.err = directory / "stdout", directory / "stderr"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAINMEDIC_")}
-            self.process = subprocess.Popen(argv, stdout=out, stderr=err, env={**environment, **mine}, cwd=directory)
+            self.process = subprocess.Popen(
+                argv,
+                stdout=out,
+                stderr=err,
+                env={**environment, **mine},
+                cwd=directory,
+                # What runs the tests in the background may have SIGINT ignored, and a launcher heeds that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
 
     def wait(self, within: float = PATIENCE) -> int:
         return self.process.wait(within)
