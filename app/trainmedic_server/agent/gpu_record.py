@@ -39,8 +39,8 @@ class KnownGpu:
 
     ``is_present``: whether the driver lists it now; a GPU that is stuck is present.
     ``xids``: its errors since the machine's start or its reset, counted by code.
-    ``recovery_action``: what the driver asked for last; None where it does not say.
-    ``energy_mj``: what it had drawn when it was last read.
+    ``recovery_action``: what the driver asks for; None where it does not say.
+    ``energy_mj``: what it had drawn when it last told.
     """
 
     info: GpuInfo
@@ -50,10 +50,15 @@ class KnownGpu:
     energy_mj: int | None = None
 
     def as_read(self, reading: GpuReading) -> KnownGpu:
-        """The same after a reading; its errors are forgotten if it was reset since the last one."""
-        energy, action = reading.energy_mj, reading.recovery_action
+        """The same after a reading; its errors are forgotten if it was reset since the last one.
+
+        While a GPU is reset readings fail: the energy, and that it was to be reset, stay as they were told last.
+        """
+        energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
+        asked_for = self.recovery_action if self.recovery_action in _RESETS else None
+        action = reading.recovery_action or asked_for
         counts_anew = energy is not None and self.energy_mj is not None and energy < self.energy_mj
-        was_reset = counts_anew or (self.recovery_action in _RESETS and action == "none")
+        was_reset = counts_anew or (asked_for is not None and action == "none")
         return replace(self, xids={} if was_reset else self.xids, recovery_action=action, energy_mj=energy)
 
 

@@ -112,6 +112,11 @@ def test_a_reset_ends_the_errors_of_its_gpu(
     agent.look()
     if while_away:
         agent.stop()
+    else:  # readings fail meanwhile
+        driver.fail("nvmlDeviceGetTotalEnergyConsumption", 999)
+        driver.fail("nvmlDeviceGetFieldValues", 999)
+        agent.look()
+        driver.heal()
     driver.reset(0)
     if while_away:
         agent.start()
