@@ -20,11 +20,11 @@ from tests.attack.effort import random_source, trials
 from trainmedic_server import errors
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
-from trainmedic_server.catalog.expressions import ValueTemplate
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.catalog.regexes import Pattern, ValueTooLong
-from trainmedic_server.catalog.template_syntax import Malformed
 from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.expressions.evaluation import ValueTemplate
+from trainmedic_server.expressions.regexes import Pattern, ValueTooLong
+from trainmedic_server.expressions.template_syntax import Malformed
 from trainmedic_server.simulation import suite_format
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from trainmedic.wire.output import plain
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import AcceptedCommand, Executor, RemembersEffects, SupportsAbandon
 from trainmedic_server.agent.journal import JournalEntry
-from trainmedic_server.agent.logs import command_fields
+from trainmedic_server.agent.own_log import command_fields
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.errors import CommandFailed, CommandInterrupted, CommandNotExecuted, JournalUnavailable
 

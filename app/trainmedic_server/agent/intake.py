@@ -20,10 +20,10 @@ from trainmedic.wire.receiver import ReceivedCommand
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import Executor
-from trainmedic_server.agent.logs import command_fields
+from trainmedic_server.agent.own_log import command_fields
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
-from trainmedic_server.catalog.problems import did_you_mean
+from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)

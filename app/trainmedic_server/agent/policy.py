@@ -26,8 +26,8 @@ from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.disk.rules import CleaningInvalid, CleaningPolicy, read_cleaning
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_server.catalog import yaml_text
-from trainmedic_server.catalog.problems import did_you_mean, shown
 from trainmedic_server.domain import duration
+from trainmedic_server.domain.problems import did_you_mean, shown
 from trainmedic_server.errors import ConfigurationError
 
 READING = frozenset({"node.facts"})

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from trainmedic_server.catalog import yaml_text
-from trainmedic_server.catalog.problems import DocumentPath as Place
-from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_server.domain.problems import DocumentPath as Place
+from trainmedic_server.domain.problems import FileProblem
 
 SUFFIX = "_template"
 """What the name of such a file ends in; ``<name>_template.yaml`` in a folder of playbooks is no playbook."""

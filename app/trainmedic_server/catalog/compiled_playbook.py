@@ -14,16 +14,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainmedic_server import errors
 from trainmedic_server.catalog import model_errors
-from trainmedic_server.catalog.expressions import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.catalog.matchers import Matcher
-from trainmedic_server.catalog.problems import DocumentPath, path_text
-from trainmedic_server.catalog.regexes import ValueTooLong
 from trainmedic_server.domain import job_lookup
 from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Playbook
+from trainmedic_server.domain.problems import DocumentPath, path_text
 from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind, Unresolved
 from trainmedic_server.domain.topology import Topology
+from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
+from trainmedic_server.expressions.regexes import ValueTooLong
 from trainmedic_server.ports.playbooks import Match, Scope
 
 _BUILT_IN_CHAIN = IdentityLabels()

@@ -15,16 +15,17 @@ from typing import Any, TypeVar
 from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
-from trainmedic_server.catalog import attachments, expressions, matchers, model_errors, scope_check, template_syntax
+from trainmedic_server.catalog import attachments, matchers, model_errors, scope_check
 from trainmedic_server.catalog.allowance import Allowance, TooLarge
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
-from trainmedic_server.catalog.expressions import Expression, TextTemplate, ValueTemplate
-from trainmedic_server.catalog.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
-from trainmedic_server.catalog.template_syntax import Malformed
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.playbook import APPROVAL, MOST_MATCHERS, MOST_STEPS, Playbook, TargetParts, UndoTrigger
+from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.domain.target import IdentityLabels, TargetKind
+from trainmedic_server.expressions import evaluation, template_syntax
+from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
+from trainmedic_server.expressions.template_syntax import Malformed
 from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ class _Compilation:
         elif isinstance(value, list):
             for index, each in enumerate(value):
                 self._constants(each, (*path, index))
-        elif expressions.is_template(value):
+        elif evaluation.is_template(value):
             self._problem(path, "variables are constants; a template in one is not rendered")
 
     def _durations(self, definition: Playbook) -> None:
@@ -220,9 +221,9 @@ class _Compilation:
         here.
         """
         place = (*path, "with")
-        templates = [inner for inner, text in _texts(raw, ()) if expressions.is_template(text)]
-        filled = expressions.with_variables(raw, self._vars)
-        unknown = [inner for inner, text in _texts(filled, ()) if expressions.is_template(text)]
+        templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
+        filled = evaluation.with_variables(raw, self._vars)
+        unknown = [inner for inner, text in _texts(filled, ()) if evaluation.is_template(text)]
         faults: list[model_errors.ValidationFault] = []
         params: BaseModel | None = None
         try:
@@ -250,11 +251,11 @@ class _Compilation:
         return self._compiled(text, path, names, template_syntax.parse_expression, lambda: Expression(text, name))
 
     def _text(self, text: str, path: DocumentPath, names: VisibleNames) -> Expression | TextTemplate | str:
-        if not expressions.is_template(text):
+        if not evaluation.is_template(text):
             return text
         name = ".".join(map(str, path))
         made = self._compiled(
-            text, path, names, template_syntax.parse_template, lambda: expressions.compile_text(text, name)
+            text, path, names, template_syntax.parse_template, lambda: evaluation.compile_text(text, name)
         )
         return made if made is not None else text
 
@@ -265,7 +266,7 @@ class _Compilation:
         fine = [
             self._compiled(text, inner, names, template_syntax.parse_template, lambda: True)
             for inner, text in _texts(raw, path)
-            if expressions.is_template(text)
+            if evaluation.is_template(text)
         ]
         if not all(fine):
             return None

@@ -22,7 +22,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.loader import LoadedFile
-from trainmedic_server.catalog.problems import FileProblem
+from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 

@@ -19,8 +19,8 @@ from trainmedic_server.catalog import attachments, yaml_text
 from trainmedic_server.catalog.allowance import Allowance
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.compiler import compile_document
-from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 

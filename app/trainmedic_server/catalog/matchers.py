@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainmedic_server.catalog.problems import shown
-from trainmedic_server.catalog.regexes import Pattern, ValueTooLong
+from trainmedic_server.domain.problems import shown
+from trainmedic_server.expressions.regexes import Pattern, ValueTooLong
 
 _LONGEST = 10_000
 _RESERVED = r"{}!=~,\\\"'`\s"

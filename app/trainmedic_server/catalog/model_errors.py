@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainmedic_server.catalog.problems import DocumentPath, FileProblem, did_you_mean, path_text, shown
 from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean, path_text, shown
 
 M = TypeVar("M", bound=BaseModel)
 

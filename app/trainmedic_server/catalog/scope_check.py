@@ -12,10 +12,10 @@ from typing import Any
 
 from jinja2 import nodes
 
-from trainmedic_server.catalog import template_syntax
-from trainmedic_server.catalog.problems import did_you_mean
+from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.expressions import template_syntax
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 """In scope before a run exists: in ``on.when`` and in the parts of a target."""

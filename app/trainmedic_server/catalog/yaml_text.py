@@ -30,7 +30,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from trainmedic_server.catalog.problems import DocumentPath, FileProblem, shown
+from trainmedic_server.domain.problems import DocumentPath, FileProblem, shown
 
 MAX_BYTES = 1 << 20
 """Kubernetes keeps a ConfigMap under 1 MiB, and a playbook is a few kB."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from trainmedic_server.agent import logs
+from trainmedic_server.agent import own_log
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.setting_flags import setting_flag
 from trainmedic_server.cli.table import plain
@@ -51,7 +51,7 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
         return
     try:
         loaded = settings.load(flags, os.environ)
-        logs.configure(loaded.log_level)
+        own_log.configure(loaded.log_level)
         for variable, nearest in settings.misspelt(os.environ):
             log.warning("an environment variable is unknown", extra={"variable": variable, "nearest": nearest})
         # Waited for instead of handled: no handler then ever meets a lock that the code under it holds.
@@ -109,7 +109,7 @@ def health(gpus: int) -> None:
     answer or has broken memory, and where fewer answer than --gpus. Playbooks run it before a node takes pods
     again.
     """
-    logs.configure("error")
+    own_log.configure("error")
     result = gpu_health.check(gpus)
     for line in result.gpus:
         click.echo(plain(line))
@@ -164,7 +164,7 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
 
 def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
     """Flags may stand on either side of the subcommand."""
-    logs.configure("error")
+    own_log.configure("error")
     outer: Mapping[str, Any] = ctx.obj or {}
     try:
         return settings.load(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.domain.job_life import JobLife
+from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Controls, OrderKind, Run
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 

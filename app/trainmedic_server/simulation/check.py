@@ -9,7 +9,7 @@ from pathlib import Path
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.catalog.problems import FileProblem
+from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.simulation import suite_format

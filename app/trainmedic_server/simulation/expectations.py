@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from trainmedic_server.catalog.problems import DocumentPath
 from trainmedic_server.domain.admission import PlaybookDecision
+from trainmedic_server.domain.problems import DocumentPath
 from trainmedic_server.domain.run import Controls, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation.scripted import RecordedCall

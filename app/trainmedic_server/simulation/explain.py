@@ -20,7 +20,6 @@ from enum import StrEnum
 from typing import Any
 
 from trainmedic_server import errors
-from trainmedic_server.catalog import expressions, template_syntax
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger
@@ -28,6 +27,7 @@ from trainmedic_server.domain.run import Controls, Decision, Run, Status, StepSt
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards, scope, step_sequence
+from trainmedic_server.expressions import evaluation, template_syntax
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook, Scope, Step
@@ -225,7 +225,7 @@ def _uses_steps(value: Any, *, is_expression: bool = False) -> bool:
         return any(_uses_steps(member) for member in value.values())
     if isinstance(value, list):
         return any(_uses_steps(member) for member in value)
-    if not isinstance(value, str) or not (is_expression or expressions.is_template(value)):
+    if not isinstance(value, str) or not (is_expression or evaluation.is_template(value)):
         return False
     tree = template_syntax.parse_expression(value) if is_expression else template_syntax.parse_template(value)
     return "steps" in template_syntax.free_names(tree, value)

@@ -17,10 +17,10 @@ from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
-from trainmedic_server.catalog.problems import DocumentPath, FileProblem, path_text
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
+from trainmedic_server.domain.problems import DocumentPath, FileProblem, path_text
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.domain.topology import Topology

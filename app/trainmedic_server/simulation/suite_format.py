@@ -17,12 +17,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_server.catalog import loader, model_errors, yaml_text
-from trainmedic_server.catalog.problems import DocumentPath, FileProblem
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.problems import DocumentPath, FileProblem
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
 
 LONGEST = timedelta(days=7)

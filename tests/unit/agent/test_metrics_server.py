@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.programs import eventually
-from trainmedic_server.agent import logs, metrics_server
+from trainmedic_server.agent import metrics_server, own_log
 from trainmedic_server.agent.metrics_server import MetricsRequestHandler, MetricsServer
 
 
@@ -99,7 +99,7 @@ def test_an_error_is_a_line_of_the_log(port: int, capfd: pytest.CaptureFixture[s
     stream = io.StringIO()
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    logs.configure("info", stream)
+    own_log.configure("info", stream)
     try:
         with pytest.raises(urllib.error.HTTPError, match="500"):
             scrape(port, "/broken")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from trainmedic_server import errors
-from trainmedic_server.catalog import template_syntax
-from trainmedic_server.catalog.expressions import Expression, ValueTemplate
-from trainmedic_server.catalog.template_syntax import Malformed
+from trainmedic_server.expressions import template_syntax
+from trainmedic_server.expressions.evaluation import Expression, ValueTemplate
+from trainmedic_server.expressions.template_syntax import Malformed
 
 SCOPE: dict[str, Any] = {
     "labels": {"severity": "warning", "items": "label called items", "evil": "{{ vars.n }}"},

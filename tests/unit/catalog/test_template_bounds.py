@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.catalog.actions import PLAYBOOK, problems_of
 from trainmedic_server import errors
-from trainmedic_server.catalog import template_syntax
-from trainmedic_server.catalog.expressions import Expression, ValueTemplate
-from trainmedic_server.catalog.template_syntax import Malformed
+from trainmedic_server.expressions import template_syntax
+from trainmedic_server.expressions.evaluation import Expression, ValueTemplate
+from trainmedic_server.expressions.template_syntax import Malformed
 
 SCOPE: dict[str, Any] = {
     "labels": {"long": "ab " * 20_000, "half": "a" * 1_250, "whole": "a" * 2_500, "severity": "warning"},

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainmedic_server.catalog import yaml_text
-from trainmedic_server.catalog.problems import FileProblem
 from trainmedic_server.catalog.yaml_text import TextPosition
+from trainmedic_server.domain.problems import FileProblem
 
 
 def test_plain_words_that_older_yaml_read_as_something_else_stay_text() -> None:

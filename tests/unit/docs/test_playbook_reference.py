@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from trainmedic_server.catalog import expressions, sandbox, scope_check, yaml_text
+from trainmedic_server.catalog import scope_check, yaml_text
 from trainmedic_server.domain import playbook
 from trainmedic_server.domain.run import StepStatus
+from trainmedic_server.expressions import evaluation, sandbox
 from trainmedic_server.simulation import suite_format
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -66,7 +67,7 @@ def test_the_bounds_are_those_of_the_reader() -> None:
     """A number in a page goes out of date; not this one."""
     assert f"{yaml_text.MAX_VALUES:,} values" in LANGUAGE
     assert f"{yaml_text.MAX_DEPTH} levels" in LANGUAGE
-    assert f"{expressions.LONGEST_TEXT:,} characters" in LANGUAGE
+    assert f"{evaluation.LONGEST_TEXT:,} characters" in LANGUAGE
 
 
 @pytest.mark.parametrize(

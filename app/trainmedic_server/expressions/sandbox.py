@@ -20,9 +20,9 @@ import jinja2
 from jinja2 import nodes, sandbox
 from jinja2.runtime import Context, LoopContext
 
-from trainmedic_server.catalog import work_meter
-from trainmedic_server.catalog.problems import did_you_mean, shown
 from trainmedic_server.domain import duration
+from trainmedic_server.domain.problems import did_you_mean, shown
+from trainmedic_server.expressions import work_meter
 
 _LARGEST_EXPONENT = 64
 _LARGEST_BASE = 1e6

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import jinja2
 
 from trainmedic_server import errors
-from trainmedic_server.catalog import template_syntax, work_meter
-from trainmedic_server.catalog.problems import cut, shown
+from trainmedic_server.domain.problems import cut, shown
+from trainmedic_server.expressions import template_syntax, work_meter
 
 Scope = Mapping[str, Any]
 T = TypeVar("T")

@@ -15,9 +15,9 @@ from jinja2 import meta, nodes
 from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
-from trainmedic_server.catalog import sandbox, work_meter
-from trainmedic_server.catalog.problems import cut, did_you_mean, shown
-from trainmedic_server.catalog.sandbox import ENVIRONMENT
+from trainmedic_server.domain.problems import cut, did_you_mean, shown
+from trainmedic_server.expressions import sandbox, work_meter
+from trainmedic_server.expressions.sandbox import ENVIRONMENT
 
 T = TypeVar("T")
 

@@ -1,0 +1,116 @@
+"""What a log rule has found: the value that travels from where a line was read to the diagnosis and the alert.
+
+A matched line is an observation and no cause. What it can mean is its role: of 512 ranks that time out none is the
+culprit, so a cascade raises no alert of its own.
+
+Who makes findings: the matcher of log rules (``logs``). Not here: alerts from findings, and what they mean together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from trainmedic_server.domain.target import Target
+
+
+class Role(StrEnum):
+    """What a line can be in a failure."""
+
+    ROOT = "root"
+    """It can be where the failure began."""
+    CASCADE = "cascade"
+    """It follows from something else, such as another rank that is gone."""
+    CONFIRMATION = "confirmation"
+    """It says what another one means, such as who was killed for want of memory."""
+    TEARDOWN = "teardown"
+    """It is printed while everything ends."""
+    NOISE = "noise"
+    """It means nothing, however it reads."""
+
+
+class CauseClass(StrEnum):
+    """What kind of thing failed."""
+
+    GPU = "gpu"
+    GPU_MEMORY = "gpu_memory"
+    """The job asked for more than the card has."""
+    HOST_MEMORY = "host_memory"
+    NETWORK = "network"
+    STORAGE = "storage"
+    DATA = "data"
+    """What is read for training, and the processes that read it."""
+    CODE = "code"
+    NUMERICS = "numerics"
+    """The loss or the gradients are not finite, or far too large."""
+    NODE = "node"
+    """The machine, where nothing more exact is known."""
+    PREEMPTION = "preemption"
+    """Somebody, or a scheduler, ended it on purpose."""
+    HANG = "hang"
+    """Somebody waits for somebody who does not come; why is not known."""
+    UNKNOWN = "unknown"
+
+
+class Clock(StrEnum):
+    """Where the time of a line is from."""
+
+    LINE = "line"
+    """From the line itself, with its year and zone, or from the kernel's time since boot."""
+    ARRIVAL = "arrival"
+    """From when it was read: the line says none, or none that can be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a line comes from, as far as it is known without reading the line. Nothing of it is guessed."""
+
+    source: str
+    """``training``, ``launcher``, ``kernel``, ``slurm``, ``fabric-manager``, or one of the policy's own."""
+    node: str = ""
+    """Empty where a file was brought from somewhere, and nobody says from where."""
+    job: str | None = None
+    attempt: int | None = None
+    """Of the job, counted from 1."""
+    rank: int | None = None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    stream: str = ""
+    """The file, or what takes its place; a node's path, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule has found about one target in one stream, from its first line on."""
+
+    id: str
+    """Names the stream and the place in it of the first line, so that a line which is read again makes the same id."""
+    rule: str
+    role: Role
+    cause: CauseClass
+    target: Target
+    """A GPU or a node is named by where the line came from, or by the kernel; never by what a training printed."""
+    origin: Origin
+    """Of the first line; its rank is one of `ranks`."""
+    first_at: datetime
+    last_at: datetime
+    """Of the first and the last line, aware UTC, by the clock of the node."""
+    line: str
+    """The first line, of a block its most telling one: masked, at most 500 characters."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What the rule adds to the alert's labels, and so to its identity."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """What the pattern took from the first line."""
+    ranks: frozenset[int] = frozenset()
+    """Whose lines they were, as far as it is known."""
+    count: int = 1
+    """Lines so far."""
+    clock: Clock = Clock.ARRIVAL
+    clock_error: float = 0.0
+    """Seconds by which the node's clock may differ from that of Redis."""
+    is_over: bool = False
+    """The rule's end was read: what it found is no more."""
+    shape: str = ""
+    """A hash of the first line without numbers, addresses and paths; the same line of another attempt has the same."""

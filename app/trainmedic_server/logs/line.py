@@ -1,0 +1,35 @@
+"""One line as rules see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from trainmedic_server.domain.finding import Clock, Origin
+
+LONGEST = 8 * 1024
+"""Bytes of a line that rules see; the rest is left out, and `Line.is_cut` says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line, or a block of lines that belong together, such as a traceback.
+
+    `text` is UTF-8 that was read with replacements, without colours, without what redraws a progress bar, and without
+    the prefixes of those who passed it on; of a block it has all lines, with line feeds between them.
+    """
+
+    origin: Origin
+    at: datetime
+    """Aware, UTC."""
+    text: str
+    clock: Clock = Clock.ARRIVAL
+    place: int = 0
+    """Where in its stream it begins: a byte offset, or a number that only grows. `Finding.id` is made of it."""
+    number: int = 0
+    """Which line of its stream it is (of a block the first), counted from 1; 0 where nobody counts."""
+    record: Mapping[str, Any] | None = None
+    """What a line says that reports a step or an event, by the names of ``logs.records``; None for every other line."""
+    is_cut: bool = False
