@@ -54,7 +54,7 @@ class CauseClass(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Clock(StrEnum):
+class TimeSource(StrEnum):
     """Where the time of a line is from."""
 
     LINE = "line"
@@ -107,7 +107,7 @@ class Finding:
     """Whose lines they were, as far as it is known."""
     count: int = 1
     """Lines so far."""
-    clock: Clock = Clock.ARRIVAL
+    time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: float = 0.0
     """Seconds by which the node's clock may differ from that of Redis."""
     is_over: bool = False

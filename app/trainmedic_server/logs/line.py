@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from trainmedic_server.domain.finding import Clock, Origin
+from trainmedic_server.domain.finding import Origin, TimeSource
 
 LONGEST = 8 * 1024
 """Bytes of a line that rules see; the rest is left out, and `Line.is_cut` says so."""
@@ -25,7 +25,7 @@ class Line:
     at: datetime
     """Aware, UTC."""
     text: str
-    clock: Clock = Clock.ARRIVAL
+    time_source: TimeSource = TimeSource.ARRIVAL
     place: int = 0
     """Where in its stream it begins: a byte offset, or a number that only grows. `Finding.id` is made of it."""
     number: int = 0
