@@ -77,6 +77,8 @@ class Origin:
     rank: int | None = None
     local_rank: int | None = None
     node_rank: int | None = None
+    pod: str | None = None
+    """``namespace/name`` of the container's pod, by which the server finds the job."""
     stream: str = ""
     """The file, or what takes its place; a node's path, for people."""
 
