@@ -116,3 +116,38 @@ class Finding:
     """The rule's end was read: what it found is no more."""
     shape: str = ""
     """A hash of the first line without numbers, addresses and paths; the same line of another attempt has the same."""
+
+
+MOST_AROUND = 50
+"""Lines of an excerpt before a finding's first line, and after it."""
+LARGEST_EXCERPT = 256 * 1024
+"""Bytes of an excerpt, in UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """The lines around the first line of a finding, in the order of their stream, masked."""
+
+    lines: tuple[str, ...]
+    """As they were read, with their prefixes, each without its line feed."""
+    at: int
+    """Which of `lines` the finding begins with, counted from 0."""
+    number: int = 0
+    """Which line of the stream the first of `lines` is, counted from 1; 0 where nobody counts."""
+
+    def within(self, most_bytes: int = LARGEST_EXCERPT) -> Excerpt:
+        """The same of at most so many bytes: the lines that are farthest from the finding's are left out."""
+        sizes = [len(line.encode(errors="replace")) + 1 for line in self.lines]
+        first, last, total = 0, len(sizes) - 1, sum(sizes)
+        while total > most_bytes and first < last:
+            if self.at - first >= last - self.at:
+                total -= sizes[first]
+                first += 1
+            else:
+                total -= sizes[last]
+                last -= 1
+        number = self.number + first if self.number else 0
+        kept = self.lines[first : last + 1]
+        if total > most_bytes:  # the finding's line is all that is left
+            kept = (kept[0].encode(errors="replace")[:most_bytes].decode(errors="ignore"),)
+        return Excerpt(kept, self.at - first, number)

@@ -115,10 +115,10 @@ class Signer:
         first, *more = self.sign(raw, identity)
         return {FIRST_FIELD: first, MORE_FIELD: " ".join(more)} if more else {FIRST_FIELD: first}
 
-    def seal(self, raw: bytes, key: str) -> bytes:
+    def seal(self, raw: bytes, key: str, identity: str | None = None) -> bytes:
         """`raw`, the bytes of a JSON object that has members, as the value of a Redis key: with one more member, its
-        signatures for this key."""
-        signatures = " ".join(self.sign(_for_key(raw, key))).encode()
+        signatures for this key, as `sign` makes them."""
+        signatures = " ".join(self.sign(_for_key(raw, key), identity)).encode()
         return raw[:-1] + _SEAL_BEGINS + signatures + _SEAL_ENDS
 
     def verify_sealed(self, sealed: Sealed, key: str, identity: str | None = None) -> Proof:
