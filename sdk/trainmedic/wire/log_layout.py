@@ -1,0 +1,170 @@
+"""Where the logs of a job lie on a node: the paths that a job and its launcher write, and that others read.
+
+::
+
+    <log_dir>/<job>/attempts.jsonl                            how each attempt failed, by trainmedic-run
+    <log_dir>/<job>/attempt-<n>/
+        rank-<r>.jsonl                                        records of a rank, by the SDK
+        sources-<node>-<local rank>.json                      whose they are, and what else the rank writes
+        launcher-<node>.log                                   all that the launcher and its ranks print there
+        error-<node>.json                                     the first error there, as torchelastic writes it
+        ranks-<node>/…/attempt_<k>/<local rank>/stdout.log    of one rank, by torchrun; stderr.log, error.json
+        flight-recorder/rank-<r>                              what a rank has recorded of its collectives
+
+A file that was full is kept once more with ``.1`` behind its name. Names of jobs and nodes are percent-encoded, so
+that each is one part of a path whatever it contains. Pure: no file is touched here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+RECORDS = "records"
+LAUNCHER = "launcher"
+STDOUT = "stdout"
+STDERR = "stderr"
+ERROR = "error"
+SOURCES = "sources"
+FLIGHT_RECORDER = "flight-recorder"
+ROTATED = ".1"
+"""What is behind the name of the older half of a file."""
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_LONGEST = 180
+"""Bytes of an encoded name; file systems take 255, of which prefixes and endings need some."""
+_ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})\Z")
+_OF_RANK = re.compile(r"rank-(\d{1,9})(?:\.jsonl(?:\.1)?)?\Z")
+_OF_NODE = re.compile(r"(launcher|error)-(.+?)\.(?:log(?:\.1)?|json)\Z")
+_SOURCES = re.compile(r"sources-(.+)-(\d{1,9})\.json\Z")
+_RANKS = re.compile(r"ranks-(.+)\Z")
+_STREAMS = {"stdout.log": STDOUT, "stderr.log": STDERR, "error.json": ERROR}
+
+
+def encoded(name: str) -> str:
+    """A job's or a node's name as one part of a path.
+
+    ASCII letters, digits, ``.``, ``_`` and ``-`` stay, but for a dot at the beginning; every other byte of its UTF-8
+    becomes ``%`` and two hexadecimal digits. What would be longer than 180 bytes is cut, and ends with ``%-`` and a
+    hash of the whole name, which `decoded` does not lead back.
+    """
+    raw = name.encode("utf-8", "surrogateescape")
+    parts = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]
+    if parts and parts[0] == ".":
+        parts[0] = "%2E"
+    whole = "".join(parts)
+    if len(whole) <= _LONGEST:
+        return whole
+    digest = hashlib.sha256(raw).hexdigest()[:32]
+    kept, room = "", _LONGEST - len(digest) - 2
+    for part in parts:
+        if len(kept) + len(part) > room:
+            break
+        kept += part
+    return f"{kept}%-{digest}"
+
+
+def decoded(part: str) -> str | None:
+    """The name that `encoded` made this of; None where it was cut, or nothing that `encoded` makes."""
+    name = unquote_to_bytes(part).decode("utf-8", "surrogateescape")
+    return name if part and encoded(name) == part else None
+
+
+@dataclass(frozen=True)
+class AttemptLogs:
+    """The directory of one attempt of a job."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, log_dir: Path, job: str, attempt: int) -> AttemptLogs:
+        """``attempt`` counts from 1."""
+        return cls(job_directory(log_dir, job) / f"attempt-{attempt}")
+
+    def records(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.jsonl"
+
+    def sources(self, node: str, local_rank: int) -> Path:
+        return self.path / f"sources-{encoded(node)}-{local_rank}.json"
+
+    def launcher(self, node: str) -> Path:
+        return self.path / f"launcher-{encoded(node)}.log"
+
+    def error(self, node: str) -> Path:
+        return self.path / f"error-{encoded(node)}.json"
+
+    def ranks(self, node: str) -> Path:
+        """What torchrun gets as its ``--log-dir``."""
+        return self.path / f"ranks-{encoded(node)}"
+
+    @property
+    def flight_recorder(self) -> Path:
+        return self.path / "flight-recorder"
+
+    def dump(self, rank: int) -> Path:
+        """The flight recorder's dump of a rank. PyTorch gets this path without the number, and adds it itself."""
+        return self.flight_recorder / f"rank-{rank}"
+
+
+def job_directory(log_dir: Path, job: str) -> Path:
+    return log_dir / encoded(job)
+
+
+def attempt_number(name: str) -> int | None:
+    """Of a directory of that name; None where it is none of an attempt."""
+    match = _ATTEMPT.match(name)
+    return int(match[1]) if match is not None else None
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """What the path of a file says."""
+
+    kind: str
+    """`RECORDS`, `LAUNCHER`, `STDOUT`, `STDERR`, `ERROR`, `SOURCES` or `FLIGHT_RECORDER`."""
+    job: str | None
+    """None where its name was too long for a path; then the job is the one whose `encoded` name is `directory`."""
+    directory: str
+    attempt: int
+    node: str | None = None
+    """None where the path does not tell: what ranks write by number may be of any node of a shared directory."""
+    rank: int | None = None
+    local_rank: int | None = None
+    is_rotated: bool = False
+    """It is the older half."""
+
+
+def file_at(path: PurePath) -> LogFile | None:
+    """What a path below ``log_dir`` says, relative to it; None for whatever is not of this layout."""
+    parts = path.parts
+    attempt = attempt_number(parts[1]) if len(parts) > 2 else None
+    if attempt is None:
+        return None
+    fields = _place(parts[2:])
+    if fields is None:
+        return None
+    is_rotated = path.name.endswith(ROTATED)
+    return LogFile(job=decoded(parts[0]), directory=parts[0], attempt=attempt, is_rotated=is_rotated, **fields)
+
+
+def _place(parts: tuple[str, ...]) -> dict[str, Any] | None:
+    name = parts[-1]
+    if len(parts) == 1:
+        if (match := _OF_RANK.match(name)) is not None and ".jsonl" in name:
+            return {"kind": RECORDS, "rank": int(match[1])}
+        if (match := _OF_NODE.match(name)) is not None:
+            return {"kind": LAUNCHER if match[1] == "launcher" else ERROR, "node": decoded(match[2])}
+        if (match := _SOURCES.match(name)) is not None:
+            return {"kind": SOURCES, "node": decoded(match[1]), "local_rank": int(match[2])}
+        return None
+    if parts[0] == FLIGHT_RECORDER and len(parts) == 2:
+        match = _OF_RANK.match(name)
+        return {"kind": FLIGHT_RECORDER, "rank": int(match[1])} if match is not None and "." not in name else None
+    match = _RANKS.match(parts[0])
+    if match is None or name not in _STREAMS or len(parts) < 3 or not parts[-2].isdigit():
+        return None
+    return {"kind": _STREAMS[name], "node": decoded(match[1]), "local_rank": int(parts[-2])}

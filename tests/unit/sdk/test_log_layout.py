@@ -1,0 +1,95 @@
+"""The paths of a job's logs: what writes them and what reads them mean the same."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+
+import pytest
+
+from trainmedic.wire import log_layout
+from trainmedic.wire.log_layout import AttemptLogs, LogFile, decoded, encoded, file_at
+
+ROOT = Path("/logs")
+
+
+@pytest.mark.parametrize(
+    ("job", "part"),
+    [
+        ("llm-1", "llm-1"),
+        ("team/llm", "team%2Fllm"),
+        ("..", "%2E."),
+        (".hidden", "%2Ehidden"),
+        ("50%", "50%25"),
+        ("größe", "gr%C3%B6%C3%9Fe"),
+        ("a:b*c", "a%3Ab%2Ac"),
+        ("\udcff", "%FF"),
+    ],
+)
+def test_a_job_of_any_name_is_one_part_of_a_path(job: str, part: str) -> None:
+    """And is read back from it."""
+    assert encoded(job) == part
+    assert decoded(part) == job
+
+
+def test_a_name_that_is_too_long_for_a_file_is_cut_and_stays_apart_from_others() -> None:
+    """Two that differ only at the end have two directories, and neither cuts through an encoded byte."""
+    names = ["ö" * 253, "ö" * 252 + "o"]
+    parts = [encoded(name) for name in names]
+    assert len(set(parts)) == 2
+    for part in parts:
+        assert len(part) <= 180
+        assert decoded(part) is None
+        assert part.partition("%-")[0].count("%") * 3 == len(part.partition("%-")[0])
+
+
+@pytest.mark.parametrize("part", ["", "a/b", "%2f", "%41", "..", "ä", "a b", "%"])
+def test_what_no_name_is_encoded_to_is_no_job(part: str) -> None:
+    """So that no two directories stand for one job."""
+    assert decoded(part) is None
+
+
+LOGS = AttemptLogs.of(ROOT, "team/llm", 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (LOGS.records(7), {"kind": log_layout.RECORDS, "rank": 7}),
+        (LOGS.records(7).with_name("rank-7.jsonl.1"), {"kind": log_layout.RECORDS, "rank": 7, "is_rotated": True}),
+        (LOGS.sources("gpu-07", 1), {"kind": log_layout.SOURCES, "node": "gpu-07", "local_rank": 1}),
+        (LOGS.launcher("gpu:07"), {"kind": log_layout.LAUNCHER, "node": "gpu:07"}),
+        (LOGS.error("gpu-07"), {"kind": log_layout.ERROR, "node": "gpu-07"}),
+        (
+            LOGS.ranks("gpu-07") / "none_x1/attempt_0/5/stderr.log",
+            {"kind": log_layout.STDERR, "node": "gpu-07", "local_rank": 5},
+        ),
+        (
+            LOGS.ranks("gpu-07") / "none_x1/attempt_0/5/error.json",
+            {"kind": log_layout.ERROR, "node": "gpu-07", "local_rank": 5},
+        ),
+        (LOGS.dump(12), {"kind": log_layout.FLIGHT_RECORDER, "rank": 12}),
+    ],
+)
+def test_each_path_says_whose_it_is(path: Path, expected: dict[str, object]) -> None:
+    """Job and attempt always; node and rank where they are in the name."""
+    found = file_at(path.relative_to(ROOT))
+    assert found == LogFile(job="team/llm", directory="team%2Fllm", attempt=3, **expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "llm/rank-0.jsonl",
+        "llm/attempt-0/rank-0.jsonl",
+        "llm/attempt-x/rank-0.jsonl",
+        "llm/attempt-1/rank-0.json",
+        "llm/attempt-1/rank-.jsonl",
+        "llm/attempt-1/ranks-n/0/notes.txt",
+        "llm/attempt-1/ranks-n/x/stdout.log",
+        "llm/attempt-1/flight-recorder/rank-1.jsonl",
+        "llm/attempts.jsonl",
+    ],
+)
+def test_other_files_are_none_of_the_layout(path: str) -> None:
+    """A status file, a note, an attempt that has no number."""
+    assert file_at(PurePath(path)) is None
