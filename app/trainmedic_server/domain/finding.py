@@ -81,6 +81,9 @@ class Origin:
     """``namespace/name`` of the container's pod, by which the server finds the job."""
     stream: str = ""
     """The file, or what takes its place; a node's path, for people."""
+    generation: str = ""
+    """What tells the stream apart from others that had or will have its name, such as a file's inode and first bytes.
+    `Finding.id` is made of it, and nobody else looks at it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
-"""Regular expressions as Alertmanager has them, by the library that Go's are modelled on: RE2.
+"""Regular expressions as Alertmanager and Go have them, by the library RE2: `Pattern` for a label's whole value, and
+`SearchPattern` for what stands somewhere in a line.
 
 RE2 never backtracks: what a match takes is at most the length of the text times the size of the
 pattern. Both are bounded here, so that no pattern and no label can hold up the server.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import re2
 
@@ -14,11 +19,22 @@ MOST_WORK = 50_000_000
 """Instructions times bytes of a match: at worst some 50 ms. A pattern of 500 instructions takes any label that is
 let in, one of 10,000 takes labels of 5 kB."""
 _LONGEST_PATTERN = 1000
+LARGEST_SEARCH = 2_000
+"""Instructions of a `SearchPattern`: on a hostile line of 8 KiB at worst some 20 ms, in practice a hundredth of it."""
 _MEMORY = 1 << 20  # bytes for one pattern's program and automaton
+_SET_MEMORY = 32 << 20  # for a thousand literals; it is used as the lines need it
 
 
 class ValueTooLong(Exception):
     """A value is too long to try this regular expression on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a pattern was found: the byte at which it begins, and its named groups that took anything."""
+
+    start: int
+    groups: Mapping[str, str]
 
 
 class Pattern:
@@ -26,14 +42,7 @@ class Pattern:
 
     def __init__(self, pattern: str) -> None:
         """Raises ValueError that says what is wrong."""
-        if len(pattern) > _LONGEST_PATTERN:
-            raise ValueError(f"a regular expression has at most {_LONGEST_PATTERN} characters")
-        try:
-            self._compiled = re2.compile(_bytes(pattern), options=_options())
-        except re2.error as error:
-            raise ValueError(f"not a regular expression: {_reason(error)}") from None
-        if self._compiled.programsize > LARGEST_PROGRAM:
-            raise ValueError("the regular expression is too large when its repetitions are written out")
+        self._compiled = _compiled(pattern, LARGEST_PROGRAM, never_capture=True)
 
     def matches(self, value: str) -> bool:
         """Return whether the pattern matches the whole value. Raises ValueTooLong."""
@@ -43,10 +52,56 @@ class Pattern:
         return self._compiled.fullmatch(text) is not None
 
 
-def _options() -> re2.Options:
+class SearchPattern:
+    """One compiled pattern, which is looked for in a line: `start` and named groups of its first place."""
+
+    def __init__(self, pattern: str) -> None:
+        """Raises ValueError that says what is wrong."""
+        self._compiled = _compiled(pattern, LARGEST_SEARCH, never_capture=False)
+        self._numbers = [(_text(name), number) for name, number in self._compiled.groupindex.items()]
+        self.groups = tuple(name for name, _ in self._numbers)
+
+    def search(self, line: bytes) -> Found | None:
+        """Look for it in UTF-8 bytes, of which each costs at most some `LARGEST_SEARCH` instructions."""
+        match = self._compiled.search(line)
+        if match is None:
+            return None
+        return Found(match.start(), {name: _text(match.group(at)) for name, at in self._numbers if match.group(at)})
+
+
+class LiteralSet:
+    """Which of some texts are in a line, found in one pass over it."""
+
+    def __init__(self, literals: Sequence[str]) -> None:
+        self._set = re2.Set.SearchSet(_options(_SET_MEMORY))
+        self._is_empty = not literals
+        for literal in literals:
+            self._set.Add(re2.escape(literal.encode()))
+        if literals:
+            self._set.Compile()
+
+    def present(self, line: bytes) -> list[int]:
+        """Return the positions, among the literals, of those that are in the line."""
+        return [] if self._is_empty else self._set.Match(line)
+
+
+def _compiled(pattern: str, largest: int, *, never_capture: bool) -> Any:
+    if len(pattern) > _LONGEST_PATTERN:
+        raise ValueError(f"a regular expression has at most {_LONGEST_PATTERN} characters")
+    options = _options()
+    options.never_capture = never_capture
+    try:
+        compiled = re2.compile(_bytes(pattern), options=options)
+    except re2.error as error:
+        raise ValueError(f"not a regular expression: {_reason(error)}") from None
+    if compiled.programsize > largest:
+        raise ValueError("the regular expression is too large when its repetitions are written out")
+    return compiled
+
+
+def _options(memory: int = _MEMORY) -> re2.Options:
     options = re2.Options()
-    options.max_mem = _MEMORY
-    options.never_capture = True
+    options.max_mem = memory
     options.log_errors = False  # they are raised, and told with their place
     return options
 
@@ -59,6 +114,10 @@ def _bytes(text: str) -> bytes:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
 def _reason(error: Exception) -> str:
     reason = error.args[0] if error.args else error
-    return reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+    return _text(reason) if isinstance(reason, bytes) else str(reason)

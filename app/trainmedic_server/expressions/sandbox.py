@@ -74,6 +74,18 @@ _ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
 _CONTEXT = vars(jinja2.pass_context(lambda: None))["jinja_pass_arg"]
 
 
+class PlainFunction:
+    """A function that a scope may offer to its expressions. It takes plain values, and costs about a step."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+
 class _Missing(jinja2.StrictUndefined):
     """A member that a mapping lacks. What is there in its place is looked for only when the error is told."""
 
@@ -125,7 +137,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
             obj()  # raises with the reason
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         is_of_mapping = isinstance(owner, Mapping) and name in _MAPPING_METHODS
-        if not is_of_mapping and name not in _readable(owner):
+        if not (is_of_mapping or type(obj) is PlainFunction or name in _readable(owner)):
             raise jinja2.TemplateRuntimeError("only methods of values can be called")
         meter = work_meter.current()
         meter.weigh((args, kwargs) if is_of_mapping else (owner, args, kwargs))

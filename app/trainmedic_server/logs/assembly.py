@@ -1,0 +1,190 @@
+"""From the physical lines of one stream to the lines that rules see: decoded, without prefixes, joined to blocks.
+
+It is told when each line arrived and reads no clock. What it holds back (a block that may go on, a line that a
+container's runtime has divided) is bounded in lines, bytes and time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic_server.domain.finding import Origin, TimeSource
+from trainmedic_server.logs import blocks, kernel_text, prefixes, raw_text, records, times
+from trainmedic_server.logs.blocks import BlockKind, Continuation
+from trainmedic_server.logs.line import LONGEST, Line
+
+PATIENCE = timedelta(seconds=5)
+"""How long a block waits for its next line."""
+_PATIENCE_AFTER_END = timedelta(milliseconds=300)
+"""How long a traceback that has its exception waits for another one that follows from it."""
+_MOST_OPEN = 256
+"""Blocks and divided lines of one stream that wait at once; of more, the oldest goes."""
+_FUTURE = timedelta(minutes=1)
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    kind: BlockKind
+    first: Line
+    last_arrived: datetime
+    texts: list[str]
+    length: int
+    left_out: int = 0
+    tail: list[str] = field(default_factory=list)
+
+    def add(self, text: str, arrived: datetime) -> None:
+        """Take another line. Over the length that rules see, lines from the middle are left out."""
+        self.last_arrived = arrived
+        self.texts.append(text)
+        self.length += len(text.encode()) + 1
+        while self.length > LONGEST and len(self.texts) > 2:
+            self.length -= len(self.texts.pop(len(self.texts) // 4 or 1).encode()) + 1
+            self.left_out += 1
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.texts) + self.left_out >= blocks.MOST_LINES
+
+    def patience(self) -> timedelta:
+        ended = self.kind is BlockKind.TRACEBACK and blocks.has_ended(self.texts)
+        return _PATIENCE_AFTER_END if ended else PATIENCE
+
+    def line(self) -> Line:
+        texts = self.texts
+        while len(texts) > 1 and not texts[-1].strip():
+            texts = texts[:-1]
+        return replace(self.first, text="\n".join(texts), is_cut=self.first.is_cut or self.left_out > 0)
+
+
+@dataclass(slots=True)
+class _DividedLine:
+    text: str
+    place: int
+    number: int
+
+
+class LineAssembler:
+    """Makes lines of one stream's physical lines."""
+
+    def __init__(self, origin: Origin, booted_at: datetime | None = None) -> None:
+        """`booted_at` is when the machine was booted whose kernel wrote the stream, by its present clock; without it
+        the kernel's times since boot are not used."""
+        self._origin = origin
+        self._origins: dict[tuple[int | None, int | None], Origin] = {}
+        self._is_kernel = origin.source == "kernel"
+        self._booted_at = booted_at
+        self._number = 0
+        self._open: dict[str, _OpenBlock] = {}
+        self._divided: dict[str, _DividedLine] = {}
+
+    @property
+    def oldest_place(self) -> int | None:
+        """Where the oldest line begins that is held back; from there a restart must read again. None if none is."""
+        places = [block.first.place for block in self._open.values()]
+        places.extend(part.place for part in self._divided.values())
+        return min(places, default=None)
+
+    def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
+        """Take the next physical line, without its line feed, which begins at `place`; return the lines that are
+        whole now, in their order."""
+        self._number += 1
+        text, is_cut = raw_text.text_of(raw)
+        if self._is_kernel:
+            kernel = kernel_text.split(text, self._booted_at)
+            if kernel.is_more:
+                return []
+            line = self._line(kernel.text, kernel.at, arrived, place, self._origin, is_cut)
+            return self._joined(line, "", arrived)
+        prefixed = prefixes.split(text, self._origin.source)
+        text, number = prefixed.text, self._number
+        if prefixed.is_partial or self._divided:
+            whole = self._whole(prefixed, place)
+            if whole is None:
+                return []
+            text, place, number = whole.text, whole.place, whole.number
+            is_cut = is_cut or len(text) > LONGEST
+            text = text[:LONGEST]
+        origin = self._origin_of(prefixed)
+        line = self._line(text, prefixed.at, arrived, place, origin, is_cut, number)
+        return self._joined(line, prefixed.key, arrived)
+
+    def flush(self, now: datetime | None = None) -> list[Line]:
+        """Return the blocks that have waited long enough by `now`; without it all, for nothing more comes."""
+        due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
+        if now is None:
+            self._divided.clear()
+        return [self._open.pop(key).line() for key in due]
+
+    def _line(
+        self,
+        text: str,
+        at: datetime | None,
+        arrived: datetime,
+        place: int,
+        origin: Origin,
+        is_cut: bool,
+        number: int | None = None,
+    ) -> Line:
+        record = None if self._is_kernel else records.record_of(text)
+        at = at or _said_by(text, record)
+        if at is None or at > arrived + _FUTURE:
+            at, source = arrived, TimeSource.ARRIVAL
+        else:
+            source = TimeSource.LINE
+        return Line(origin, at, text, source, place, self._number if number is None else number, record, is_cut)
+
+    def _joined(self, line: Line, key: str, arrived: datetime) -> list[Line]:
+        done: list[Line] = []
+        block = self._open.get(key) if self._open else None
+        if block is not None:
+            verdict = blocks.continues(block.kind, block.texts, line.text)
+            if verdict is not Continuation.NO:
+                block.add(line.text, arrived)
+                if verdict is Continuation.LAST or block.is_full:
+                    done.append(self._open.pop(key).line())
+                return done
+            done.append(self._open.pop(key).line())
+        kind = None if line.record is not None else blocks.kind_of(line.text)
+        if kind is None:
+            done.append(line)
+            return done
+        self._open[key] = _OpenBlock(kind, line, arrived, [line.text], len(line.text.encode()))
+        if len(self._open) > _MOST_OPEN:
+            done.append(self._open.pop(next(iter(self._open))).line())
+        return done
+
+    def _whole(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
+        """Return the line with its parts before this one; None while parts are missing."""
+        part = self._divided.pop(prefixed.key, None) or _DividedLine("", place, self._number)
+        if len(part.text) <= LONGEST:
+            part.text += prefixed.text
+        if not prefixed.is_partial:
+            return part
+        if len(self._divided) < _MOST_OPEN:
+            self._divided[prefixed.key] = part
+        return None
+
+    def _origin_of(self, prefixed: prefixes.Prefixed) -> Origin:
+        if prefixed.rank is None and prefixed.local_rank is None:
+            return self._origin
+        ranks = (prefixed.rank, prefixed.local_rank)
+        origin = self._origins.get(ranks)
+        if origin is None:
+            own = self._origin
+            origin = replace(
+                own,
+                rank=prefixed.rank if own.rank is None else own.rank,
+                local_rank=prefixed.local_rank if own.local_rank is None else own.local_rank,
+            )
+            if len(self._origins) < _MOST_OPEN * 16:
+                self._origins[ranks] = origin
+        return origin
+
+
+def _said_by(text: str, record: dict[str, Any] | None) -> datetime | None:
+    if record is not None:
+        said = record.get("ts")
+        return times.with_zone(said) if isinstance(said, str) else None
+    return times.with_zone(text) if text[:2] in ("20", "[2") else None

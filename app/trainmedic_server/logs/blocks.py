@@ -1,0 +1,99 @@
+"""Lines that belong together: tracebacks, the launcher's table of failures, the two lines of an old kernel's OOM kill.
+
+`kind_of` says whether a line begins a block, `continues` whether the next line goes on with it. Not here: waiting for
+the next line, and for how long (``assembly``).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+MOST_LINES = 200
+
+
+class BlockKind(StrEnum):
+    TRACEBACK = "traceback"
+    TABLE = "table"
+    """What torchrun prints when ranks have failed."""
+    OOM_PAIR = "oom-pair"
+    """Kernels before 5.0 say in one line whom they will kill, and in the next what that had."""
+
+
+class Continuation(StrEnum):
+    MORE = "more"
+    """The line is part of the block, which may go on."""
+    LAST = "last"
+    """The line is part of the block and ends it."""
+    NO = "no"
+    """The line is not part of the block."""
+
+
+TRACEBACK = "Traceback (most recent call last):"
+_GROUP = "Exception Group Traceback (most recent call last):"
+_TABLE_RULE = re.compile(r"[=-]{20,}\s*$")
+_TABLE_BEGIN = re.compile(r"Root Cause \(first|={20,}\s*$|\s{0,4}rank +: \d{1,6} \(local_rank: ")
+_TABLE_TITLE = re.compile(r"(?:Root Cause \(first observed failure\):|\S.{0,200} FAILED\s*$|Failures:\s*$)")
+_TABLE_ROW = re.compile(
+    r"\s*(?:time|host|rank|exitcode|error_file|traceback) *: |\[\d{1,6}\]:\s*$|\s*<NO_OTHER_FAILURES>\s*$|\s*<N/A>\s*$"
+)
+_EXCEPTION = re.compile(
+    r"(?!(?:DEBUG|INFO|WARNING|WARN)\b)[A-Za-z_][\w.]{0,200}(?::|$)|\S{0,80}(?:Error|Exception|Interrupt|Exit)\b"
+)
+_CHAIN = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifice child")
+
+
+def kind_of(text: str) -> BlockKind | None:
+    """Return which block a line begins, if any."""
+    if text.startswith((TRACEBACK, "  + " + _GROUP)) or (TRACEBACK in text[:400] and text.rstrip().endswith(TRACEBACK)):
+        return BlockKind.TRACEBACK
+    if text[:1] in "=Rr " and _TABLE_BEGIN.match(text):
+        return BlockKind.TABLE
+    if "or sacrifice child" in text and _KILL.search(text):
+        return BlockKind.OOM_PAIR
+    return None
+
+
+def continues(kind: BlockKind, lines: list[str], text: str) -> Continuation:
+    """Return whether `text` goes on with a block of these lines."""
+    match kind:
+        case BlockKind.TRACEBACK:
+            return _of_traceback(lines, text)
+        case BlockKind.TABLE:
+            return _of_table(lines, text)
+        case BlockKind.OOM_PAIR:
+            return Continuation.LAST if text.startswith("Killed process ") else Continuation.NO
+
+
+def _of_traceback(lines: list[str], text: str) -> Continuation:
+    if text.startswith((" ", "\t")) or not text:
+        return Continuation.MORE
+    if text.startswith(_CHAIN) or text.startswith(TRACEBACK):
+        return Continuation.MORE
+    if has_ended(lines):
+        return Continuation.NO
+    # What stands at the margin ends a traceback: the exception, which another may follow.
+    return Continuation.MORE if _EXCEPTION.match(text) else Continuation.NO
+
+
+def has_ended(lines: list[str]) -> bool:
+    """Return whether the traceback has its exception, after which only a chained one goes on with it."""
+    for line in reversed(lines):
+        if line.startswith(_CHAIN) or line.startswith(TRACEBACK):
+            return False
+        if line.strip() and not line.startswith((" ", "\t")):
+            return len(lines) > 1 and line is not lines[0]
+    return False
+
+
+def _of_table(lines: list[str], text: str) -> Continuation:
+    if _TABLE_ROW.match(text):
+        return Continuation.MORE
+    if _TABLE_RULE.match(text):
+        is_end = text.startswith("=") and len(lines) > 1 and any("rank" in line for line in lines)
+        return Continuation.LAST if is_end else Continuation.MORE
+    return Continuation.MORE if _TABLE_TITLE.match(text) else Continuation.NO

@@ -1,0 +1,110 @@
+"""From one line that a rule has taken to what is seen in it: its target, its labels, its text to show.
+
+A line of the kernel is about its node or a GPU of it. What any other source prints is about the job of the stream, or,
+where the stream has none, about the node that it was read on: nothing that a training prints names a target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainmedic_server.domain import gpu_names
+from trainmedic_server.domain.finding import Finding, Origin
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.logs import rendering, shapes
+from trainmedic_server.logs.line import Line
+from trainmedic_server.logs.masks import masked
+from trainmedic_server.logs.matcher import LineMatch
+from trainmedic_server.logs.rule import KERNEL_SOURCES, LogRule
+
+GpuLookup = Callable[[str], str | None]
+"""From a PCI address, as it is logged, to the GPU's UUID; None where the node has no such GPU, or it is not known."""
+
+LONGEST_LINE = 500
+"""Characters of the line that a finding shows."""
+_BEFORE = 200
+_LONGEST_VALUE = 256
+_MOST_FIELDS = 32
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+
+
+def seen(line: Line, match: LineMatch, gpu_of: GpuLookup) -> Finding:
+    """Return the finding of this line alone. The match has a rule."""
+    rule, role = match.rule, match.role
+    assert rule is not None
+    assert role is not None
+    shown = _telling(line.text, match.start)
+    rank = line.origin.rank
+    if rank is None and line.record is not None and isinstance(line.record.get("rank"), int):
+        rank = line.record["rank"]
+    return Finding(
+        id=_id(line, rule),
+        rule=rule.name,
+        role=role,
+        cause=rule.cause,
+        target=_target(rule, match.fields, line.origin, gpu_of),
+        origin=line.origin,
+        first_at=line.at,
+        last_at=line.at,
+        line=masked(shown)[:LONGEST_LINE],
+        labels=rendering.labels_of(rule, match.fields),
+        fields=_fields(match.fields),
+        ranks=frozenset() if rank is None else frozenset({rank}),
+        time_source=line.time_source,
+        shape=shapes.hash_of(shown),
+    )
+
+
+def stream_key(origin: Origin) -> str:
+    """Return what names the stream among all streams of a fleet, now and later."""
+    return "\0".join((origin.source, origin.node, origin.pod or "", origin.stream, origin.generation))
+
+
+def _id(line: Line, rule: LogRule) -> str:
+    written = f"{stream_key(line.origin)}\0{line.place}\0{rule.name}"
+    return hashlib.sha256(written.encode(errors="replace")).hexdigest()[:32]
+
+
+def _telling(text: str, start: int) -> str:
+    """Return the line of a block, or the part of a long line, in which the pattern was found."""
+    begin = text.rfind("\n", 0, start) + 1
+    end = text.find("\n", start)
+    line = text[begin : len(text) if end < 0 else end]
+    at = start - begin
+    if len(line) <= LONGEST_LINE or at < LONGEST_LINE // 2:
+        return line.strip()
+    return "…" + line[max(at - _BEFORE, 0) :].strip()
+
+
+def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: GpuLookup) -> Target:
+    if origin.source not in KERNEL_SOURCES or (rule.target is TargetKind.JOB and origin.job):
+        if origin.job or not origin.node:
+            return Target(TargetKind.JOB, job=origin.job or "")
+        return Target(TargetKind.NODE, node=origin.node)
+    gpu = _gpu(rule, fields, gpu_of) if rule.target is TargetKind.GPU else None
+    return Target(TargetKind.GPU, node=origin.node, gpu=gpu) if gpu else Target(TargetKind.NODE, node=origin.node)
+
+
+def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
+    """Return the GPU's UUID, or its address where nobody knows that; None where the line names no GPU."""
+    named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
+    if _UUID.match(named):
+        return named
+    address = gpu_names.normal_pci(named)
+    return (gpu_of(named) or address) if address else None
+
+
+def _fields(fields: Mapping[str, Any]) -> dict[str, str]:
+    kept = ((name, value) for name, value in fields.items() if _FIELD_NAME.match(name) and value is not None)
+    return {name: masked(_written(value))[:_LONGEST_VALUE] for name, value in list(kept)[:_MOST_FIELDS]}
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}" if abs(value) < 1e15 and value != int(value) else f"{value:.0f}"
+    return str(value)

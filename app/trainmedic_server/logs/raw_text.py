@@ -1,0 +1,54 @@
+"""From the bytes of one physical line to text: no colours, no redrawn progress bars, nothing that is not UTF-8.
+
+All of it takes time in proportion to the bytes that it looks at, and of a line that is longer than rules see it looks
+at no more than it keeps.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trainmedic_server.logs.line import LONGEST
+
+_ESCAPE = re.compile(
+    rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)?"
+    rb"|[PX^_][^\x1b]{0,512}(?:\x1b\\)?|[ -/]?[0-~])?"
+)
+_PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s")
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
+_REDRAWN = 8
+"""Pieces of a line with carriage returns that are looked at, from its end."""
+
+
+def text_of(raw: bytes) -> tuple[str, bool]:
+    """Return the text of a line without its line feed, and whether a part of it was left out for its length."""
+    is_cut = False
+    if b"\r" in raw:
+        raw = _shown(raw)
+    if len(raw) > LONGEST * 2:
+        raw, is_cut = raw[: LONGEST * 2], True
+    if b"\x1b" in raw:
+        raw = _ESCAPE.sub(b"", raw)
+    if not raw.isascii() or _CONTROL.search(raw) is not None:
+        raw = _CONTROL.sub(b"", raw)
+    if len(raw) > LONGEST:
+        return raw[:LONGEST].decode("utf-8", "ignore" if _is_utf8(raw) else "replace"), True
+    return raw.decode("utf-8", "replace"), is_cut
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shown(raw: bytes) -> bytes:
+    """Return what a terminal would show of a line that was written over itself: its last piece, after those before it
+    that are no progress bar."""
+    pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _REDRAWN)[-_REDRAWN:] if piece.strip()]
+    if not pieces:
+        return b""
+    told = [piece for piece in pieces[:-1] if not _PROGRESS.search(piece[:1024])]
+    return b" ".join([*told, pieces[-1]])

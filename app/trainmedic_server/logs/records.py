@@ -1,0 +1,131 @@
+"""Lines that report a step or an event, read into one form, whoever wrote them.
+
+Ours (the SDK's JSON), Hugging Face's dictionaries, the JSON of LLaMA-Factory and ms-swift, Megatron-LM's and
+torchtitan's step lines. The members have the names of the SDK's records: ``event, step, epoch, loss, grad_norm,
+learning_rate, eval_loss`` and so on; what has no such name keeps its own. Numbers that are not finite are read as such,
+also where they are written as text, so that a rule can ask ``is_finite(fields.loss)``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MOST_MEMBERS = 64
+_LONGEST_TEXT = 1024
+_NAMES: Mapping[str, str] = {
+    "lr": "learning_rate",
+    "train_loss": "loss",
+    "lm loss": "loss",
+    "grad norm": "grad_norm",
+    "global_grad_norm": "grad_norm",
+    "learning rate": "learning_rate",
+    "current_steps": "step",
+    "global_step": "step",
+    "iteration": "step",
+    "iter": "step",
+    "memory(GiB)": "gpu_memory_gib",
+    "number of nan iterations": "nan_iterations",
+    "number of skipped iterations": "skipped_iterations",
+    "consumed samples": "consumed_samples",
+    "loss scale": "loss_scale",
+}
+_STEP_MEMBERS = frozenset({"loss", "grad_norm", "eval_loss"})
+_STEP_MEMBER = re.compile("'(?:train_|eval_)?loss'|'grad_norm'")
+_NUMBERS = frozenset({*_STEP_MEMBERS, "learning_rate", "epoch"})
+"""Members whose numbers some trainers write as text."""
+_LONGEST_DICTIONARY = 2048
+_UNFINITE = {"nan": "nan", "inf": "inf", "+inf": "inf", "-inf": "-inf", "infinity": "inf", "-infinity": "-inf"}
+_PYTHON_WORD = re.compile(r"(?<=[:\s,\[(])(-?)(nan|inf)(?=[\s,\])}])")
+_OF = re.compile(r"(\d{1,12})/\d{1,12}")
+_MEGATRON = re.compile(r"(?:\[[^\]]{1,40}\] )? ?iteration +(\d{1,12}) */ *\d{1,12} \|")
+_MEGATRON_PART = re.compile(
+    r"\s*([A-Za-z][A-Za-z0-9 ()/_-]{0,60}?)\s*: *(-?[0-9][0-9.]{0,40}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)\s*$"
+)
+_TITAN = re.compile(r"(?:\[titan\] \S{10} \S{8},\d{1,3} - root - INFO - |^)step: *(\d{1,12}) +loss: *(\S{1,40})(.*)$")
+_TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
+
+
+def record_of(text: str) -> dict[str, Any] | None:
+    """Return what the line reports; None for every other line. It raises nothing, whatever the line holds."""
+    begins = text[:1]
+    if begins == "{":
+        return _braced(text)
+    if "iteration" in text[:80] and (match := _MEGATRON.search(text[:120])):
+        return _megatron(text, match)
+    if "step:" in text[:80] and "loss:" in text and (match := _TITAN.search(text[:1024])):
+        return _titan(match)
+    return None
+
+
+def _braced(text: str) -> dict[str, Any] | None:
+    text = text.rstrip()
+    if not text.endswith("}"):
+        return None
+    value: Any = None
+    try:
+        if text.startswith('{"'):
+            value = json.loads(text)
+        elif text.startswith("{'") and len(text) <= _LONGEST_DICTIONARY and _STEP_MEMBER.search(text):
+            # As Python prints a dictionary, in which nan and inf are no literals.
+            value = ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return None
+    return _named(value) if isinstance(value, dict) else None
+
+
+def _named(value: Mapping[Any, Any]) -> dict[str, Any] | None:
+    record: dict[str, Any] = {}
+    for key, each in list(value.items())[:MOST_MEMBERS]:
+        if isinstance(key, str) and (each is None or isinstance(each, (str, int, float, bool))):
+            name = _NAMES.get(key, key)
+            record[name] = _number(name, each)
+    steps = value.get("global_step/max_steps")
+    if isinstance(steps, str) and (match := _OF.fullmatch(steps)):
+        record["step"] = int(match[1])
+    if not isinstance(record.get("event"), str):
+        if not _STEP_MEMBERS & record.keys():
+            return None
+        record["event"] = "step" if {"loss", "grad_norm"} & record.keys() else "evaluation"
+    return record
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        word = _UNFINITE.get(value.lower())
+        written = word or (value if name in _NUMBERS else None)
+        number = _as_float(written) if written else None
+        return value[:_LONGEST_TEXT] if number is None else number
+    if isinstance(value, int) and abs(value) > 1 << 63:
+        return float("inf") if value > 0 else float("-inf")
+    return value
+
+
+def _megatron(text: str, match: re.Match[str]) -> dict[str, Any] | None:
+    record: dict[str, Any] = {"event": "step", "step": int(match[1])}
+    for part in text[match.end() :].split("|")[:MOST_MEMBERS]:
+        if pair := _MEGATRON_PART.match(part[:160]):
+            record[_NAMES.get(pair[1], pair[1].replace(" ", "_"))] = float(pair[2])
+    return record if len(record) > 2 else None
+
+
+def _titan(match: re.Match[str]) -> dict[str, Any] | None:
+    loss = _as_float(match[2])
+    if loss is None:
+        return None
+    record: dict[str, Any] = {"event": "step", "step": int(match[1]), "loss": loss}
+    for name, number in _TITAN_PART.findall(match[3]):
+        value = _as_float(number)
+        if value is not None:
+            record["tokens_per_s" if name == "tps" else name] = value
+    return record
+
+
+def _as_float(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None

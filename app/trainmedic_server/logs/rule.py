@@ -1,0 +1,209 @@
+"""A log rule as it runs: which lines it takes, and what they mean. `RuleSet` is all of them, and travels to agents.
+
+Values only, of plain types. Not here: reading rules from YAML and finding their mistakes (``catalog.log_rules``), and
+trying them on lines (``matcher``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+from trainmedic_server.domain.finding import CauseClass, Role
+from trainmedic_server.domain.target import TargetKind
+
+KERNEL_SOURCES = frozenset({"kernel", "fabric-manager"})
+"""Sources that no training can write to. Of these lines alone a finding can be about a node or a GPU; what another
+source prints is about its job, whatever it says."""
+TEXT_SOURCES = ("training", "launcher", "slurm")
+SOURCES = (*TEXT_SOURCES, *sorted(KERNEL_SOURCES))
+"""The names that each agent knows; a policy may give others to files of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinePattern:
+    """One pattern of a rule, and what its lines are where that differs from the rest of the rule's."""
+
+    pattern: str
+    role: Role | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredCount:
+    """How many lines it takes: so many within `per`, or in a row. Counted within one stream."""
+
+    at_least: int
+    per: timedelta | None = None
+    in_a_row: bool = False
+    """Of records: each that could have been taken and was not begins the count anew."""
+
+
+UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS = "boot", "attempt", "ends"
+_SILENCE = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What must be seen as well before anybody is told: one of these rules or alerts, within `within`."""
+
+    within: timedelta
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleAlert:
+    """The alert of a rule's findings. Its texts may be templates over ``fields``, ``target`` and ``finding``."""
+
+    name: str
+    severity: str = "warning"
+    """``critical``, ``warning`` or ``info``, or a template that makes one of them."""
+    component: str = "training"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    summary: str = ""
+    description: str = ""
+    confirm: Confirmation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogRule:
+    """Takes the lines of its sources that hold one of its literals and one of its patterns, or its kind of record."""
+
+    name: str
+    sources: tuple[str, ...]
+    role: Role
+    cause: CauseClass
+    target: TargetKind = TargetKind.JOB
+    """Of lines of the kernel; of those of other sources it is the job."""
+    summary: str = ""
+    contains: tuple[str, ...] = ()
+    match: tuple[LinePattern, ...] = ()
+    unless: tuple[str, ...] = ()
+    when: str = ""
+    """An expression over ``fields`` and ``source``; empty where every line that matches counts."""
+    record: str = ""
+    """The event of the records that it takes, such as ``step``; empty for a rule over text."""
+    is_general: bool = False
+    """It takes a line only where no other rule does."""
+    gpu: str = ""
+    """A template that makes the PCI address or UUID of the target."""
+    ends: tuple[str, ...] = ()
+    lasting: timedelta = timedelta(0)
+    """How long it must last, that is, how long no line ends it."""
+    count: RequiredCount | None = None
+    silence: timedelta = _SILENCE
+    """After so long without a line the finding is over, where `until` says nothing else."""
+    until: str = ""
+    """``boot``, ``attempt``, ``ends``, or empty for `silence`."""
+    alert: RuleAlert | None = None
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """The rules that apply together, in the order of their names."""
+
+    rules: tuple[LogRule, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Names of rules that a newer server sent and this program does not understand."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(sorted(self.rules, key=lambda rule: rule.name)))
+
+    @cached_property
+    def by_name(self) -> Mapping[str, LogRule]:
+        return {rule.name: rule for rule in self.rules}
+
+    @cached_property
+    def version(self) -> str:
+        """Names exactly these rules."""
+        return hashlib.sha256(self.encode()).hexdigest()[:16]
+
+    def encode(self) -> bytes:
+        """Return the set as it travels to agents: versioned JSON."""
+        rules = [_plain(rule) for rule in self.rules]
+        return json.dumps({"version": _FORM, "rules": rules}, separators=(",", ":"), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> RuleSet:
+        """Return the set that was encoded so. A rule with a member that is not known here is left out: what it means
+        is not known either. Raises ValueError for what no server makes."""
+        try:
+            document = json.loads(data)
+            if document["version"] != _FORM:
+                raise ValueError(f"log rules of the form {document['version']!r} are not read here")
+            rules, left_out = [], []
+            for plain in document["rules"]:
+                if _is_known(plain):
+                    rules.append(_rule(plain))
+                else:
+                    left_out.append(str(plain["name"]))
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"not a set of log rules: {type(error).__name__} {error}") from None
+        return cls(tuple(rules), tuple(left_out))
+
+
+_FORM = 1
+_PARTS: Mapping[str, type] = {"alert": RuleAlert, "count": RequiredCount, "match": LinePattern}
+
+
+def _plain(value: Any) -> Any:
+    """Return a part of a rule as JSON has it; times are seconds, and what has its default is left out."""
+    if dataclasses.is_dataclass(value):
+        pairs = ((member, getattr(value, member.name)) for member in dataclasses.fields(value))
+        return {member.name: _plain(each) for member, each in pairs if each != member.default}
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _is_known(plain: Mapping[str, Any]) -> bool:
+    if not _names(LogRule).issuperset(plain):
+        return False
+    return all(
+        _names(kind).issuperset(part)
+        for name, kind in _PARTS.items()
+        if name in plain
+        for part in (plain[name] if name == "match" else [plain[name]])
+    )
+
+
+def _names(kind: type) -> frozenset[str]:
+    return frozenset(member.name for member in dataclasses.fields(kind))
+
+
+def _rule(plain: Mapping[str, Any]) -> LogRule:
+    count, alert = plain.get("count"), plain.get("alert")
+    made: dict[str, Any] = {
+        **plain,
+        "role": Role(plain["role"]),
+        "cause": CauseClass(plain["cause"]),
+        "target": TargetKind(plain.get("target", "job")),
+        "match": tuple(
+            LinePattern(part["pattern"], Role(part["role"]) if "role" in part else None)
+            for part in plain.get("match", ())
+        ),
+        "count": _count(count) if count else None,
+        "alert": _alert(alert) if alert else None,
+    }
+    made.update({name: tuple(plain.get(name, ())) for name in ("sources", "contains", "unless", "ends")})
+    made.update({name: timedelta(seconds=plain[name]) for name in ("lasting", "silence") if name in plain})
+    return LogRule(**made)
+
+
+def _count(plain: Mapping[str, Any]) -> RequiredCount:
+    per = plain.get("per")
+    window = None if per is None else timedelta(seconds=per)
+    return RequiredCount(int(plain["at_least"]), window, bool(plain.get("in_a_row")))
+
+
+def _alert(plain: Mapping[str, Any]) -> RuleAlert:
+    confirm = plain.get("confirm")
+    confirmation = Confirmation(timedelta(seconds=confirm["within"]), tuple(confirm["by"])) if confirm else None
+    return RuleAlert(**{**plain, "labels": dict(plain.get("labels", {})), "confirm": confirmation})

@@ -1,0 +1,23 @@
+"""The times that lines say. A time without a year or a zone is none: whoever reads it would have to guess."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+_ISO = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|UTC|[+-]\d\d:?\d\d)(?![0-9:])")
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def with_zone(text: str) -> datetime | None:
+    """Return the time at the beginning of `text`, in UTC; None where there is none that says date and zone."""
+    match = _ISO.match(text)
+    if match is None:
+        return None
+    day, clock, fraction, zone = match.groups()
+    offset = "+00:00" if zone in ("Z", "UTC") else zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
+    try:
+        at = datetime.fromisoformat(f"{day}T{clock}.{(fraction or '0')[:6]:0<6}{offset}").astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return at if at >= _EARLIEST else None

@@ -1,0 +1,270 @@
+"""Findings over the lines of some streams: which line begins one, which repeats it, and which ends it.
+
+It reads no clock: what lasts (`for`, silence) is counted by the times that it is given, those of the lines and of
+`tick`. What it holds in memory is bounded, and can be kept over a restart together with the place in each stream.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic.errors import TrainmedicError
+from trainmedic.wire import envelope
+from trainmedic_server.domain import finding_codec
+from trainmedic_server.domain.finding import Finding
+from trainmedic_server.domain.finding_codec import FindingUpdate
+from trainmedic_server.logs import observation
+from trainmedic_server.logs.line import Line
+from trainmedic_server.logs.matcher import LineMatch, LineMatcher
+from trainmedic_server.logs.observation import GpuLookup
+from trainmedic_server.logs.rule import UNTIL_ATTEMPT, LogRule, RuleSet
+
+MOST_OPEN = 2_000
+"""Findings that are followed at once; of more, the one that was quiet longest is forgotten."""
+_EVERY = timedelta(seconds=1)
+"""The shortest time between two updates of one finding."""
+
+_Key = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A finding that may be repeated or end."""
+
+    rule: LogRule
+    finding: Finding
+    waiting: list[Finding] = field(default_factory=list)
+    """The first lines, while there are fewer than the rule asks for."""
+    is_told: bool = False
+    has_changed: bool = False
+    told_at: datetime | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        return not self.waiting
+
+
+def _no_gpu(_: str) -> str | None:
+    return None
+
+
+class FindingTracker:
+    """Feeds lines to a set of rules, and keeps the findings. Made for the streams of one node; not for threads."""
+
+    def __init__(self, rule_set: RuleSet, gpu_of: GpuLookup = _no_gpu) -> None:
+        """Raises ValueError or Malformed for a rule that cannot be compiled."""
+        self._gpu_of = gpu_of
+        self._followed: dict[_Key, _Followed] = {}
+        self.lines_taken: Counter[str] = Counter()
+        """Lines by the rule that took them."""
+        self.lines_near: Counter[str] = Counter()
+        """Lines that hold a literal of a rule and none of its patterns, by rule: a wording may have drifted."""
+        self._use(rule_set)
+
+    @property
+    def rule_set(self) -> RuleSet:
+        """The rules that are in force."""
+        return self._rule_set
+
+    def use(self, rule_set: RuleSet) -> None:
+        """Put other rules in force. Findings of rules that are still there go on. Raises as the constructor does, and
+        then changes nothing."""
+        if rule_set != self._rule_set:
+            self._use(rule_set)
+
+    def _use(self, rule_set: RuleSet) -> None:
+        self._matcher = LineMatcher(rule_set)
+        self._rule_set = rule_set
+        rules = rule_set.by_name
+        kept = ((key, followed) for key, followed in self._followed.items() if followed.rule.name in rules)
+        self._followed = {key: replace(followed, rule=rules[followed.rule.name]) for key, followed in kept}
+
+    def feed(self, line: Line) -> list[Finding]:
+        """Take the next line; return findings that begin with it, and those that it ends. Repeats are told by
+        `tick`."""
+        return self.take(line, self._matcher.match(line))
+
+    def take(self, line: Line, match: LineMatch) -> list[Finding]:
+        """Do what `feed` does, with a match that is known already."""
+        if match.near:
+            self.lines_near.update(match.near)
+        done = [over for rule, fields in match.ended for over in self._end(line, rule, fields)]
+        if match.refused:
+            self._break_rows(line, match.refused)
+        if match.rule is not None:
+            self.lines_taken[match.rule.name] += 1
+            began = self._take(match.rule, observation.seen(line, match, self._gpu_of))
+            if began is not None:
+                done.append(began)
+        return done
+
+    def tick(self, now: datetime) -> list[Finding]:
+        """Return what is due by `now`: findings that have lasted as long as their rule asks, and those that have
+        changed since they were told last, each at most once a second. Those whose silence is over are forgotten."""
+        due: list[Finding] = []
+        for key, followed in list(self._followed.items()):
+            finding, rule = followed.finding, followed.rule
+            is_due = followed.told_at is None or now - followed.told_at >= _EVERY
+            if followed.is_counted and not followed.is_told and now - finding.first_at >= rule.lasting:
+                followed.is_told = followed.has_changed = True
+            if followed.is_told and followed.has_changed and is_due:
+                followed.has_changed, followed.told_at = False, now
+                due.append(finding)
+            elif not rule.until and not followed.has_changed and now - finding.last_at > _silence(rule):
+                del self._followed[key]
+        return due
+
+    def changed(self) -> list[Finding]:
+        """Return those that have changed since they were told last, however short that is ago: at the end of a
+        file."""
+        due = [followed for followed in self._followed.values() if followed.is_told and followed.has_changed]
+        for followed in due:
+            followed.has_changed = False
+        return [followed.finding for followed in due]
+
+    # --- beginning and repeating ----------------------------------------------------------------
+
+    def _take(self, rule: LogRule, new: Finding) -> Finding | None:
+        key = _key(rule, new)
+        followed = self._followed.get(key)
+        if followed is not None and _is_past(followed, new.first_at):
+            del self._followed[key]
+            followed = None
+        if followed is None:
+            self._bound()
+            followed = self._followed[key] = _Followed(rule, new, [new] if rule.count else [])
+        elif followed.is_counted:
+            followed.finding = _with(followed.finding, new)
+            followed.has_changed = True
+            return None
+        else:
+            followed.waiting.append(new)
+            followed.finding = new
+        if rule.count is not None and not _count(followed, rule):
+            return None
+        if rule.lasting:
+            return None
+        followed.is_told = True
+        return followed.finding
+
+    def _bound(self) -> None:
+        if len(self._followed) >= MOST_OPEN:
+            quietest = min(self._followed, key=lambda key: self._followed[key].finding.last_at)
+            del self._followed[quietest]
+
+    def _break_rows(self, line: Line, names: tuple[str, ...]) -> None:
+        stream = observation.stream_key(line.origin)
+        for key in [key for key in self._followed if key[0] == stream and key[1] in names]:
+            followed = self._followed[key]
+            if followed.waiting and followed.rule.count is not None and followed.rule.count.in_a_row:
+                del self._followed[key]
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    def _end(self, line: Line, rule: LogRule, fields: Mapping[str, str]) -> list[Finding]:
+        """End the findings of the rule in this stream of whose fields the end says nothing else."""
+        stream, done = observation.stream_key(line.origin), []
+        for key in [key for key in self._followed if key[0] == stream and key[1] == rule.name]:
+            followed = self._followed[key]
+            own = followed.finding.fields
+            if any(own.get(name, value) != value for name, value in fields.items()):
+                continue
+            del self._followed[key]
+            if followed.is_told:
+                last_at = max(followed.finding.last_at, line.at)
+                done.append(replace(followed.finding, is_over=True, last_at=last_at))
+        return done
+
+    # --- over a restart -------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return what is followed, for JSON. It goes with the places up to which the streams were fed."""
+        return {"followed": [_kept(followed) for followed in self._followed.values()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Follow again what another tracker followed when it gave this state. What cannot be read is left out."""
+        entries = state.get("followed")
+        for entry in entries if isinstance(entries, list) else ():
+            try:
+                followed = _restored(entry, self._rule_set)
+            except (TrainmedicError, ValueError, KeyError, TypeError, AttributeError):
+                continue  # of another version, or damaged; the finding begins anew with its next line
+            if followed is not None:
+                self._followed[_key(followed.rule, followed.finding)] = followed
+
+
+def _key(rule: LogRule, finding: Finding) -> _Key:
+    origin = finding.origin
+    attempt = origin.attempt if rule.until == UNTIL_ATTEMPT else None
+    labels = tuple(sorted(finding.labels.items()))
+    return (observation.stream_key(origin), rule.name, finding.role, finding.target.key, attempt, labels)
+
+
+def _is_past(followed: _Followed, at: datetime) -> bool:
+    return not followed.rule.until and at - followed.finding.last_at > _silence(followed.rule)
+
+
+def _silence(rule: LogRule) -> timedelta:
+    per = rule.count.per if rule.count is not None else None
+    return max(rule.silence, rule.lasting, per or timedelta(0))
+
+
+def _count(followed: _Followed, rule: LogRule) -> bool:
+    """Return whether the lines that wait are as many as the rule asks for; then they become one finding."""
+    wanted, waiting = rule.count, followed.waiting
+    assert wanted is not None
+    if wanted.per is not None:
+        newest = waiting[-1].first_at
+        while newest - waiting[0].first_at > wanted.per:
+            waiting.pop(0)
+    if len(waiting) < wanted.at_least:
+        return False
+    finding = waiting[0]
+    for other in waiting[1:]:
+        finding = _with(finding, other)
+    followed.finding, followed.waiting = finding, []
+    return True
+
+
+def _with(finding: Finding, new: Finding) -> Finding:
+    return replace(
+        finding,
+        count=finding.count + new.count,
+        first_at=min(finding.first_at, new.first_at),
+        last_at=max(finding.last_at, new.last_at),
+        ranks=finding.ranks if new.ranks <= finding.ranks else finding.ranks | new.ranks,
+    )
+
+
+def _kept(followed: _Followed) -> dict[str, Any]:
+    return {
+        "finding": _written(followed.finding),
+        "waiting": [_written(each) for each in followed.waiting],
+        "generation": followed.finding.origin.generation,
+        "is_told": followed.is_told,
+        "has_changed": followed.has_changed,
+        "told_at": envelope.write_time(followed.told_at) if followed.told_at else None,
+    }
+
+
+def _written(finding: Finding) -> str:
+    node = finding.origin.node or "unknown"
+    return finding_codec.encode(FindingUpdate(node, "state", 1, finding)).decode()
+
+
+def _restored(entry: Mapping[str, Any], rule_set: RuleSet) -> _Followed | None:
+    finding, *waiting = (_read(text, str(entry["generation"])) for text in [entry["finding"], *entry["waiting"]])
+    rule = rule_set.by_name.get(finding.rule)
+    if rule is None:
+        return None
+    told_at = envelope.read_time(entry["told_at"]) if entry["told_at"] else None
+    return _Followed(rule, finding, waiting, bool(entry["is_told"]), bool(entry["has_changed"]), told_at)
+
+
+def _read(text: str, generation: str) -> Finding:
+    finding = finding_codec.decode(text.encode()).finding
+    return replace(finding, origin=replace(finding.origin, generation=generation))

@@ -1,0 +1,211 @@
+"""From bytes to lines: decoding, prefixes, kernel forms, times, records and blocks."""
+
+# ruff: noqa: E501 (lines stand here as programs print them)
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.unit.logs.reading import NOW, line, lines, origin
+from trainmedic_server.domain.finding import TimeSource
+from trainmedic_server.logs.assembly import PATIENCE, LineAssembler
+from trainmedic_server.logs.line import LONGEST
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+ValueError: no"""
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b"plain", "plain"),
+        (b"\x1b[31mred\x1b[0m and \x1b]0;title\x07bold", "red and bold"),
+        (b"a\x00b\x08c", "abc"),
+        ("größer".encode("latin-1"), "gr\ufffd\ufffder"),
+        (
+            b"\r 10%|#  | 1/10 [00:01<00:09, 1.1s/it]\r 20%|## | 2/10 [00:02<00:08, 1.1s/it]boom",
+            " 20%|## | 2/10 [00:02<00:08, 1.1s/it]boom",
+        ),
+        (b"real message\r 20%|## | 2/10 [00:02]", "real message  20%|## | 2/10 [00:02]"),
+        (b"windows line\r", "windows line"),
+    ],
+)
+def test_a_line_is_what_a_person_would_see(raw: bytes, text: str) -> None:
+    """Colours, NUL, what is no UTF-8 and redrawn bars are gone or replaced."""
+    assert line(raw).text == text
+
+
+def test_a_long_line_is_cut_and_says_so() -> None:
+    """Rules see 8 KiB, however long the line is; the file goes on."""
+    first, second = lines(b"x" * 100_000 + b"\nnext")
+    assert (len(first.text), first.is_cut, second.text, second.is_cut) == (LONGEST, True, "next", False)
+
+
+def test_a_cut_does_not_divide_a_character() -> None:
+    """The last character of a cut line is whole or missing."""
+    assert "\ufffd" not in line("ö" * 9_000).text
+
+
+@pytest.mark.parametrize(
+    ("written", "source", "text", "rank", "local_rank"),
+    [
+        (
+            "[rank3]:[E321 02:07:08.4 ProcessGroupNCCL.cpp:607] x",
+            "training",
+            "[E321 02:07:08.4 ProcessGroupNCCL.cpp:607] x",
+            3,
+            None,
+        ),
+        ("[default2]:[rank10]: Error", "launcher", "Error", 10, 2),
+        ("[default0]:hello", "launcher", "hello", None, 0),
+        (" 7: hello", "slurm", "hello", 7, None),
+        ("12: a list in a training log", "training", "a list in a training log", None, None),
+        ("(RayWorkerWrapper pid=4009, ip=10.0.0.7) hello", "training", "hello", None, None),
+        ("2025-01-01T00:00:00.123456789Z stderr F hello", "training", "hello", None, None),
+        ("[INFO] not a prefix", "training", "[INFO] not a prefix", None, None),
+    ],
+)
+def test_prefixes_are_taken_off(written: str, source: str, text: str, rank: int | None, local_rank: int | None) -> None:
+    """And a rank that one tells goes into the line's origin; none is guessed."""
+    made = line(written, source)
+    assert (made.text, made.origin.rank, made.origin.local_rank) == (text, rank, local_rank)
+
+
+def test_a_rank_that_the_file_tells_is_not_overruled() -> None:
+    """Where the stream has a rank, a prefix in it cannot claim another."""
+    assert line("[rank9]: hello", rank=2).origin.rank == 2
+
+
+def test_a_divided_line_of_a_container_is_joined() -> None:
+    """Kubernetes divides lines at 16 KiB; the parts of each output belong together."""
+    made = lines(
+        "2025-01-01T00:00:00Z stderr P CUDA out \n2025-01-01T00:00:00Z stdout F other\n2025-01-01T00:00:01Z stderr F of memory"
+    )
+    assert [each.text for each in made] == ["other", "CUDA out of memory"]
+    assert made[1].place == 0
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "[6781741.548779] NVRM: x",
+        "[Sun Feb 23 16:24:18 2025] NVRM: x",
+        "kern  :warn  : 2025-01-21T04:41:44,283575+00:00 NVRM: x",
+        "kern  :warn  : [  123.456] NVRM: x",
+        "6,3973,227996636,-;NVRM: x",
+        "4,3973,227996636,-,caller=T123;NVRM: x",
+        "kernel: [16450076.435595] NVRM: x",
+        "<0>[2315424.098863] NVRM: x",
+        "<4>[  12.098863][ T1234] NVRM: x",
+        "Oct 16 20:47:19 host-1 kernel: NVRM: x",
+        "Oct  6 20:47:19 host-1 kernel: [   12.5] NVRM: x",
+        "2025-10-16T20:47:19.123456+02:00 host-1 kernel: NVRM: x",
+        "NVRM: x",
+    ],
+)
+def test_every_form_of_the_kernels_log_is_read(written: str) -> None:
+    """The same text comes out of dmesg with any options, the kernel's buffer, pstore, the journal and syslog."""
+    assert line(written, "kernel").text == "NVRM: x"
+
+
+def test_members_of_a_kernel_record_are_no_lines() -> None:
+    """/dev/kmsg puts them below the text."""
+    assert [each.text for each in lines("6,1,2,-;text\n SUBSYSTEM=pci\n DEVICE=+pci:0", "kernel")] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("written", "source", "at"),
+    [
+        ("kern  :warn  : 2025-01-21T04:41:44,283575+01:00 x", "kernel", datetime(2025, 1, 21, 3, 41, 44, 283575, UTC)),
+        ("2025-01-21T04:41:44Z x", "training", datetime(2025, 1, 21, 4, 41, 44, 0, UTC)),
+        (
+            '{"event": "step", "step": 1, "ts": "2025-01-21T04:41:44.5Z"}',
+            "training",
+            datetime(2025, 1, 21, 4, 41, 44, 500000, UTC),
+        ),
+        ("2024-09-11 17:52:18,030 no zone", "training", None),
+        ("[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] no year", "training", None),
+        ("[Sun Feb 23 16:24:18 2025] no zone", "kernel", None),
+        ("2126-01-21T04:41:44Z the future", "training", None),
+        ("2025-13-41T04:41:44Z no date", "training", None),
+    ],
+)
+def test_a_time_counts_where_it_has_date_and_zone(written: str, source: str, at: datetime | None) -> None:
+    """Any other line has the time at which it was read."""
+    made = line(written, source)
+    assert (made.at, made.time_source) == ((at, TimeSource.LINE) if at else (NOW, TimeSource.ARRIVAL))
+
+
+def test_the_kernels_seconds_count_from_the_boot() -> None:
+    """Where the reader knows when that was."""
+    assembler = LineAssembler(origin("kernel"), booted_at=NOW - timedelta(hours=1))
+    (made,) = assembler.feed(b"[60.5] x", NOW, 0)
+    assert (made.at, made.time_source) == (NOW - timedelta(minutes=59) + timedelta(seconds=0.5), TimeSource.LINE)
+
+
+def test_a_traceback_is_one_line() -> None:
+    """With the exceptions that follow from its own, and with the prefix of its rank taken off."""
+    chained = f"{TRACEBACK}\n\nDuring handling of the above exception, another exception occurred:\n\n{TRACEBACK}"
+    made = lines(f"before\n{chained}\nafter")
+    assert [each.text for each in made] == ["before", chained, "after"]
+    assert (made[1].place, made[1].number) == (7, 2)
+    prefixed = "\n".join(f"[rank3]: {each}" for each in TRACEBACK.split("\n"))
+    assert (line(prefixed).text, line(prefixed).origin.rank) == (TRACEBACK, 3)
+
+
+def test_tracebacks_of_two_ranks_that_are_mixed_are_told_apart() -> None:
+    """Lines of one prefix belong together."""
+    mixed = "\n".join(f"[rank{rank}]: {each}" for each in TRACEBACK.split("\n") for rank in (0, 1))
+    assert [(each.origin.rank, each.text) for each in lines(mixed)] == [(0, TRACEBACK), (1, TRACEBACK)]
+
+
+def test_a_block_waits_no_longer_than_it_may() -> None:
+    """A traceback whose end does not come is given after 5 s; one that has its exception, much sooner."""
+    assembler = LineAssembler(origin())
+    assert assembler.feed(b"Traceback (most recent call last):", NOW, 40) == []
+    assert assembler.oldest_place == 40
+    assert assembler.flush(NOW + PATIENCE / 2) == []
+    assert len(assembler.flush(NOW + PATIENCE)) == 1
+    assert assembler.oldest_place is None
+    for number, each in enumerate(TRACEBACK.split("\n")):
+        assert assembler.feed(each.encode(), NOW, number) == []
+    assert len(assembler.flush(NOW + timedelta(seconds=0.5))) == 1
+
+
+def test_a_block_has_200_lines_and_8_kib_at_most() -> None:
+    """What is longer is divided; of long lines those in the middle are left out, and the end, which says what it was,
+    stays."""
+    made = lines("\n".join(["Traceback (most recent call last):", *["  x"] * 500]))
+    assert len(made) > 1
+    assert max(each.text.count("\n") for each in made) < 200
+    long = "\n".join(["Traceback (most recent call last):", *[f"  {'y' * 200}"] * 90, "ValueError: the end"])
+    (only,) = lines(long)
+    assert len(only.text.encode()) <= LONGEST
+    assert only.text.endswith("ValueError: the end")
+    assert only.is_cut
+
+
+def test_the_launchers_table_is_one_line() -> None:
+    """From its first rule to its last, or from wherever it is seen."""
+    table = (
+        "============================================================\ntrain.py FAILED\n"
+        "------------------------------------------------------------\nFailures:\n  <NO_OTHER_FAILURES>\n"
+        "------------------------------------------------------------\nRoot Cause (first observed failure):\n[0]:\n"
+        "  time      : 2025-05-21_15:43:03\n  host      : w-7\n  rank      : 0 (local_rank: 0)\n"
+        "  exitcode  : -9 (pid: 14750)\n  error_file: <N/A>\n  traceback : Signal 9 (SIGKILL) received by PID 14750\n"
+        "============================================================"
+    )
+    assert [each.text for each in lines(f"before\n{table}\nafter", "launcher")] == ["before", table, "after"]
+    row = "rank      : 4 (local_rank: 4)\nexitcode  : -9 (pid: 208585)\nerror_file: <N/A>"
+    assert line(row, "launcher").text == row
+
+
+def test_the_two_lines_of_an_old_oom_kill_are_one() -> None:
+    """Kernels before 5.0 print both."""
+    pair = "Memory cgroup out of memory: Kill process 4015 (python) score 1923 or sacrifice child\nKilled process 4015 (python) total-vm:32812kB"
+    made = lines("\n".join(f"[12.5] {each}" for each in pair.split("\n")), "kernel")
+    assert [each.text for each in made] == [pair]

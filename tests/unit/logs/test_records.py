@@ -1,0 +1,83 @@
+"""Step lines of the frameworks, read into one form."""
+
+# ruff: noqa: E501 (lines stand here as programs print them)
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from trainmedic_server.logs.records import record_of
+
+
+@pytest.mark.parametrize(
+    ("text", "members"),
+    [
+        ("{'loss': 0.0, 'grad_norm': 2.5, 'learning_rate': 9.7e-06, 'epoch': 0.53}", {"event": "step", "loss": 0.0, "epoch": 0.53}),
+        ("{'loss': '2.5', 'grad_norm': '1e-3', 'learning_rate': '5e-06'}", {"loss": 2.5, "grad_norm": 0.001, "learning_rate": 5e-6}),
+        ("{'eval_loss': 1.5, 'epoch': 1.0}", {"event": "evaluation", "eval_loss": 1.5}),
+        ('{"current_steps": 3200, "loss": 4.4671, "eval_loss": null, "lr": 1e-5}', {"step": 3200, "loss": 4.4671, "learning_rate": 1e-5}),
+        ('{"loss": 2.68, "global_step/max_steps": "1/36", "memory(GiB)": 12.67}', {"step": 1, "gpu_memory_gib": 12.67}),
+        (
+            " iteration        5/   10 | consumed samples:   20 | lm loss: 1.0E+01 | loss scale: 1.0 | grad norm: 6.25 | number of nan iterations:   2 |",
+            {"event": "step", "step": 5, "loss": 10.0, "grad_norm": 6.25, "nan_iterations": 2.0, "consumed_samples": 20.0},
+        ),
+        (
+            "[titan] 2025-01-05 13:49:46,148 - root - INFO - step:  1  loss: 12.2530  memory: 30.6GiB(32.2%)  tps: 1,520  mfu: 1.40%",
+            {"event": "step", "step": 1, "loss": 12.253, "tokens_per_s": 1520.0},
+        ),
+        ('{"event": "exception", "message": "no", "rank": 3}', {"event": "exception", "rank": 3}),
+    ],
+)  # fmt: skip
+def test_step_lines_are_read(text: str, members: dict[str, Any]) -> None:
+    """The members have one name, whoever wrote them."""
+    record = record_of(text)
+    assert record is not None
+    assert {name: record.get(name) for name in members} == members
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'loss': nan, 'epoch': 1}",
+        "{'loss': -inf}",
+        '{"event": "step", "loss": NaN}',
+        '{"event": "step", "loss": "NaN"}',
+        '{"event": "step", "loss": -Infinity}',
+        "{'loss': 'nan'}",
+        " iteration 5/ 10 | lm loss: nan |",
+        "step:  1  loss: nan  memory: 30.6GiB(32.2%)",
+    ],
+)
+def test_what_is_not_finite_is_a_number(text: str) -> None:
+    """So that a rule can ask for it, as JSON or as text."""
+    record = record_of(text)
+    assert record is not None
+    assert not math.isfinite(record["loss"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "{}",
+        '{"a": 1}',
+        "{'loss': ",
+        "{'a': nan}",
+        "{'loss': __import__('os').system('x')}",
+        "{'loss': " + "[" * 500 + "}",
+        '{"loss": ' + "[" * 5000 + "}",
+        '{"loss": ' + "9" * 6000 + "}",
+        "loss: nan",
+        "iteration",
+        '["loss"]',
+        "{'loss': '\\d'}",
+    ],
+)
+def test_any_other_text_is_no_record_and_no_error(text: str) -> None:
+    """Whatever a line holds, it is not evaluated."""
+    record = record_of(text)
+    assert record is None or record.keys() <= {"event", "loss"}
