@@ -12,6 +12,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import queries, schema
+from trainmedic_server.adapters.sql_store.finding_tables import (
+    finding_episodes,
+    finding_excerpts,
+    findings,
+    job_places,
+    kept_jobs,
+)
 from trainmedic_server.adapters.sql_store.schema import (
     alerts,
     events,
@@ -64,6 +71,23 @@ _DELETE_EVENTS = sa.delete(events).where(
         .limit(BATCH)
     )
 )
+_FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
+_IS_KEPT = sa.exists().where(
+    kept_jobs.c.job == findings.c.job,
+    sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
+)
+_OLD_FINDINGS = (
+    sa.select(findings.c.id)
+    .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~_IS_KEPT)
+    .order_by(findings.c.heard_at)
+    .limit(BATCH)
+)
+_DELETE_FINDINGS = (
+    sa.delete(finding_excerpts).where(finding_excerpts.c.finding_id.in_(_FINDING_IDS)),
+    sa.delete(finding_episodes).where(finding_episodes.c.finding_id.in_(_FINDING_IDS)),
+    sa.delete(findings).where(findings.c.id.in_(_FINDING_IDS)),
+)
+_DELETE_PLACES = sa.delete(job_places).where(job_places.c.seen_at < _BEFORE)
 _DELETE_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
 _DELETE_TIME_GAPS = sa.delete(time_gaps).where(time_gaps.c.ended_at < _BEFORE)
 
@@ -92,10 +116,26 @@ def events_before(transaction: SqlTransaction, before: datetime) -> int:
     return transaction.flushed_connection().execute(_DELETE_EVENTS, {"before": before}).rowcount
 
 
+def findings_before(transaction: SqlTransaction, before: datetime) -> int:
+    """Delete findings that are over and of which there is nothing to tell, with their excerpts, unless the job in whose
+    log they stand is kept."""
+    connection = transaction.flushed_connection()
+    ids = [row.id for row in connection.execute(_OLD_FINDINGS, {"before": before})]
+    if ids:
+        for statement in _DELETE_FINDINGS:
+            connection.execute(statement, {"findings": ids})
+    return len(ids)
+
+
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete the nodes not seen since, which no longer count as part of the cluster, and the gaps in the time that
-    ended before; all at once, and not counted."""
+    """Delete the nodes not seen since, which no longer count as part of the cluster, where jobs were before, and the
+    gaps in the time that ended before; all at once, and not counted."""
     connection = transaction.flushed_connection()
     connection.execute(_DELETE_NODES, {"before": before})
     connection.execute(_DELETE_TIME_GAPS, {"before": before})
+    connection.execute(_DELETE_PLACES, {"before": before})
     return 0
+
+
+BATCHES = (runs_before, alerts_before, events_before, findings_before, nodes_before)
+"""Everything that is deleted, in order."""

@@ -1,4 +1,4 @@
-"""The tables of the run store, and how values are written in their columns.
+"""The tables of the run store, but for those of findings (``finding_tables``).
 
 The tables come into being through ``migrations``; a test holds the two together. Every index
 says which question it answers; one that answers none costs each webhook a write.
@@ -6,75 +6,16 @@ says which question it answers; one that answers none costs each webhook a write
 
 from __future__ import annotations
 
-import json
-from datetime import datetime
-from typing import Any
-
 import sqlalchemy as sa
-from pydantic_core import PydanticSerializationError, to_json
-from sqlalchemy.types import TypeDecorator
 
-from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
+from trainmedic_server.adapters.sql_store import finding_tables as finding_tables  # so that they are in the registry
+from trainmedic_server.adapters.sql_store.columns import JsonColumn, Serial, Text, partial_index
+from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColumn
+from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0005"
+HEAD = "0006"
 """The revision of the schema that this code reads and writes."""
-
-_PLAIN = {type(None): None, dict: "{}", list: "[]"}
-
-
-def _encode(value: Any) -> str:
-    try:
-        return to_json(value, inf_nan_mode="constants").decode()
-    except PydanticSerializationError as error:
-        raise TypeError(str(error)) from error
-
-
-class TimeColumn(TypeDecorator[datetime]):
-    """An aware time, as whole microseconds since 1970: sorts, compares and ports without time zones."""
-
-    impl = sa.BigInteger
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> int | None:
-        return None if value is None else microseconds_of(value)
-
-    def process_result_value(self, value: int | None, dialect: sa.Dialect) -> datetime | None:
-        return None if value is None else time_of(value)
-
-
-Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-"""Sorted by its bytes everywhere. PostgreSQL's other orders change with the operating system, and break indexes."""
-
-
-class JsonColumn(TypeDecorator[Any]):
-    """A JSON value as text. Nothing in the store looks inside one."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
-        if not value:
-            return _PLAIN.get(type(value)) or _encode(value)
-        return _encode(value)
-
-    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
-        if value == "{}":
-            return {}
-        return None if value is None else json.loads(value)
-
-
-Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""A number that the database gives; SQLite does so only for a column of exactly INTEGER."""
-
-metadata = sa.MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
 
 alerts = sa.Table(
     "alerts",
@@ -270,12 +211,8 @@ was_started = sa.text(_WAS_STARTED)
 """Conditions in the very words of the partial indexes, as a database needs them to use those."""
 
 
-def _partial(name: str, *columns: Any, where: str, postgresql: str | None = None, unique: bool = False) -> None:
-    sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where), postgresql_where=sa.text(postgresql or where))
-
-
 # a run for an alert that fires again; an alert that lost its end
-_partial("ix_alerts_firing", alerts.c.fingerprint, alerts.c.starts_at, where="resolved_at IS NULL")
+partial_index("ix_alerts_firing", alerts.c.fingerprint, alerts.c.starts_at, where="resolved_at IS NULL")
 # pruning
 sa.Index("ix_alerts_last_heard", alerts.c.last_heard_at)
 sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at)
@@ -287,22 +224,24 @@ sa.Index("ix_runs_alert_name", runs.c.alert_name, runs.c.created_at, runs.c.id)
 sa.Index("ix_runs_playbook", runs.c.playbook, runs.c.created_at, runs.c.id, runs.c.status)
 sa.Index("ix_runs_status", runs.c.status, runs.c.created_at, runs.c.id)
 sa.Index("ix_runs_decision", runs.c.decision, runs.c.created_at, runs.c.id)
-_partial("ix_runs_node", runs.c.node, runs.c.created_at, runs.c.id, where="node IS NOT NULL")
-_partial("ix_runs_gpu", runs.c.gpu, runs.c.created_at, runs.c.id, where="gpu IS NOT NULL")
-_partial("ix_runs_job", runs.c.job, runs.c.created_at, runs.c.id, where="job IS NOT NULL")
+partial_index("ix_runs_node", runs.c.node, runs.c.created_at, runs.c.id, where="node IS NOT NULL")
+partial_index("ix_runs_gpu", runs.c.gpu, runs.c.created_at, runs.c.id, where="gpu IS NOT NULL")
+partial_index("ix_runs_job", runs.c.job, runs.c.created_at, runs.c.id, where="job IS NOT NULL")
 
 # guards: the cooldown of a target; how many were started of late. With the status, though the
 # condition implies it, since SQLite reads an index alone only where that has all it compares
-_partial("ix_runs_cooldown", runs.c.playbook, runs.c.target_key, runs.c.ended_at, runs.c.status, where=_WAS_STARTED)
-_partial("ix_runs_started", runs.c.playbook, runs.c.created_at, runs.c.status, where=_WAS_STARTED)
+partial_index(
+    "ix_runs_cooldown", runs.c.playbook, runs.c.target_key, runs.c.ended_at, runs.c.status, where=_WAS_STARTED
+)
+partial_index("ix_runs_started", runs.c.playbook, runs.c.created_at, runs.c.status, where=_WAS_STARTED)
 # at most one run is open per playbook and target, whoever writes
-_partial("uq_runs_open", runs.c.playbook, runs.c.target_key, where=_IS_OPEN, unique=True)
+partial_index("uq_runs_open", runs.c.playbook, runs.c.target_key, where=_IS_OPEN, unique=True)
 # what a new start has to go on with
-_partial("ix_runs_unfinished", runs.c.created_at, runs.c.id, where="unfinished = 1", postgresql="unfinished")
+partial_index("ix_runs_unfinished", runs.c.created_at, runs.c.id, where="unfinished = 1", postgresql="unfinished")
 
 # whose reply this is
-_partial("ix_steps_command", steps.c.command_id, where="command_id IS NOT NULL")
-_partial("ix_steps_undo_command", steps.c.undo_command_id, where="undo_command_id IS NOT NULL")
+partial_index("ix_steps_command", steps.c.command_id, where="command_id IS NOT NULL")
+partial_index("ix_steps_undo_command", steps.c.undo_command_id, where="undo_command_id IS NOT NULL")
 
 # the breaker's count
 sa.Index("ix_touched_nodes_at", touched_nodes.c.at, touched_nodes.c.node)
@@ -310,4 +249,4 @@ sa.Index("ix_touched_nodes_at", touched_nodes.c.at, touched_nodes.c.node)
 sa.Index("ix_orders_run", orders.c.run_id)
 sa.Index("ix_events_run", events.c.run_id, events.c.seq)
 # pruning
-_partial("ix_events_of_no_run", events.c.at, where="run_id IS NULL")
+partial_index("ix_events_of_no_run", events.c.at, where="run_id IS NULL")

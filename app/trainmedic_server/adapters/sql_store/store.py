@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, postgresql, prune, revision, schema
-from trainmedic_server.adapters.sql_store.history import SqlHistory
+from trainmedic_server.adapters.sql_store.finding_history import SqlFindingHistory
 from trainmedic_server.adapters.sql_store.leadership import Leadership, end_process
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.writer import Committer, StoreWriter
@@ -47,8 +47,8 @@ class StoreLock(Protocol):
     def release(self) -> None: ...
 
 
-class SqlStore(SqlHistory, RunStore):
-    """`ports.store.RunStore` and `ports.store.History` on a database. Made by `open`."""
+class SqlStore(SqlFindingHistory, RunStore):
+    """`ports.store.RunStore`, and reading of the history and of findings, on a database. Made by `open`."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class SqlStore(SqlHistory, RunStore):
 
     async def prune(self, older_than: datetime) -> int:
         pruned = 0
-        for batch in (prune.runs_before, prune.alerts_before, prune.events_before, prune.nodes_before):
+        for batch in prune.BATCHES:
             while deleted := await self._transact(partial(batch, before=older_than)):
                 pruned += deleted if batch is prune.runs_before else 0
                 if deleted < prune.BATCH:

@@ -15,6 +15,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import database, mapping, queries, statements
+from trainmedic_server.adapters.sql_store.findings import SqlFindings
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
@@ -84,6 +85,16 @@ class SqlTransaction(Transaction):
         send_shared(self._connection, self._flush, self._shared)
         self._send_own()
         self._cache.forget()
+        return self._connection
+
+    @property
+    def findings(self) -> SqlFindings:
+        return SqlFindings(self._guarded_connection)
+
+    def _guarded_connection(self) -> sa.Connection:
+        """Return the connection, for statements on tables for which nothing waits and nothing is remembered."""
+        if self._savepoint is None:
+            self._savepoint = self._connection.begin_nested()
         return self._connection
 
     def _send_own(self) -> None:

@@ -1,0 +1,104 @@
+"""`ports.findings.FindingHistory`: reading findings, page by page as the history of runs. Who calls it: ``store``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store import finding_rows, history_cursor
+from trainmedic_server.adapters.sql_store.columns import TimeColumn
+from trainmedic_server.adapters.sql_store.finding_tables import finding_episodes, finding_excerpts, findings
+from trainmedic_server.adapters.sql_store.findings import KEPT_JOBS
+from trainmedic_server.adapters.sql_store.history import SqlHistory
+from trainmedic_server.domain.known_finding import KeptJob, KnownFinding
+from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
+
+_MOST_OF_ALERTS = 200
+
+
+class SqlFindingHistory(SqlHistory, FindingHistory):
+    """The history of runs, and that of findings."""
+
+    async def findings_page(
+        self, matching: FindingFilter, limit: int, cursor: str | None
+    ) -> tuple[list[KnownFinding], str | None]:
+        before = history_cursor.decode(cursor) if cursor is not None else None
+        page = await self._read(lambda connection: _page(connection, matching, limit + 1, before))
+        if len(page) <= limit:
+            return page, None
+        last = page[limit - 1]
+        return page[:limit], history_cursor.encode(last.heard_first_at, last.id)
+
+    async def finding(self, finding_id: str) -> FindingRecord | None:
+        return await self._read(lambda connection: _record(connection, finding_id))
+
+    async def findings_of_alerts(self, fingerprints: Collection[str]) -> list[KnownFinding]:
+        statement = (
+            sa.select(findings)
+            .where(findings.c.fingerprint.in_(list(fingerprints)[:_MOST_OF_ALERTS]))
+            .order_by(findings.c.heard_first_at.desc(), findings.c.id.desc())
+            .limit(_MOST_OF_ALERTS)
+        )
+        newest_first = await self._read(lambda connection: _findings(connection, statement))
+        return newest_first[::-1]
+
+    async def kept_jobs(self) -> list[KeptJob]:
+        return await self._read(
+            lambda connection: [finding_rows.kept_job_of(row) for row in connection.execute(KEPT_JOBS)]
+        )
+
+
+def findings_select(matching: FindingFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
+    """Return the findings of one page, newest first; `before` is where the page above ended."""
+    columns = findings.c
+    statement = sa.select(findings).order_by(columns.heard_first_at.desc(), columns.id.desc()).limit(limit)
+    if matching.job is not None:
+        statement = statement.where(columns.job == matching.job)
+    if matching.rule is not None:
+        statement = statement.where(columns.rule == matching.rule)
+    if matching.role is not None:
+        statement = statement.where(columns.role == matching.role.value)
+    if matching.node is not None:
+        was_read_there = sa.exists().where(
+            finding_episodes.c.finding_id == columns.id, finding_episodes.c.node == matching.node
+        )
+        statement = statement.where(sa.or_(columns.node == matching.node, was_read_there))
+    if matching.since is not None:
+        statement = statement.where(sa.or_(columns.last_at >= matching.since, columns.heard_at >= matching.since))
+    if matching.suspected is not None:
+        statement = statement.where(columns.is_suspected if matching.suspected else sa.not_(columns.is_suspected))
+    if matching.open is not None:
+        statement = statement.where(columns.ended_at.is_(None) if matching.open else columns.ended_at.is_not(None))
+    if before is not None:
+        heard_first_at, finding_id = before
+        last = sa.tuple_(sa.literal(heard_first_at, TimeColumn), sa.literal(finding_id))
+        statement = statement.where(sa.tuple_(columns.heard_first_at, columns.id) < last)
+    return statement
+
+
+def _page(
+    connection: sa.Connection, matching: FindingFilter, limit: int, before: tuple[datetime, str] | None
+) -> list[KnownFinding]:
+    return _findings(connection, findings_select(matching, limit, before))
+
+
+def _findings(connection: sa.Connection, statement: sa.Select[Any]) -> list[KnownFinding]:
+    return [finding_rows.finding_of(row) for row in connection.execute(statement)]
+
+
+def _record(connection: sa.Connection, finding_id: str) -> FindingRecord | None:
+    known = next(iter(_findings(connection, sa.select(findings).where(findings.c.id == finding_id))), None)
+    if known is None:
+        return None
+    excerpts = connection.execute(
+        sa.select(finding_excerpts)
+        .where(finding_excerpts.c.finding_id == finding_id)
+        .order_by(finding_excerpts.c.first_at, finding_excerpts.c.node, finding_excerpts.c.id)
+    )
+    kept = [finding_rows.kept_job_of(row) for row in connection.execute(KEPT_JOBS)]
+    job, attempt = known.target.job or known.origin.job, known.origin.attempt
+    is_kept = any(each.job == job and (None in (each.attempt, attempt) or each.attempt == attempt) for each in kept)
+    return FindingRecord(known, tuple(finding_rows.excerpt_of(row) for row in excerpts), is_kept)

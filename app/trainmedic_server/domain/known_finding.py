@@ -1,0 +1,212 @@
+"""A finding as the server knows it: what all streams say of one thing that a rule has found about one target.
+
+Its identity is the rule, the target and the rule's own labels, and never the rank: of 512 ranks that print the same,
+there is one. Each stream speaks of its own *episode*, by an id of its own, and says all that it knows with each update,
+so an update that comes twice, or late, changes nothing.
+
+Pure. Who calls it: ``engine.finding_intake``. Not here: when somebody is told (``engine.finding_alerts``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from trainmedic_server.domain.finding import CauseClass, Excerpt, Finding, Origin, Role, TimeSource
+from trainmedic_server.domain.finding_codec import MOST_RANKS
+from trainmedic_server.domain.target import Target
+
+
+class FindingEnd(StrEnum):
+    """Why a finding is over."""
+
+    ENDED = "ended"
+    """The rule's end was read in every stream that spoke of it."""
+    SILENCE = "silence"
+    """No line came for as long as the rule says."""
+    BOOT = "boot"
+    """The node was booted again."""
+    ATTEMPT = "attempt"
+    """The job's next attempt makes progress, or the job has ended."""
+    UNCONFIRMED = "unconfirmed"
+    """Nothing confirmed it in time."""
+    FORGOTTEN = "forgotten"
+    """The node is not known any more."""
+
+
+class EpisodeKey(NamedTuple):
+    """Which stream of which node speaks, and from which line on."""
+
+    node: str
+    id: str
+    """`Finding.id`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What one stream has said so far."""
+
+    key: EpisodeKey
+    finding_id: str
+    count: int
+    """Lines so far, by its latest update."""
+    counted_before: int = 0
+    """Those of them that count for an earlier finding, which was over."""
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FindingAlert:
+    """The alert that a finding raises."""
+
+    labels: Mapping[str, str]
+    """All of them; they stay what they were when the finding began, for by them it is known."""
+    fingerprint: str
+    starts_at: datetime
+    summary: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFinding:
+    """One finding. Times are aware UTC."""
+
+    id: str
+    rule: str
+    role: Role
+    cause: CauseClass
+    target: Target
+    origin: Origin
+    """Of the first line that was heard of; its job is one that is known to be there, or None."""
+    line: str
+    first_at: datetime
+    last_at: datetime
+    """Of the first and the last line, by the clocks of the nodes."""
+    heard_first_at: datetime
+    heard_at: datetime
+    """When the server heard of it first, and last."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+    ranks: frozenset[int] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    """On which nodes its lines were read."""
+    count: int = 0
+    time_source: TimeSource = TimeSource.ARRIVAL
+    clock_error: float = 0.0
+    """Seconds, of the node where the first line was read."""
+    shape: str = ""
+    is_printed: bool = False
+    """Whoever trains could have printed it. Then it can be about a job; that it stands on a node proves nothing."""
+    ended_at: datetime | None = None
+    """When it was over; None while it is not."""
+    ended_because: FindingEnd | None = None
+    is_suspected: bool = False
+    """Its rule asks for a confirmation, which has not come."""
+    confirmed_by: str = ""
+    """The rule or alert that has confirmed it."""
+    alert: FindingAlert | None = None
+    no_alert_because: str = ""
+    """Why it raises none, for a person; empty where it raises one."""
+    tell_at: datetime | None = None
+    """When its alert is to be told next; None where there is nothing to tell."""
+
+    @property
+    def key(self) -> str:
+        """Its identity: the same of two findings that are about the same."""
+        return identity_of(self.rule, self.target, self.labels)
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownExcerpt:
+    """The lines around the first line of one stream's episode."""
+
+    finding_id: str
+    key: EpisodeKey
+    source: str
+    stream: str
+    rank: int | None
+    first_at: datetime
+    excerpt: Excerpt
+
+
+@dataclass(frozen=True, slots=True)
+class KeptJob:
+    """What is known of a job is not deleted, however old it is."""
+
+    job: str
+    attempt: int | None
+    """None for all of the job's attempts."""
+    by: str
+    at: datetime
+    note: str = ""
+
+
+class JobPlace(NamedTuple):
+    """A job was on a node."""
+
+    job: str
+    node: str
+
+
+def identity_of(rule: str, target: Target, labels: Mapping[str, str]) -> str:
+    """What two findings have in common that are about the same: 32 hexadecimal digits."""
+    parts = json.dumps([rule, target.key, sorted(labels.items())])
+    return hashlib.sha256(parts.encode(errors="backslashreplace")).hexdigest()[:32]
+
+
+def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
+    """What is known of a finding of which nothing was heard before; `taken` adds what the update counts."""
+    return KnownFinding(
+        id=finding_id,
+        rule=finding.rule,
+        role=finding.role,
+        cause=finding.cause,
+        target=finding.target,
+        origin=finding.origin,
+        line=finding.line,
+        first_at=finding.first_at,
+        last_at=finding.last_at,
+        heard_first_at=now,
+        heard_at=now,
+        labels=finding.labels,
+        fields=finding.fields,
+        time_source=finding.time_source,
+        clock_error=finding.clock_error,
+        shape=finding.shape,
+    )
+
+
+def taken(
+    known: KnownFinding, before: Episode | None, key: EpisodeKey, finding: Finding, now: datetime
+) -> tuple[KnownFinding, Episode]:
+    """What is known after an update of an episode, and the episode. The same update again changes nothing."""
+    earlier = before or Episode(key, known.id, 0)
+    if earlier.finding_id != known.id:  # what it belonged to was over, and it goes on
+        earlier = Episode(key, known.id, earlier.count, counted_before=earlier.count)
+    news = max(finding.count - earlier.count, 0)
+    episode = replace(earlier, count=earlier.count + news, is_over=earlier.is_over or finding.is_over)
+    merged = replace(
+        known,
+        first_at=min(known.first_at, finding.first_at),
+        last_at=max(known.last_at, finding.last_at),
+        ranks=_united(known.ranks, finding.ranks),
+        nodes=known.nodes | {key.node},
+        count=known.count + news,
+    )
+    if before is not None and merged == known and episode == before:
+        return known, before
+    return replace(merged, heard_at=now), episode
+
+
+def _united(ranks: frozenset[int], others: frozenset[int]) -> frozenset[int]:
+    union = ranks | others
+    return union if len(union) <= MOST_RANKS else ranks
