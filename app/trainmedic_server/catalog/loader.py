@@ -33,6 +33,8 @@ MOST_ENTRIES = 10_000
 """Names in a directory of playbooks; what has more is some other directory."""
 TEST_SUFFIX = "_test"
 """``<name>_test.yaml`` beside a playbook holds its tests."""
+LOG_RULE = "log_rule"
+"""The key that makes a document a log rule, and no playbook."""
 _ENDINGS = (".yaml", ".yml")
 
 log = telemetry.logger(__name__)
@@ -64,6 +66,8 @@ def load(
     playbooks: list[YamlPlaybook] = []
     in_doubt, allowance = bool(problems), Allowance()
     for document in documents:
+        if isinstance(document.value, dict) and LOG_RULE in document.value:
+            continue  # of ``log_rule_library``, which reads the same folders
         made = _compiled(document, actions, identity, None if in_doubt else attached, allowance)
         if isinstance(made, list):
             problems.extend(made)

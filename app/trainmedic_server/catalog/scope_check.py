@@ -51,7 +51,7 @@ def check(tree: nodes.Template, scope: VisibleNames, text: str) -> list[str]:
     unknown = template_syntax.free_names(tree, text) - set(scope.names)
     wrong = [_unknown_name(name, scope, text) for name in sorted(unknown)]
     assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
-    for parts in _chains(tree):
+    for parts in chains(tree):
         if parts[0] not in assigned:
             mistake = _unknown_member(parts, scope)
             if mistake is not None and mistake not in wrong:
@@ -69,7 +69,7 @@ def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
     return f"there is no name {name!r} here{hint}"
 
 
-def _chains(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
+def chains(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
     """Yield each ``name.member.member`` in the tree, as far as its members are written out."""
     for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
         parts = _chain(node)

@@ -44,6 +44,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "pause": _CommandEntry("operations", "Stop new repairs; undo still runs."),
     "resume": _CommandEntry("operations", "Allow new repairs again."),
     "playbook": _CommandEntry("playbook", "Check, explain and test playbooks, without a server."),
+    "logs": _CommandEntry("logs", "Check, explain and test log rules, without a server."),
     "key": _CommandEntry("key", "Print the signing key of one job or node."),
     "completion": _CommandEntry("completion", "Print the completion script of a shell."),
 }

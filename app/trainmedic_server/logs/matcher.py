@@ -10,7 +10,7 @@ then the others, and last the general ones; among equals the order of names deci
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainmedic_server import errors
@@ -52,7 +52,7 @@ class LineMatch:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """What the pattern's groups took; of a record, all that it says."""
     near: tuple[str, ...] = ()
-    """Rules one of whose literals is in the line, and none of whose patterns: perhaps a wording that drifted."""
+    """Rules one of whose literals is in a line that no pattern of any rule knows: perhaps a wording that drifted."""
     start: int = 0
     """The character of the text at which the pattern was found."""
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
@@ -106,9 +106,8 @@ class _SourceRules:
         for ready in rules:
             if ready.rule.record:
                 self.over_records.setdefault(ready.rule.record, []).append(ready)
-            else:
-                for literal in ready.rule.contains:
-                    by_literal.setdefault(literal, []).append(ready)
+            for literal in ready.rule.contains:
+                by_literal.setdefault(literal, []).append(ready)
         self.literals = LiteralSet(tuple(by_literal))
         self._by_literal = list(by_literal.values())
 
@@ -154,25 +153,29 @@ class LineMatcher:
         return rules
 
     def _match_text(self, candidates: list[_ReadyRule], text: bytes, line: Line) -> LineMatch:
-        near, ended, taken = [], [], LineMatch()
+        near, ended, taken, is_known = [], [], LineMatch(), False
         for ready in candidates:
             over = _ended(ready, text)
             if over is not None:
                 ended.append((ready.rule, over))
                 continue
             match = ready.matched(text)
-            if match is None or ready.is_excepted(text):
-                if match is None:
-                    near.append(ready.rule.name)
+            if match is None:
+                near.append(ready.rule.name)
                 continue
-            if taken.rule is not None:
-                continue
-            found, role = match
-            fields = {name: value[:LONGEST_FIELD] for name, value in found.groups.items()}
-            if ready.holds(fields, line.origin.source):
-                start = len(text[: found.start].decode(errors="replace"))
-                taken = LineMatch(ready.rule, role, fields, start=start)
-        return LineMatch(taken.rule, taken.role, taken.fields, tuple(near), taken.start, tuple(ended))
+            is_known = True
+            if taken.rule is None and not ready.is_excepted(text):
+                taken = self._taken(ready, *match, text, line)
+        if is_known or ended:
+            near = []  # somebody knows the wording, also where it then does not count
+        return replace(taken, near=tuple(near), ended=tuple(ended))
+
+    def _taken(self, ready: _ReadyRule, found: Found, role: Role, text: bytes, line: Line) -> LineMatch:
+        fields = {name: value[:LONGEST_FIELD] for name, value in found.groups.items()}
+        # Of a rule over records the condition is asked of those.
+        if not (ready.rule.record or ready.holds(fields, line.origin.source)):
+            return _NOTHING
+        return LineMatch(ready.rule, role, fields, start=len(text[: found.start].decode(errors="replace")))
 
     def _match_record(self, rules: _SourceRules, line: Line, record: Mapping[str, Any]) -> LineMatch:
         refused: list[str] = []

@@ -85,9 +85,10 @@ class LogRule:
     match: tuple[LinePattern, ...] = ()
     unless: tuple[str, ...] = ()
     when: str = ""
-    """An expression over ``fields`` and ``source``; empty where every line that matches counts."""
+    """An expression over ``fields`` and ``source``; empty where every line that matches counts. Of a rule with
+    `record` it is asked of records alone."""
     record: str = ""
-    """The event of the records that it takes, such as ``step``; empty for a rule over text."""
+    """The event of the records that it takes, such as ``step``; empty for a rule over text alone."""
     is_general: bool = False
     """It takes a line only where no other rule does."""
     gpu: str = ""

@@ -1,4 +1,5 @@
-"""Checks playbooks, and the files with their tests, without a server. Who calls it: ``cli.playbook``."""
+"""Checks playbooks and log rules, and the files with their tests, without a server. Who calls it: ``cli.playbook`` and
+``cli.logs``."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from pathlib import Path
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
+from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.simulation import suite_format
 
@@ -32,6 +35,15 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
     for path in tests:
         problems.extend(suite_format.read(path)[1])
     return CheckResult(tuple(library.all()), tuple(sorted(set(problems))))
+
+
+def check_log_rules(roots: Sequence[Path]) -> tuple[RuleSet, tuple[FileProblem, ...]]:
+    """Return the log rules in directories or files, and what is wrong with them and with the form of their tests."""
+    tests = test_files(roots)
+    library = LogRuleLibrary([root for root in roots if root not in tests])
+    library.reload()
+    problems = [*library.problems, *(problem for path in tests for problem in suite_format.read(path)[1])]
+    return library.rule_set, tuple(sorted(set(problems)))
 
 
 def test_files(roots: Iterable[Path]) -> list[Path]:

@@ -1,0 +1,126 @@
+"""``trainmedic logs``: checks, explains and tests log rules without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.catalog import log_rule_roots
+from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
+from trainmedic_server.catalog.schema import log_rule_schema
+from trainmedic_server.cli import exits
+from trainmedic_server.domain.plain_text import json_text, visible
+from trainmedic_server.logs.rule import RuleSet
+from trainmedic_server.simulation.check import check_log_rules
+from trainmedic_server.simulation.log_lines import LineExplanation
+from trainmedic_server.simulation.log_lines import explain as explain_lines
+
+_paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
+_rules = click.option(
+    "--rules",
+    "paths",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Where the rules are; can be repeated.",
+)
+
+
+@click.group()
+def logs() -> None:
+    """Check, explain and test log rules, without a server.
+
+    Without a PATH the rules are those of TRAINMEDIC_LOG_RULES, else those that come with Trainmedic.
+    """
+    # The command's output says better what the catalog would log.
+    telemetry.configure_logging("CRITICAL")
+
+
+@logs.command()
+@_paths
+def check(paths: Sequence[Path]) -> None:
+    """Check log rules and the form of their tests.
+
+    Each mistake is told with file, line and column. Ends with 1 where there is one.
+    """
+    rules, problems = check_log_rules(_roots(paths))
+    for problem in problems:
+        click.echo(visible(str(problem), keep="\n"))
+    if problems:
+        raise exits.Failure(_count(len(problems), "mistake"))
+    click.echo(f"{_count(len(rules.rules), 'log rule')}, no mistake.")
+
+
+@logs.command()
+def schema() -> None:
+    """Print the JSON Schema of log rules, for editors.
+
+    \b
+    trainmedic logs schema > log-rule.schema.json
+    and on top of a file of rules:
+    # yaml-language-server: $schema=log-rule.schema.json
+    """
+    click.echo(json.dumps(log_rule_schema(), indent=2))
+
+
+@logs.command()
+@click.argument("file", metavar="FILE", type=click.File("rb"))
+@click.option(
+    "--source",
+    default="training",
+    show_default=True,
+    metavar="NAME",
+    help="Whose lines they are: training, launcher, slurm, kernel, fabric-manager, or a name of your own.",
+)
+@_rules
+@click.option("--matched", is_flag=True, help="Only lines that a rule takes, ends with, or nearly takes.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def explain(file: BinaryIO, source: str, paths: Sequence[Path], matched: bool, output: str) -> None:
+    """Say of each line of a log which rule takes it, with which fields, and which rules come near.
+
+    FILE is a log as its program wrote it; - reads standard input. A rule comes near where its literal is in the line
+    and its pattern is not. JSON is one object for each line.
+    """
+    for line in explain_lines(file, source, _loaded(paths), SystemClock().now()):
+        if matched and line.match.rule is None and not line.match.near and not line.match.ended:
+            continue
+        click.echo(json_text(line.as_data()) if output == "json" else _shown(line))
+
+
+def _shown(line: LineExplanation) -> str:
+    match = line.match
+    said = f"{match.rule.name} ({match.role}, {match.rule.cause})" if match.rule else "-"
+    if match.rule and match.fields:
+        said += " " + json_text(line.as_data()["fields"])
+    said += "".join(f" ends {rule.name}" for rule, _ in match.ended)
+    said += f" near {', '.join(match.near)}" if match.near else ""
+    first = line.text.partition("\n")[0]
+    return visible(f"{line.number:>6}  {said}  | {first[:160]}")
+
+
+def _loaded(paths: Sequence[Path]) -> RuleSet:
+    library = LogRuleLibrary(_roots(paths))
+    library.reload()
+    for problem in library.problems:
+        click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
+    if not library.rule_set.rules:
+        raise exits.InvalidInput("There are no log rules there.")
+    return library.rule_set
+
+
+def _roots(paths: Sequence[Path]) -> list[Path]:
+    roots = log_rule_roots.roots(paths, os.environ)
+    if not roots:
+        raise exits.InvalidInput("There are no log rules; name their folder.")
+    return roots
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
